@@ -1,0 +1,1 @@
+"""Data sets: generated ones that ship with the package, and loaders for what users have."""

@@ -1,0 +1,65 @@
+"""What a caller asks for: a prompt, its media, who asks, and how the answer is to be made."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Modality = Literal["image", "audio", "video"]
+
+DEFAULT_PARTITION = "default"
+
+
+@dataclass(frozen=True)
+class Media:
+    """One picture, sound or clip, as the bytes it came in (an encoded file: PNG, JPEG, WAV...).
+
+    Two media are the same if their bytes are: re-encoding a picture makes another medium.
+    """
+
+    data: bytes = field(repr=False)
+    modality: Modality = "image"
+    name: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the bytes, 64 hexadecimal digits."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. Greedy unless `temperature` is above zero."""
+
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    num_beams: int = 1
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request on its way through the cache.
+
+    prompt     the text the model is given, template applied, media placeholders included
+    chunk      the text the levels compare (`chunk_source` picks it; the prompt if nothing does)
+    media      in the order of their placeholders
+    partition  tenant: entries, scores and statistics never cross it
+    token_ids  filled in by the engine, one entry a token, media expanded
+    metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
+    """
+
+    id: str
+    prompt: str
+    chunk: str
+    media: tuple[Media, ...] = ()
+    partition: str = DEFAULT_PARTITION
+    sampling: Sampling = Sampling()
+    token_ids: tuple[int, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
