@@ -1,0 +1,1 @@
+"""What runs the model: `transformers` in this process, or vLLM."""

@@ -1,0 +1,86 @@
+"""The seam of an engine: prepare a request, run it from a given state, hand back the state it computed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.identity import Span
+from dejakv.request import Media, Request, Sampling
+from dejakv.store.base import Chunk, Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...)."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    inputs: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Start:
+    """State to begin from: the KV of the first `tokens` tokens, exact for them. `chunk.tensor` may hold more tokens.
+
+    What an engine does with it: compute tokens `tokens..n-1` only. `tokens` is at most `n - 1`.
+    """
+
+    chunk: Chunk
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came out and what it took.
+
+    computed_tokens  prompt tokens (rows) that went through the decoder; for blend the mean over layers, rounded up
+    encoder_runs     pictures that went through the tower
+    capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
+                     costs a copy: call it after the answer
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    computed_tokens: int
+    encoder_runs: int = 0
+    ttft_s: float = 0.0
+    latency_s: float = 0.0
+    inject_s: float = 0.0
+    bytes_loaded: int = 0
+    capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Engine(Protocol):
+    """`epoch` fingerprints weights, tokenizer, processor, dtype and KV layout (see identity)."""
+
+    name: str
+    epoch: str
+
+    def prepare(self, request: Request) -> Prepared: ...
+
+    def run(
+        self,
+        prepared: Prepared,
+        *,
+        start: Start | None = None,
+        sampling: Sampling | None = None,
+        on_token: Callable[[int, str], None] | None = None,
+    ) -> Completion: ...
+
+    def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Input embeddings `[tokens, hidden]` float32, without running the decoder."""
+        ...
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
+        ...
+
+    def embed_image(self, media: Media) -> NDArray[np.float32]:
+        """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
+        ...

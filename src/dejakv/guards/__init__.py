@@ -1,0 +1,1 @@
+"""May this donor be trusted? One reason to say no per file."""

@@ -1,0 +1,32 @@
+"""The seam of a guard: it looks at a request, a donor and how they matched, and accepts, rejects or abstains."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dejakv.levels.base import Match
+from dejakv.request import Request
+from dejakv.store.base import ChunkMeta
+
+Decision = Literal["accept", "reject", "abstain"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision, who made it and why, in words for a log."""
+
+    decision: Decision
+    guard: str
+    reason: str
+
+
+class Guard(Protocol):
+    """`observe` hands back what full computation would have said, for guards that learn; most ignore it.
+
+    A guard that raises counts as a rejection with the error as its reason.
+    """
+
+    name: str
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict: ...
+
+    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None: ...

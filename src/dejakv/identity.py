@@ -1,0 +1,91 @@
+"""Who a piece of state belongs to and what it is the state of. The only place that builds keys.
+
+A key carries the partition (tenant), the epoch (a fingerprint of everything that makes the same tokens give the same
+state: weights, adapter, tokenizer, processor, dtype, engine layout) and the content. Change any and nothing old is found.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dejakv.request import Media
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one medium's tokens stand in the prompt: `[start, start + length)`, and what medium it is."""
+
+    start: int
+    length: int
+    digest: str
+
+
+def digest_of(*parts: str | bytes) -> str:
+    """SHA-256 over the parts, each preceded by its length, so that no two lists of parts collide by concatenation."""
+    sha = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        sha.update(len(data).to_bytes(8, "little"))
+        sha.update(data)
+    return sha.hexdigest()
+
+
+def epoch_of(parts: Mapping[str, object]) -> str:
+    """The fingerprint of named parts (JSON-able values), 32 hexadecimal digits; the order of names does not matter."""
+    return digest_of(json.dumps(parts, sort_keys=True, default=str))[:32]
+
+
+def media_key(media: Iterable[Media]) -> str:
+    """One key for a prompt's media in their order; empty for a prompt without media."""
+    digests = [item.digest for item in media]
+    return digest_of(*digests)[:32] if digests else ""
+
+
+def exact_key(partition: str, epoch: str, token_ids: Sequence[int], media_digests: Iterable[str]) -> str:
+    """The identity of a prompt's state, 40 hexadecimal digits. It serves as the id of the chunk that holds the state."""
+    return digest_of("exact", partition, epoch, _token_bytes(token_ids), *media_digests)[:40]
+
+
+def block_hashes(
+    partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), block_tokens: int = BLOCK_TOKENS
+) -> list[str]:
+    """Chained hashes of the full blocks of a prompt, so that equal hashes mean equal prefixes.
+
+    A medium counts from the block its first token stands in: two prompts with other pictures share no block from there.
+    """
+    chain = digest_of("prefix", partition, epoch, str(block_tokens))
+    hashes: list[str] = []
+    for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
+        stop = start + block_tokens
+        inside = [
+            f"{span.start}:{span.digest}" for span in spans if span.start < stop and span.start + span.length > start
+        ]
+        chain = digest_of(chain, _token_bytes(token_ids[start:stop]), *inside)
+        hashes.append(chain[:40])
+    return hashes
+
+
+def common_prefix(
+    left: Sequence[int], right: Sequence[int], left_spans: Sequence[Span] = (), right_spans: Sequence[Span] = ()
+) -> int:
+    """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
+    limit = min(len(left), len(right))
+    for one, other in zip(left_spans, right_spans, strict=False):
+        if one != other:
+            limit = min(limit, one.start, other.start)
+            break
+    else:
+        extra = left_spans[len(right_spans) :] or right_spans[len(left_spans) :]
+        if extra:
+            limit = min(limit, extra[0].start)
+    for position in range(limit):
+        if left[position] != right[position]:
+            return position
+    return limit
+
+
+def _token_bytes(token_ids: Sequence[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in token_ids)

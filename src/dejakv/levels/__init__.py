@@ -1,0 +1,1 @@
+"""Ways to find a donor, one a file, in the order of cost."""

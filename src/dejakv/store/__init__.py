@@ -1,0 +1,1 @@
+"""Where chunks of computed state are kept, with byte budgets and eviction."""

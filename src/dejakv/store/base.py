@@ -1,0 +1,112 @@
+"""The seam of a store, and what it stores: a chunk, the computed state of one prompt."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.identity import Span
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Raw tensor data without a framework.
+
+    data   C-contiguous array of the element size of `dtype` (bfloat16 as uint16 bit patterns); may be a memory map
+    dtype  safetensors name: "F32", "BF16", "F16", "U8", "I64"
+    """
+
+    data: NDArray[Any]
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+
+@dataclass(frozen=True)
+class ChunkMeta:
+    """All that is known of a chunk without its tensor. What levels and guards need to be rebuilt after a restart.
+
+    id       `identity.exact_key` of the prompt
+    space    the levels' space it is indexed in (`Query.space`)
+    vectors  latent and text vectors by layer, so that a restart embeds nothing again
+    embedder fingerprint of what made the vectors; other embedders' vectors are ignored
+    answer   what the model said, if kept (reports and guards compare it); never served from here
+    """
+
+    id: str
+    partition: str
+    epoch: str
+    token_ids: tuple[int, ...]
+    prompt: str
+    chunk: str
+    space: str = ""
+    spans: tuple[Span, ...] = ()
+    kind: str = "kv"
+    embedder: str = ""
+    vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
+    answer: str | None = None
+    created: float = 0.0
+    nbytes: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """State of a prompt. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as the model
+    cached it (rotated for positions 0..tokens-1)."""
+
+    meta: ChunkMeta
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """Counters since the store was opened; `entries` and `bytes` are what it holds now."""
+
+    entries: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    puts: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    evictions: Mapping[str, int] = field(default_factory=dict[str, int])
+    corrupt: int = 0
+
+
+class Store(Protocol):
+    """Thread-safe. Reading never raises: missing, foreign or damaged data is None and counted. Writing that cannot be
+    done (full, slow, read-only) returns False and is counted by reason."""
+
+    def put(self, chunk: Chunk) -> bool: ...
+
+    def get(self, id: str) -> Chunk | None: ...
+
+    def meta(self, id: str) -> ChunkMeta | None: ...
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]: ...
+
+    def delete(self, id: str) -> bool: ...
+
+    def clear(self, partition: str | None = None) -> int: ...
+
+    def stats(self, partition: str | None = None) -> StoreStats: ...
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener(id)` after an entry left the store for whatever reason (evicted, deleted, corrupt)."""
+        ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
