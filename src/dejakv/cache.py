@@ -1,0 +1,293 @@
+"""The hierarchical cache: find a donor, let the guards judge it, plan the reuse, and keep what was computed.
+
+    Request -> identify -> find (levels) -> judge (guards) -> plan -> [engine] -> record -> store
+
+It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import Completion, Prepared
+from dejakv.guards.base import Guard, Verdict
+from dejakv.guards.chain import judge
+from dejakv.identity import digest_of, exact_key, media_key
+from dejakv.levels.base import Level, Match, Query, Status, Vectors
+from dejakv.planner import Plan, plan
+from dejakv.prefix import PrefixHit, PrefixIndex
+from dejakv.request import Request
+from dejakv.store.base import Chunk, ChunkMeta, Store
+from dejakv.store.writer import Writer
+
+Embed = Callable[[Request], Vectors]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What was found for one request, before it is decided what to do with it.
+
+    key       exact key of the prompt: id of its own chunk, if it is stored
+    match     the best donor that passed the guards
+    verdicts  what the guards said of each candidate they saw
+    """
+
+    key: str
+    query: Query
+    prefix: tuple[PrefixHit, ChunkMeta] | None
+    match: Match | None
+    donors: tuple[ChunkMeta, ...]
+    statuses: Mapping[str, Status]
+    verdicts: tuple[Verdict, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass
+class CacheCounts:
+    """Per partition. `hits` by level (prefix apart), `rejections` by guard."""
+
+    lookups: int = 0
+    hits: dict[str, int] = field(default_factory=dict[str, int])
+    prefix_hits: int = 0
+    rejections: dict[str, int] = field(default_factory=dict[str, int])
+    promotions: int = 0
+
+
+class HierarchicalCache:
+    """Levels, guards and planner over one store. Thread-safe; partitions and epochs never see each other.
+
+    levels   tried in order; the first whose donor passes the guards wins
+    guards   asked for whatever is not exact
+    embed    computes the latent layers' vectors of a request, called only when a latent level asks
+    embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        levels: Sequence[Level] = (),
+        guards: Sequence[Guard] = (),
+        config: SemanticCacheConfig | None = None,
+        *,
+        embed: Embed | None = None,
+        embedder: str = "",
+        background: bool = True,
+    ) -> None:
+        self.config = config or SemanticCacheConfig()
+        self.store = store
+        self.levels = tuple(levels)
+        self.guards = tuple(guards)
+        self.embedder = embedder
+        self._embed = embed or (lambda _request: {})
+        self._prefix = PrefixIndex(store)
+        self._served_approximately: OrderedDict[str, None] = OrderedDict()
+        self._counts: dict[str, CacheCounts] = {}
+        self._lock = threading.Lock()
+        self._writer = Writer(store, background=background)
+        store.on_evict(self._forget)
+        for meta in store.metas():
+            self._index(meta)
+
+    def lookup(self, prepared: Prepared, epoch: str) -> Lookup:
+        """Finds the exact prefix and the best trusted donor. Never raises for the state of the cache."""
+        began = time.perf_counter()
+        request = prepared.request
+        digests = [span.digest for span in prepared.spans]
+        key = exact_key(request.partition, epoch, prepared.token_ids, digests)
+        query = Query(request, self.space(request, epoch), lambda: self._embed(request))
+        statuses: dict[str, Status] = {}
+        match, donors, verdicts = self._find(query, key, epoch, statuses)
+        prefix = self._find_prefix(request.partition, epoch, prepared) if self.config.exact_prefix else None
+        statuses["kv_cache"] = "hit" if match or prefix else "miss"
+        self._count(request.partition, match, prefix, verdicts)
+        return Lookup(key, query, prefix, match, donors, statuses, tuple(verdicts), seconds=time.perf_counter() - began)
+
+    def plan(self, prepared: Prepared, lookup: Lookup) -> Plan:
+        """How to run it. A request that was served approximately before runs exactly now, and is stored then."""
+        config = self.config
+        tokens = len(prepared.token_ids)
+        same = bool(lookup.donors) and lookup.donors[0].id == lookup.key
+        asked = config.reuse
+        refused = ""
+        if lookup.match is None and lookup.verdicts:
+            last = next((v for v in lookup.verdicts if v.decision == "reject"), lookup.verdicts[-1])
+            refused = f"{last.guard}: {last.reason}"
+        if asked != "exact" and not same and self._was_approximate(lookup.key):
+            with self._lock:
+                self._counts_of(prepared.request.partition).promotions += 1
+            exact = plan(tokens, lookup.prefix, None, (), same=False, asked="exact", min_gain=0)
+            return replace(exact, reason="promoted: served approximately before, exact from now on")
+        return plan(
+            tokens,
+            lookup.prefix,
+            lookup.match,
+            lookup.donors,
+            same=same,
+            asked=asked,
+            min_gain=config.min_gain,
+            share=config.blend_share,
+            refused=refused,
+        )
+
+    def record(self, prepared: Prepared, lookup: Lookup, chosen: Plan, completion: Completion, epoch: str) -> bool:
+        """Keeps what was computed, off the caller's path. True if it was handed to the writer.
+
+        State made from an approximate plan is never kept; the prompt is remembered so that its second coming is exact.
+        """
+        if chosen.approximate:
+            with self._lock:
+                self._served_approximately[lookup.key] = None
+                if len(self._served_approximately) > 100_000:
+                    self._served_approximately.popitem(last=False)
+            return False
+        if chosen.method == "exact" or self.store.meta(lookup.key) is not None:
+            return False
+        request = prepared.request
+
+        def make() -> Chunk | None:
+            tensor = completion.capture()
+            if tensor is None:
+                return None
+            meta = ChunkMeta(
+                id=lookup.key,
+                partition=request.partition,
+                epoch=epoch,
+                token_ids=prepared.token_ids,
+                prompt=request.prompt,
+                chunk=request.chunk,
+                space=lookup.query.space,
+                spans=prepared.spans,
+                embedder=self.embedder,
+                vectors=self._vectors(lookup.query),
+                answer=completion.text,
+                created=time.time(),
+                nbytes=tensor.nbytes,
+                metadata={"request": request.id},
+            )
+            return Chunk(meta, tensor)
+
+        return self._writer.submit(make, after=self._stored)
+
+    def space(self, request: Request, epoch: str) -> str:
+        """What separates requests that must never match."""
+        media = media_key(request.media) if self.config.media == "exact" else ("media" if request.media else "")
+        return digest_of("space", request.partition, epoch, media)[:40]
+
+    def stats(self, partition: str) -> CacheCounts:
+        """A copy of one partition's counters."""
+        with self._lock:
+            counts = self._counts_of(partition)
+            return replace(counts, hits=dict(counts.hits), rejections=dict(counts.rejections))
+
+    def clear(self, partition: str) -> int:
+        """Removes one partition's chunks; how many there were."""
+        self._writer.flush()
+        removed = self.store.clear(partition)
+        with self._lock:
+            self._counts.pop(partition, None)
+            self._served_approximately.clear()
+        return removed
+
+    def flush(self) -> None:
+        """Waits until everything handed over is stored and can be found."""
+        self._writer.flush()
+        self.store.flush()
+
+    def close(self) -> None:
+        """Finishes the saves and closes the store."""
+        self._writer.close()
+        self.store.close()
+
+    def _find(
+        self, query: Query, key: str, epoch: str, statuses: dict[str, Status]
+    ) -> tuple[Match | None, tuple[ChunkMeta, ...], list[Verdict]]:
+        verdicts: list[Verdict] = []
+        found: Match | None = None
+        donors: list[ChunkMeta] = []
+        wanted = self.config.blend_donors if self.config.reuse == "blend" else 1
+        for level in self.levels:
+            if found is not None:
+                self._skip(level, statuses)
+                continue
+            search = level.search(query)
+            statuses.update(search.statuses)
+            for match in search.matches:
+                meta = self.store.meta(match.donor)
+                if meta is None or meta.partition != query.request.partition or meta.epoch != epoch:
+                    continue
+                if meta.id != key:
+                    verdict = judge(self.guards, query.request, meta, match)
+                    verdicts.append(verdict)
+                    if verdict.decision != "accept":
+                        continue
+                found = found or match
+                donors.append(meta)
+                if len(donors) >= wanted or meta.id == key:
+                    break
+            if found is None and search.matches:
+                statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
+        return found, tuple(donors), verdicts
+
+    @staticmethod
+    def _skip(level: Level, statuses: dict[str, Status]) -> None:
+        names: Sequence[str] = getattr(level, "status_names", (level.name,))
+        for name in names:
+            statuses.setdefault(name, "skip")
+
+    def _find_prefix(self, partition: str, epoch: str, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
+        hit = self._prefix.longest(partition, epoch, prepared.token_ids, prepared.spans)
+        meta = self.store.meta(hit.donor) if hit else None
+        return (hit, meta) if hit and meta else None
+
+    def _vectors(self, query: Query) -> Vectors:
+        vectors = dict(query.vectors)
+        for level in self.levels:
+            vector_of = getattr(level, "vector", None)
+            if vector_of is not None:
+                vectors["text"] = vector_of(query.text)
+        return vectors
+
+    def _stored(self, meta: ChunkMeta) -> None:
+        self._index(meta)
+
+    def _index(self, meta: ChunkMeta) -> None:
+        if meta.kind != "kv":
+            return
+        request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
+        vectors = meta.vectors if meta.embedder == self.embedder else {}
+        query = Query(request, meta.space, lambda: vectors)
+        self._prefix.add(meta)
+        for level in self.levels:
+            level.add(meta.id, query)
+
+    def _forget(self, donor: str) -> None:
+        self._prefix.remove(donor)
+        for level in self.levels:
+            level.remove(donor)
+
+    def _was_approximate(self, key: str) -> bool:
+        with self._lock:
+            return key in self._served_approximately
+
+    def _counts_of(self, partition: str) -> CacheCounts:
+        return self._counts.setdefault(partition, CacheCounts())
+
+    def _count(
+        self,
+        partition: str,
+        match: Match | None,
+        prefix: tuple[PrefixHit, ChunkMeta] | None,
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        with self._lock:
+            counts = self._counts_of(partition)
+            counts.lookups += 1
+            counts.prefix_hits += prefix is not None
+            if match is not None:
+                counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
+            for verdict in verdicts:
+                if verdict.decision == "reject":
+                    counts.rejections[verdict.guard] = counts.rejections.get(verdict.guard, 0) + 1

@@ -1,0 +1,122 @@
+"""Every setting of the cache, checked when it is made."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from dejakv.errors import ConfigError
+
+ReuseMethod = Literal["exact", "adopt", "blend"]
+MediaPolicy = Literal["exact", "similar", "ignore"]
+LayerMatch = Literal["all", "any", "mean"]
+EvictionPolicy = Literal["lru", "lfu"]
+IndexKind = Literal["flat", "hnsw", "lsh"]
+
+DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@dataclass(frozen=True)
+class SemanticCacheConfig:
+    """Settings of a `HierarchicalCache`. A threshold of 0 is a threshold: it accepts whatever is not opposed.
+
+    reuse                 `exact`: only equal tokens and media; `adopt`: run a similar donor's prompt instead; `blend`:
+                          take a similar donor's KV token by token and recompute the rest
+    media                 `exact`: never match across other media; `similar`: the vision layer decides; `ignore`: as the
+                          prototypes did (wrong answers on other pictures; reports say so)
+    similarity_threshold  least cosine of the semantic text level, [-1, 1]
+    chunk_window          characters of the chunk that are embedded; 0 embeds all of it
+    index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
+    embedding_layers      latent layers as `NAME:DIM[:THRESHOLD]`
+    embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
+    min_gain              least tokens an approximate plan must save beyond the exact prefix
+    lexical_guard         veto on other content words, numbers, polarity or question type
+    levels                further levels as `package.module:factory`, called with the config
+    max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
+    memory_bytes          of a store on disk, what is also kept in memory
+    encoder_bytes         budget of the encoder registry in bytes
+    min_tokens            shorter prompts are not stored
+    second_sight          store a prompt only when it comes the second time
+    max_write_rate        bytes a second the store may take, 0 for no limit
+    blend_share           share of rows that `blend` recomputes, averaged over layers
+    """
+
+    reuse: ReuseMethod = "exact"
+    media: MediaPolicy = "exact"
+    exact_prefix: bool = True
+    exact_text: bool = True
+    semantic_text: bool = True
+    similarity_threshold: float = 0.85
+    chunk_window: int = 0
+    index_encoder: str = DEFAULT_ENCODER
+    index: IndexKind = "flat"
+    embedding_layers: tuple[str, ...] = ()
+    embedding_hook: str = "none"
+    embedding_match: LayerMatch = "all"
+    min_gain: int = 16
+    lexical_guard: bool = True
+    levels: tuple[str, ...] = ()
+    enable_fusion_cache: bool = False
+    cache_dir: str | None = None
+    fusion_cache_dir: str | None = None
+    max_bytes: int = 4 * 1024**3
+    max_cached_blocks: int = 0
+    memory_bytes: int = 512 * 1024**2
+    encoder_bytes: int = 1024**3
+    policy: EvictionPolicy = "lru"
+    min_tokens: int = 0
+    second_sight: bool = False
+    max_write_rate: int = 0
+    blend_map: str = "context"
+    blend_selector: str = "value"
+    blend_share: float = 0.15
+    blend_donors: int = 2
+    image_root: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("reuse", ReuseMethod),
+            ("media", MediaPolicy),
+            ("embedding_match", LayerMatch),
+            ("policy", EvictionPolicy),
+            ("index", IndexKind),
+        ):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(known)}")
+        if not -1.0 <= self.similarity_threshold <= 1.0:
+            raise ConfigError(
+                f"similarity_threshold={self.similarity_threshold} is no cosine: give a number from -1 to 1 (0.85 is usual)"
+            )
+        if not 0.0 <= self.blend_share <= 1.0:
+            raise ConfigError(f"blend_share={self.blend_share} is no share: give a number from 0 to 1")
+        for name in (
+            "max_bytes",
+            "max_cached_blocks",
+            "memory_bytes",
+            "encoder_bytes",
+            "min_tokens",
+            "min_gain",
+            "max_write_rate",
+            "chunk_window",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is negative: give 0 or more")
+        if self.media == "similar" and not any(layer.split(":")[0] == "vision" for layer in self.embedding_layers):
+            raise ConfigError(
+                "media='similar' lets the vision layer decide, but there is none: add --embedding-layer vision:DIM:THRESHOLD"
+                " and --embedding-hook vision or prompt_vision"
+            )
+        if self.cache_dir is not None and Path(self.cache_dir).is_file():
+            raise ConfigError(f"cache_dir={self.cache_dir!r} is a file: give a folder")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "SemanticCacheConfig":
+        """A config from plain values (JSON, flags). Lists become tuples; an unknown name is an error that lists the known."""
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown setting {unknown[0]!r}: known are {', '.join(sorted(known))}")
+        plain: dict[str, Any] = {}
+        for name, value in values.items():
+            plain[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
+        return cls(**plain)

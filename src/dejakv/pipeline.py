@@ -1,0 +1,138 @@
+"""One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dejakv.cache import HierarchicalCache, Lookup
+from dejakv.engines.base import Completion, Engine, Prepared, Start
+from dejakv.planner import Plan
+from dejakv.records import Record
+from dejakv.request import Request
+from dejakv.store.base import Chunk, ChunkMeta
+
+OnToken = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text, and what serving it took. `cached_answer`: what the donor's own answer was, for reports."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    record: Record
+    cached_answer: str | None = None
+
+
+class Pipeline:
+    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full."""
+
+    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None) -> None:
+        self.engine = engine
+        self.cache = cache
+
+    def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
+        """Runs one request. Storing happens in the background after the answer is complete.
+
+        Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
+        """
+        began = time.perf_counter()
+        clock = _FirstToken(began, on_token)
+        prepared = self.engine.prepare(request)
+        if self.cache is None:
+            completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
+            return _answer(request, completion, Plan("none"), None, clock, began, None)
+        lookup = self.cache.lookup(prepared, self.engine.epoch)
+        chosen = self.cache.plan(prepared, lookup)
+        completion, chosen = self._run(prepared, chosen, lookup, clock)
+        answer = _answer(request, completion, chosen, lookup, clock, began, chosen.donors[:1] or None)
+        if no_store:
+            return answer
+        stored = self.cache.record(prepared, lookup, chosen, completion, self.engine.epoch)
+        return replace(answer, record=replace(answer.record, stored=stored))
+
+    def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, on_token: OnToken) -> tuple[Completion, Plan]:
+        assert self.cache is not None
+        sampling = prepared.request.sampling
+        chunks = [chunk for meta in chosen.donors if (chunk := self.cache.store.get(meta.id)) is not None]
+        if chosen.method == "none" or not chunks:
+            reason = chosen.reason or ("the donor's state could not be read" if chosen.donors else "")
+            return self.engine.run(prepared, sampling=sampling, on_token=on_token), Plan("none", reason=reason)
+        if chosen.method == "blend":
+            return self._blend(prepared, chosen, chunks, lookup, on_token)
+        donor = chunks[0]
+        target = prepared if chosen.method != "adopt" else in_place_of(prepared, donor.meta)
+        tokens = chosen.reused if chosen.method == "prefix" else donor.meta.num_tokens - 1
+        start = Start(donor, tokens)
+        return self.engine.run(target, start=start, sampling=sampling, on_token=on_token), chosen
+
+    def _blend(
+        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], lookup: Lookup, on_token: OnToken
+    ) -> tuple[Completion, Plan]:
+        assert self.cache is not None
+        from dejakv.reuse.blend import BlendConfig, run_blend  # torch, only where blend is asked for
+
+        config = self.cache.config
+        settings = BlendConfig(map=config.blend_map, selector=config.blend_selector, share=config.blend_share)
+        sampling = prepared.request.sampling
+        completion = run_blend(self.engine, prepared, chunks, settings, sampling=sampling, on_token=on_token)
+        saved = completion.prompt_tokens - completion.computed_tokens
+        return completion, replace(chosen, reused=saved)
+
+
+def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:
+    """The donor's prompt as this request's: its tokens and media spans, this one's sampling and partition."""
+    return replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+
+
+class _FirstToken:
+    """Remembers when the first token came, and passes tokens on."""
+
+    def __init__(self, began: float, on_token: OnToken | None) -> None:
+        self.began = began
+        self.seconds: float | None = None
+        self._on_token = on_token
+
+    def __call__(self, token: int, text: str) -> None:
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - self.began
+        if self._on_token is not None:
+            self._on_token(token, text)
+
+
+def _answer(
+    request: Request,
+    completion: Completion,
+    chosen: Plan,
+    lookup: Lookup | None,
+    clock: _FirstToken,
+    began: float,
+    donors: tuple[ChunkMeta, ...] | None,
+) -> Answer:
+    latency = time.perf_counter() - began
+    donor = donors[0] if donors else None
+    match = chosen.match
+    level = match.level if match else chosen.method if chosen.method == "prefix" else ""
+    provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if chosen.method == "prefix" else "miss"
+    record = Record(
+        request_id=request.id,
+        method=chosen.method,
+        level=level,
+        provenance=provenance,
+        donor=donor.id if donor else None,
+        score=match.score if match else None,
+        reason=chosen.reason,
+        statuses=lookup.statuses if lookup else {},
+        prompt_tokens=completion.prompt_tokens,
+        computed_tokens=completion.computed_tokens,
+        reused_tokens=completion.prompt_tokens - completion.computed_tokens,
+        output_tokens=len(completion.token_ids),
+        encoder_runs=completion.encoder_runs,
+        ttft_ms=1e3 * (clock.seconds if clock.seconds is not None else latency),
+        latency_ms=1e3 * latency,
+        lookup_ms=1e3 * lookup.seconds if lookup else 0.0,
+        inject_ms=1e3 * completion.inject_s,
+        bytes_loaded=completion.bytes_loaded,
+        approximate=chosen.approximate,
+    )
+    return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None)

@@ -1,0 +1,68 @@
+"""L0: the longest exact token prefix that any stored chunk holds, found by hashed blocks.
+
+A chain of block hashes names a prefix together with its media, partition and epoch, so a dictionary look-up is a proof;
+the tokens after the last full block are compared one by one.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dejakv.identity import Span, block_hashes, common_prefix
+from dejakv.store.base import ChunkMeta, Store
+
+
+@dataclass(frozen=True)
+class PrefixHit:
+    """The first `tokens` tokens of the prompt equal those of the chunk `donor`, media included."""
+
+    donor: str
+    tokens: int
+
+
+class PrefixIndex:
+    """Block hash -> the chunks that hold this prefix. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._holders: dict[str, dict[str, None]] = {}
+        self._blocks: dict[str, list[str]] = {}
+
+    def add(self, meta: ChunkMeta) -> None:
+        hashes = block_hashes(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+        with self._lock:
+            if meta.id in self._blocks:
+                return
+            self._blocks[meta.id] = hashes
+            for block in hashes:
+                self._holders.setdefault(block, {})[meta.id] = None
+
+    def remove(self, donor: str) -> None:
+        with self._lock:
+            for block in self._blocks.pop(donor, ()):
+                holders = self._holders[block]
+                holders.pop(donor, None)
+                if not holders:
+                    del self._holders[block]
+
+    def longest(
+        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = ()
+    ) -> PrefixHit | None:
+        """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long."""
+        hashes = block_hashes(partition, epoch, token_ids, spans)
+        with self._lock:
+            deepest = next((block for block in reversed(hashes) if block in self._holders), None)
+            donors = list(self._holders[deepest])[-8:] if deepest else []
+        best: PrefixHit | None = None
+        for donor in reversed(donors):
+            meta = self._store.meta(donor)
+            if meta is None:
+                continue
+            tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), len(token_ids) - 1)
+            if tokens > (best.tokens if best else 0):
+                best = PrefixHit(donor, tokens)
+        return best
+
+    def __len__(self) -> int:
+        return len(self._blocks)
