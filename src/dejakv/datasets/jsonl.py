@@ -1,0 +1,51 @@
+"""Questions from a JSON-lines file: `question`, and optionally `image` (path), `answer`, `id`, `context` and any other field."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.images import inside, media_from_file
+from dejakv.errors import DatasetError
+
+
+class JsonlDataset:
+    """One sample a line. Image paths are relative to `image_root` (the file's own folder if not given).
+
+    Raises: DatasetError naming the line, for a line that is not a JSON object or has no question.
+    """
+
+    name = "jsonl"
+
+    def __init__(self, path: str | Path, image_root: str | Path | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DatasetError(f"no file {str(path)!r}: give a .jsonl file with --dataset-path")
+        self.image_root = Path(image_root) if image_root else self.path.parent
+
+    def __iter__(self) -> Iterator[Sample]:
+        with self.path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield self._sample(number, line)
+
+    def _sample(self, number: int, line: str) -> Sample:
+        where = f"{self.path.name} line {number}"
+        try:
+            record: Any = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DatasetError(f"{where} is not JSON ({error}): write one object a line") from error
+        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+            raise DatasetError(f"{where} has no text field 'question'")
+        images = record.get("images") or ([record["image"]] if record.get("image") else [])
+        media = tuple(media_from_file(inside(self.image_root, name)) for name in images)
+        answer = record.get("answer")
+        return Sample(
+            id=str(record.get("id", number)),
+            question=record["question"],
+            answer=None if answer is None else str(answer),
+            media=media,
+            context=str(record.get("context", "")),
+            fields=record,
+        )

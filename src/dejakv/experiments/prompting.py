@@ -1,0 +1,86 @@
+"""A sample as a request: the prompt the model reads, and the chunk the levels compare."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.errors import ConfigError, InputError
+from dejakv.request import DEFAULT_PARTITION, Request, Sampling
+
+PLAIN_TEMPLATE = "{context}Question: {question}\nAnswer:"
+SHORT_ANSWER = "{question}\nAnswer with a single word or phrase."
+
+
+class Prompter:
+    """Renders samples for one model.
+
+    templates  where the chat template is asked (a processor or tokenizer), None for plain text
+    template   `--prompt-template` with `{question}` and `{context}`; inside a chat template it is the user's message
+    """
+
+    def __init__(self, templates: Any = None, template: str | None = None, chunk_source: str = "question") -> None:
+        self.templates = templates if getattr(templates, "chat_template", None) else None
+        self.template = template
+        self.chunk_source = chunk_source
+        if template is not None:
+            try:
+                template.format(question="", context="")
+            except (KeyError, IndexError, ValueError) as error:
+                raise ConfigError(
+                    f"--prompt-template {template!r} has a field that is not known ({error}): use {{question}} and {{context}}"
+                ) from error
+
+    def request(self, sample: Sample, sampling: Sampling | None = None, partition: str = DEFAULT_PARTITION) -> Request:
+        """The sample as a request. Raises InputError for an empty question, ConfigError for a chunk source it lacks."""
+        if not sample.question.strip():
+            raise InputError(f"sample {sample.id} has an empty question: remove it or give it a text")
+        prompt = self.prompt(sample)
+        return Request(
+            id=sample.id,
+            prompt=prompt,
+            chunk=chunk_of(sample, self.chunk_source, prompt),
+            media=sample.media,
+            partition=partition,
+            sampling=sampling or Sampling(),
+            metadata={"question": sample.question, "imageId": sample.fields.get("imageId"), "sample": sample.id},
+        )
+
+    def prompt(self, sample: Sample) -> str:
+        """The text the model is given."""
+        if self.templates is None:
+            context = f"{sample.context}\n" if sample.context else ""
+            return (self.template or PLAIN_TEMPLATE).format(question=sample.question, context=context)
+        if self.template is None:
+            user, system = sample.question, sample.context
+        else:
+            user, system = self.template.format(question=sample.question, context=sample.context), ""
+            system = "" if "{context}" in self.template else sample.context
+        content: list[dict[str, str]] = [{"type": "image"} for _ in sample.media]
+        content.append({"type": "text", "text": user})
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": content if sample.media else user})
+        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def chunk_of(sample: Sample, source: str, prompt: str) -> str:
+    """What the levels compare: `question`, `semantic` (GQA's program), `group`, `combined` (question and program),
+    `prompt`, or any field of the record."""
+    if source == "question":
+        return sample.question
+    if source == "prompt":
+        return prompt if not sample.context else f"{sample.context} {sample.question}"
+    if source == "combined":
+        return f"{sample.question} {_field(sample, 'semanticStr')}"
+    names = {"semantic": "semanticStr", "group": "groups"}
+    return _field(sample, names.get(source, source))
+
+
+def _field(sample: Sample, name: str) -> str:
+    value: Any = sample.fields.get(name)
+    if value is None:
+        known = ", ".join(sorted(sample.fields)) or "none"
+        raise ConfigError(f"--chunk-source needs the field {name!r}, but sample {sample.id} has: {known}")
+    if isinstance(value, Mapping):
+        parts = [str(item) for item in value.values() if item]
+        return " ".join(parts) if parts else sample.question
+    return str(value)
