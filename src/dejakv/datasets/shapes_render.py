@@ -73,6 +73,4 @@ def _inside(shape: str, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) 
         return np.abs(x) <= (y + 1) / 2
     if shape == "ring":
         return (distance <= 1) & (distance > 0.52)
-    # star: a plus sign with long arms and a small square heart
-    across, along = np.minimum(np.abs(x), np.abs(y)), np.maximum(np.abs(x), np.abs(y))
-    return (across <= 0.2) | (along <= 0.4)
+    return np.minimum(np.abs(x), np.abs(y)) <= 0.3  # cross

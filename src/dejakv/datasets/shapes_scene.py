@@ -1,6 +1,7 @@
 """Scenes of simple things on a grid: the ground truth that pictures are drawn from and questions are asked about."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dejakv.errors import DatasetError
@@ -11,7 +12,7 @@ GRID = 4
 """Cells along each side. A cell holds at most one thing, so nothing is hidden behind something else."""
 CELL = SIDE // GRID
 
-SHAPES = ("ball", "cube", "cone", "ring", "star")
+SHAPES = ("ball", "cube", "cone", "ring", "cross")
 COLORS = ("red", "green", "blue", "yellow", "purple", "orange", "gray", "pink")
 SIZES = ("small", "large")
 DIAMETERS = {"small": (8, 9), "large": (13, 14)}
@@ -89,17 +90,19 @@ def make_scene(rng: random.Random, things: int) -> Scene:
             "ask for fewer things"
         )
     cells = rng.sample(range(GRID * GRID), things)
-    return Scene(tuple(make_thing(rng, c % GRID, c // GRID) for c in cells), rng.randrange(1 << 30))
+    # Half of the scenes draw from three colours only: with eight, two things would rarely share one.
+    palette = rng.sample(COLORS, 3) if rng.random() < 0.5 else COLORS
+    return Scene(tuple(make_thing(rng, c % GRID, c // GRID, palette) for c in cells), rng.randrange(1 << 30))
 
 
-def make_thing(rng: random.Random, column: int, row: int) -> Thing:
-    """A random thing somewhere inside its cell."""
+def make_thing(rng: random.Random, column: int, row: int, colors: Sequence[str] = COLORS) -> Thing:
+    """A random thing somewhere inside its cell, in one of the colours."""
     size = rng.choice(SIZES)
     diameter = rng.choice(DIAMETERS[size])
     slack = (CELL - diameter) * 4
     return Thing(
         shape=rng.choice(SHAPES),
-        color=rng.choice(COLORS),
+        color=rng.choice(colors),
         size=size,
         column=column,
         row=row,

@@ -1,0 +1,161 @@
+"""Train docs-lm: `python -m training.docs --minutes 90`. Resumes from its folder; the same command on CPU and CUDA."""
+
+import argparse
+import json
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from training.docs_data import make_batch
+from training.docs_export import export
+from training.docs_model import SIZES, Helpers, Losses, build, run
+
+LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
+"""Most facts a document has, step by step: a level is left when enough answers are right."""
+
+
+@dataclass
+class State:
+    """What a resumed run goes on from, besides weights and optimizer."""
+
+    step: int = 0
+    seconds: float = 0.0
+    level: int = 0
+    accuracy: float = 0.0
+    questions: int = 0
+
+
+def learning_rate(step: int, progress: float, peak: float) -> float:
+    """Warm-up over 100 steps; constant until 60% of the time, then down to a fiftieth in a straight line."""
+    return peak * min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1.0 - progress) / 0.4))
+
+
+def helper_weight(progress: float) -> float:
+    """The helpers' losses count until 80% of the time and are gone at 95%."""
+    return min(1.0, max(0.0, (0.95 - progress) / 0.15))
+
+
+def next_batch(rng: random.Random, level: int, progress: float, tokens: int, context: int):
+    """A batch of about `tokens` tokens: documents of up to the level's facts, long ones more often as time passes."""
+    most = min(LEVELS[level], int((context - 60) / 10.5))
+    facts = max(2, most - int(most * 0.75 * rng.random() ** (1.0 + progress)))
+    questions = min(facts, 24)
+    documents = max(1, tokens // (facts * 10 + questions * 14))
+    return make_batch(
+        rng,
+        facts,
+        documents,
+        questions,
+        context=context,
+        stretch=0.7 if progress < 0.75 else 0.3,
+        turns=rng.random() < 0.15,
+        filler=rng.choice((0.0, 0.15, 0.15, 0.5)),
+    )
+
+
+class Trainer:
+    """The loop with its state on disk: `log.jsonl`, `state.pt` (tensors only), `model/` (ready to ship)."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(options.seed)
+        self.options, self.state = options, State()
+        self.model = build(options.size, options.context).to(options.device)
+        self.helpers = Helpers(self.model.config.hidden_size).to(options.device)
+        self.parameters = [*self.model.parameters(), *self.helpers.parameters()]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=options.device == "cpu" or None
+        )
+        self.folder = Path(options.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "state.pt").exists() and not options.fresh:
+            self._resume()
+
+    def _resume(self) -> None:
+        saved = torch.load(self.folder / "state.pt", weights_only=True, map_location=self.options.device)
+        self.model.load_state_dict(saved["model"])
+        self.helpers.load_state_dict(saved["helpers"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.state = State(**saved["state"])
+
+    def save(self) -> None:
+        """Checkpoint and export, each written beside its place and moved there, so a stop at any time is harmless."""
+        parts = {"model": self.model, "helpers": self.helpers, "optimizer": self.optimizer}
+        saved = {name: part.state_dict() for name, part in parts.items()} | {"state": asdict(self.state)}
+        torch.save(saved, self.folder / "state.tmp")
+        (self.folder / "state.tmp").replace(self.folder / "state.pt")
+        export(self.model, self.folder / "model")
+
+    def log(self, **values: object) -> None:
+        line = json.dumps({**asdict(self.state), **values})
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    def train_step(self, progress: float) -> tuple[Losses, int]:
+        o, s = self.options, self.state
+        # Each step's data follow from its number alone, so a resumed run sees what an unbroken one would have seen.
+        rng = random.Random(f"{o.seed}/{s.step}")
+        batch = next_batch(rng, s.level, progress, o.tokens, o.context).to(o.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(s.step, progress, o.lr)
+        with torch.autocast(o.device, torch.bfloat16):
+            losses = run(self.model, self.helpers, batch)
+            loss = losses.answer + helper_weight(progress) * (0.5 * losses.binding + 0.5 * losses.attention)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        s.step += 1
+        s.questions += batch.at.numel()
+        s.accuracy = 0.97 * s.accuracy + 0.03 * losses.right.item()
+        return losses, batch.doc.shape[1]
+
+    def train(self) -> None:
+        o, s = self.options, self.state
+        budget = o.minutes * 60
+        begin = time.monotonic() - s.seconds
+        saved = s.seconds
+        while s.seconds < budget and (o.steps is None or s.step < o.steps):
+            progress = s.seconds / budget if o.steps is None else s.step / o.steps
+            losses, length = self.train_step(progress)
+            s.seconds = round(time.monotonic() - begin, 1)
+            if s.step % o.log_every == 0:
+                parts = {k: round(v.item(), 4) for k, v in vars(losses).items()}
+                self.log(document_tokens=length, facts=LEVELS[s.level], **parts)
+            # The last levels also come by the clock, so that long documents are seen in time.
+            due = s.level < len(LEVELS) - 1 and progress > 0.5 + 0.04 * s.level
+            if s.level < len(LEVELS) - 1 and (s.accuracy > 0.93 or due):
+                s.level += 1
+                s.accuracy = min(s.accuracy, 0.7)
+            if s.seconds - saved > o.save_every:
+                self.save()
+                saved = s.seconds
+        self.save()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m training.docs", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=90.0, help="time to train, resumed time included")
+    parser.add_argument("--steps", type=int, default=None, help="stop after so many steps; the schedule then follows steps")
+    parser.add_argument("--out", default="runs/docs-lm", help="folder for checkpoints, log.jsonl and the exported model/")
+    parser.add_argument("--size", choices=sorted(SIZES), default="full")
+    parser.add_argument("--tokens", type=int, default=5000, help="tokens a step")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's own choice)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--log-every", type=int, default=20, help="steps between two lines of log.jsonl")
+    parser.add_argument("--save-every", type=float, default=120.0, help="seconds between two checkpoints")
+    parser.add_argument("--fresh", action="store_true", help="start anew where a checkpoint exists")
+    options = parser.parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    Trainer(options).train()
+
+
+if __name__ == "__main__":
+    main()
