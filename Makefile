@@ -1,0 +1,62 @@
+# `make demo` and `make test` each do all of their own set-up on a fresh machine (Python 3.11 or newer with venv).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VLLM_BIN := .venv-vllm/bin
+
+.PHONY: demo test test-core test-vllm soak lint format types bench train-shapes train-docs clean
+
+## the main job: 320 questions about pictures, with and without the cache
+demo: $(VENV)/.installed
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
+
+## all tests, vLLM's included
+test: test-core test-vllm
+
+## all tests but vLLM's
+test-core: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm
+
+## the tests that run a real vLLM engine on the CPU, in their own environment
+test-vllm: .venv-vllm/.installed
+	TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/engines/vllm -m "not soak"
+
+## long runs that CI leaves out
+soak: .venv-vllm/.installed
+	HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+## the bundled models, trained from nothing (resumable)
+train-shapes: $(VENV)/.installed-dev
+	$(BIN)/python -m training.shapes
+
+train-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m training.docs
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+.venv-vllm/.installed: scripts/setup-vllm-env.sh pyproject.toml
+	PYTHON=$(PYTHON) bash scripts/setup-vllm-env.sh
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-vllm runs .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,43 @@
+"""The `dejakv` command."""
+
+import sys
+
+import typer
+
+from dejakv.cli.models import models_command
+from dejakv.cli.run import run_command
+from dejakv.cli.sweep import sweep_command
+from dejakv.errors import DejaKVError
+
+typer_app = typer.Typer(
+    name="dejakv",
+    help="Reuse what a language model already computed for a similar prompt, and prove what that saved and cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_OPTIONS = {"token_normalize_func": lambda name: name.replace("_", "-")}
+typer_app.command("run", context_settings=_OPTIONS)(run_command)
+typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
+typer_app.command("models", context_settings=_OPTIONS)(models_command)
+
+
+@typer_app.command("version")
+def version_command() -> None:
+    """Print the version."""
+    from dejakv import __version__
+
+    typer.echo(__version__)
+
+
+def app() -> None:
+    """Entry point: an error of the package is one line and exit code 2, not a traceback."""
+    try:
+        typer_app()
+    except DejaKVError as error:
+        typer.echo(f"dejakv: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,103 @@
+"""`dejakv run`: ask many questions with and without the cache, and report what that saved and changed."""
+
+from typing import Annotated, Any
+
+import typer
+
+Text = str | None
+
+
+def run_command(
+    preset: Annotated[Text, typer.Option(help="Bundle of settings; default: shapes, unless a model is given.")] = None,
+    model: Annotated[Text, typer.Option(help="Bundled name, local folder or hub id.")] = None,
+    engine: Annotated[Text, typer.Option(help="transformers or vllm.")] = None,
+    dtype: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
+    device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
+    attn: Annotated[Text, typer.Option(help="sdpa or eager.")] = None,
+    trust_remote_code: Annotated[
+        bool | None, typer.Option("--trust-remote-code", help="Run code of the model's repository.")
+    ] = None,
+    dataset: Annotated[Text, typer.Option(help="shapes, docs, gqa, jsonl, folder or package.module:factory.")] = None,
+    dataset_config: Annotated[Text, typer.Option(help="GQA's config on the hub.")] = None,
+    dataset_path: Annotated[Text, typer.Option(help="Local file or folder of the data set.")] = None,
+    image_root: Annotated[Text, typer.Option(help="Folder of the pictures.")] = None,
+    split: Annotated[Text, typer.Option()] = None,
+    max_samples: Annotated[int | None, typer.Option()] = None,
+    shuffle_seed: Annotated[int | None, typer.Option()] = None,
+    chunk_source: Annotated[Text, typer.Option(help="question, semantic, group, combined, prompt or a field.")] = None,
+    prompt_template: Annotated[Text, typer.Option(help="Text with {question} and {context}.")] = None,
+    reuse: Annotated[Text, typer.Option(help="exact, adopt or blend.")] = None,
+    media: Annotated[Text, typer.Option(help="exact, similar or ignore.")] = None,
+    similarity_threshold: Annotated[float | None, typer.Option(help="Least cosine of the semantic text level.")] = None,
+    chunk_window: Annotated[int | None, typer.Option(help="Characters of the chunk that are embedded; 0: all.")] = None,
+    index_encoder: Annotated[Text, typer.Option(help="sentence-transformers name, or model.")] = None,
+    index: Annotated[Text, typer.Option(help="flat, hnsw or lsh.")] = None,
+    embedding_layer: Annotated[list[str] | None, typer.Option(help="NAME:DIM[:THRESH], repeatable.")] = None,
+    embedding_hook: Annotated[
+        Text, typer.Option(help="none, prompt, vision, prompt_vision or package.module:factory.")
+    ] = None,
+    embedding_match: Annotated[Text, typer.Option(help="all, any or mean.")] = None,
+    level: Annotated[
+        list[str] | None, typer.Option(help="A further level, package.module:factory, repeatable.")
+    ] = None,
+    min_gain: Annotated[
+        int | None, typer.Option(help="Tokens an approximate plan must save beyond the exact prefix.")
+    ] = None,
+    disable_prefix_cache: Annotated[bool, typer.Option("--disable-prefix-cache")] = False,
+    disable_semantic_cache: Annotated[bool, typer.Option("--disable-semantic-cache")] = False,
+    disable_exact_cache: Annotated[bool, typer.Option("--disable-exact-cache")] = False,
+    disable_lexical_guard: Annotated[bool, typer.Option("--disable-lexical-guard")] = False,
+    enable_fusion_cache: Annotated[bool, typer.Option("--enable-fusion-cache")] = False,
+    cache_dir: Annotated[Text, typer.Option(help="Keep the cache here; without it every run starts fresh.")] = None,
+    fusion_cache_dir: Annotated[Text, typer.Option(help="Keep encoder outputs here.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Budget of the store in bytes.")] = None,
+    max_cached_blocks: Annotated[int | None, typer.Option(help="Budget of the store in chunks; 0: none.")] = None,
+    policy: Annotated[Text, typer.Option(help="lru or lfu.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Shorter prompts are not stored.")] = None,
+    second_sight: Annotated[
+        bool | None, typer.Option("--second-sight", help="Store a prompt when it comes again.")
+    ] = None,
+    max_write_rate: Annotated[int | None, typer.Option(help="Bytes a second the store may take; 0: no limit.")] = None,
+    blend_map: Annotated[Text, typer.Option(help="Token map of blend.")] = None,
+    blend_selector: Annotated[Text, typer.Option(help="Selector of blend.")] = None,
+    blend_share: Annotated[float | None, typer.Option(help="Share of rows that blend recomputes.")] = None,
+    cache_mode: Annotated[Text, typer.Option(help="live, dry-run (decoder not run) or off.")] = None,
+    arms: Annotated[Text, typer.Option(help="Some of none,prefix,cache.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    output: Annotated[Text, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
+    log_samples: Annotated[bool, typer.Option("--log-samples", help="One line a sample, as it is served.")] = False,
+) -> None:
+    """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
+    from dejakv.cli.progress import run_with_progress
+    from dejakv.experiments.settings import settings_from
+    from dejakv.experiments.table import show
+
+    run_part: dict[str, Any] = {
+        "model": model, "engine": engine, "dtype": dtype, "device": device, "attn": attn,
+        "trust_remote_code": trust_remote_code, "dataset": dataset, "dataset_config": dataset_config,
+        "dataset_path": dataset_path, "split": split, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
+        "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
+        "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
+        "temperature": temperature, "seed": seed, "output": output,
+    }  # fmt: skip
+    cache_part: dict[str, Any] = {
+        "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
+        "index_encoder": index_encoder, "index": index, "embedding_layers": embedding_layer or None,
+        "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
+        "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
+        "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
+        "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
+        "blend_map": blend_map, "blend_selector": blend_selector, "blend_share": blend_share, "image_root": image_root,
+        "exact_prefix": False if disable_prefix_cache else None,
+        "semantic_text": False if disable_semantic_cache else None,
+        "exact_text": False if disable_exact_cache else None,
+        "lexical_guard": False if disable_lexical_guard else None,
+    }  # fmt: skip
+    if preset is None and model is None:
+        preset = "shapes"
+    result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples)
+    show(result.summary)
+    if result.output is not None:
+        typer.echo(f"written: {result.output}/samples.jsonl, {result.output}/summary.json")

@@ -1,0 +1,36 @@
+"""`dejakv sweep`: many runs from one specification, or the ablation of every level."""
+
+from typing import Annotated
+
+import typer
+
+
+def sweep_command(
+    specs: Annotated[str | None, typer.Option(help="JSON file with defaults and experiments.")] = None,
+    log_file: Annotated[str, typer.Option(help="CSV or JSON, a line a run.")] = "sweep.csv",
+    samples_dir: Annotated[str | None, typer.Option(help="Folder for each run's samples and summary.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip experiments that the log already has.")] = False,
+    purge_cache_between_runs: Annotated[bool, typer.Option("--purge-cache-between-runs")] = False,
+    ablation: Annotated[bool, typer.Option("--ablation", help="Every level alone, over thresholds.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help="Models of the ablation, repeatable.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset under the ablation.")] = "shapes",
+    max_samples: Annotated[int, typer.Option(help="Samples a run of the ablation.")] = 128,
+) -> None:
+    """Run experiments one after another and log one line for each."""
+    from dejakv.errors import ConfigError
+    from dejakv.experiments.ablation import ablation as make_ablation
+    from dejakv.experiments.ablation import layer_dims
+    from dejakv.experiments.sweep import read_spec, sweep
+
+    if bool(specs) == ablation:
+        raise ConfigError("give either --specs FILE or --ablation")
+    if specs:
+        spec = read_spec(specs)
+    else:
+        spec = make_ablation(model or ["shapes-vlm"], layer_dims(preset), preset=preset, max_samples=max_samples)
+
+    def report(name: str, summary: dict[str, object]) -> None:
+        typer.echo(f"{name}: hit rate {summary['hit_rate']:.3f}, agreement {summary.get('agreement')}")
+
+    lines = sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, progress=report)
+    typer.echo(f"{len(lines)} runs, logged in {log_file}")

@@ -1,0 +1,48 @@
+"""The ablation of the first prototype as a sweep: each level alone, over thresholds, for every model given.
+
+A model takes 16 runs: exact text only, fusion (encoder outputs) only, semantic text at five thresholds, and a 3 x 3 grid
+of prompt and vision thresholds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dejakv.presets import preset
+
+SEMANTIC = (0.5, 0.6, 0.7, 0.8, 0.9)
+LATENT = (0.7, 0.8, 0.9)
+
+
+def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **defaults: Any) -> dict[str, Any]:
+    """A sweep's spec. `dims` are the dimensions of the prompt and the vision layer; `defaults` join every run."""
+    experiments: list[dict[str, Any]] = []
+    for model in models:
+        name = model.rsplit("/", 1)[-1]
+        off = {"model": model, "disable_semantic_cache": True, "disable_exact_cache": True}
+        experiments.append({**off, "name": f"{name}-exact", "disable_exact_cache": False})
+        experiments.append({**off, "name": f"{name}-fusion", "enable_fusion_cache": True})
+        experiments += [
+            {**off, "name": f"{name}-semantic-{t}", "disable_semantic_cache": False, "similarity_threshold": t}
+            for t in SEMANTIC
+        ]
+        experiments += [
+            {
+                **off,
+                "name": f"{name}-latent-{prompt}-{vision}",
+                "embedding_layers": [f"prompt:{dims[0]}:{prompt}", f"vision:{dims[1]}:{vision}"],
+                "embedding_hook": "prompt_vision",
+            }
+            for prompt in LATENT
+            for vision in LATENT
+        ]
+    return {"defaults": {"reuse": "adopt", **defaults}, "experiments": experiments}
+
+
+def layer_dims(preset_name: str | None) -> tuple[str, str]:
+    """The dimensions of the prompt and vision layers that a preset declares; MiniLM's and CLIP's if it has none."""
+    layers: dict[str, str] = {"prompt": "384", "vision": "512"}
+    if preset_name is not None:
+        for layer in preset(preset_name)[1].get("embedding_layers", ()):
+            name, dim = layer.split(":")[:2]
+            layers[name] = dim
+    return layers["prompt"], layers["vision"]

@@ -1,0 +1,95 @@
+"""Would the levels have hit, and would the donor's answer have been right? Known without running the decoder.
+
+Every sample is looked up as in a live run; a would-be hit is scored by the data set's answers: it is false where the
+donor's question has another right answer than this one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dejakv import __version__
+from dejakv.build import build_cache
+from dejakv.datasets.base import Sample
+from dejakv.engines.base import Completion
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.scoring import same, wilson
+from dejakv.experiments.settings import RunSettings
+from dejakv.store.base import Tensor
+
+
+def dry_run(
+    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
+    cache = build_cache(settings.cache, engine, background=False)
+    lines: list[dict[str, Any]] = []
+    for sample in chosen:
+        prepared = engine.prepare(prompter.request(sample))
+        lookup = cache.lookup(prepared, engine.epoch)
+        planned = cache.plan(prepared, lookup)
+        hit = planned.method in ("exact", "adopt", "blend")
+        donor = planned.donors[0] if hit else None
+        right = None
+        if donor is not None and sample.answer is not None and donor.answer is not None:
+            right = same(donor.answer, sample.answer)
+        lines.append(
+            {
+                "id": sample.id,
+                "question": sample.question,
+                "answer": sample.answer,
+                "provenance": f"hit ({planned.match.provenance})" if hit and planned.match else "miss",
+                "level": planned.match.level if hit and planned.match else "",
+                "score": planned.match.score if planned.match else None,
+                "donor": donor.chunk if donor else None,
+                "donor_answer": donor.answer if donor else None,
+                "right": right,
+                "reason": planned.reason,
+                "statuses": dict(lookup.statuses),
+                "lookup_ms": 1e3 * lookup.seconds,
+            }
+        )
+        cache.record(prepared, lookup, planned, _not_run(sample, len(prepared.token_ids)), engine.epoch)
+        cache.flush()
+    cache.close()
+    return _summary(settings, lines), lines
+
+
+def _not_run(sample: Sample, tokens: int) -> Completion:
+    """Stands where an answer would: the data set's own. Its state is one empty element."""
+    tensor = Tensor(np.zeros((2, 1, 1, 1, 1), np.float32), "F32")
+    return Completion(sample.answer or "", (), tokens, 0, capture=lambda: tensor)
+
+
+def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    hits = [line for line in lines if line["level"]]
+    levels = sorted({line["level"] for line in hits})
+    return {
+        "cache_mode": "dry-run",
+        "model": settings.model,
+        "dataset": settings.dataset,
+        "media": settings.cache.media,
+        "samples": len(lines),
+        "hit_rate": len(hits) / len(lines),
+        "hit_rate_interval": wilson(len(hits), len(lines)),
+        **_false_hits(hits),
+        "by_level": {
+            level: {"hits": sum(line["level"] == level for line in hits)}
+            | _false_hits([line for line in hits if line["level"] == level])
+            for level in levels
+        },
+        "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
+        "dejakv_version": __version__,
+    }
+
+
+def _false_hits(hits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    judged = [line["right"] for line in hits if line["right"] is not None]
+    wrong = len(judged) - sum(judged)
+    return {
+        "judged": len(judged),
+        "false_hits": wrong,
+        "false_hit_rate": wrong / len(judged) if judged else None,
+        "false_hit_interval": wilson(wrong, len(judged)),
+    }

@@ -1,0 +1,131 @@
+"""`dejakv run`: the same samples through every arm, interleaved in one process, and what came of it."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
+from dejakv.engines.open import open_engine, open_templates
+from dejakv.errors import DatasetError
+from dejakv.experiments.arms import pipeline_for
+from dejakv.experiments.dry_run import dry_run
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.sizes import sizes_of
+from dejakv.experiments.summary import Outcome, Row, summarize
+from dejakv.pipeline import Pipeline
+from dejakv.request import Sampling
+
+WARM_UP = 3
+Progress = Callable[[int, int, Row], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """`rows` is empty for a dry run. `output`: where the files were written, if anywhere."""
+
+    summary: dict[str, Any]
+    rows: tuple[Row, ...]
+    output: Path | None
+
+
+def run(settings: RunSettings, progress: Progress | None = None, engine: Any = None) -> RunResult:
+    """Runs the comparison (or the dry run) and writes `samples.jsonl` and `summary.json` if an output is given.
+
+    Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
+    """
+    chosen = tuple(read_samples(settings))
+    if not chosen:
+        raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
+    engine = engine or open_engine(settings)
+    prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
+    if settings.cache_mode == "dry-run":
+        summary, lines = dry_run(settings, chosen, engine, prompter)
+        return RunResult(summary, (), write(settings.output, summary, lines))
+    with cache_folder(settings) as settings:
+        rows, sizes = _run_arms(settings, chosen, engine, prompter, progress)
+    summary = summarize(rows, settings.model, settings.dataset, sizes)
+    summary["media"] = settings.cache.media
+    if settings.cache.media == "ignore":
+        summary["warning"] = "media=ignore: donors with other pictures were allowed, as the prototypes did"
+    return RunResult(summary, tuple(rows), write(settings.output, summary, [row.as_dict() for row in rows]))
+
+
+def read_samples(settings: RunSettings) -> Iterator[Sample]:
+    """The samples of a run, in its order."""
+    options = DatasetOptions(
+        path=settings.dataset_path,
+        config=settings.dataset_config,
+        split=settings.split,
+        image_root=settings.cache.image_root,
+        max_samples=settings.max_samples,
+        seed=settings.seed,
+        shuffle_seed=settings.shuffle_seed,
+    )
+    return samples(open_dataset(settings.dataset, options), options)
+
+
+def _run_arms(
+    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, progress: Progress | None
+) -> tuple[list[Row], dict[str, Any]]:
+    arms = settings.arms if settings.cache_mode == "live" else tuple(arm for arm in settings.arms if arm != "cache")
+    pipelines = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
+    sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
+    _warm_up(Pipeline(engine.without_reuse()), chosen[:WARM_UP], prompter, sampling)
+    rows: list[Row] = []
+    names = list(pipelines)
+    for number, sample in enumerate(chosen):
+        request = prompter.request(sample, sampling)
+        outcomes: dict[str, Outcome] = {}
+        for turn in range(len(names)):  # another arm goes first each time, so that none profits from a warm cache line
+            name = names[(turn + number) % len(names)]
+            answer = pipelines[name].answer(request)
+            outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer)
+            if pipelines[name].cache is not None:
+                pipelines[name].cache.flush()  # type: ignore[union-attr]
+        row = Row(sample.id, sample.question, sample.answer, {name: outcomes[name] for name in names})
+        rows.append(row)
+        if progress is not None:
+            progress(number + 1, len(chosen), row)
+    sizes = sizes_of(pipelines["cache"].cache) if "cache" in pipelines else {}
+    for pipeline in pipelines.values():
+        if pipeline.cache is not None:
+            pipeline.cache.close()
+    return rows, sizes
+
+
+def _warm_up(pipeline: Pipeline, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
+    for sample in chosen:
+        pipeline.answer(prompter.request(sample, sampling))
+
+
+@contextmanager
+def cache_folder(settings: RunSettings) -> Iterator[RunSettings]:
+    """A fresh folder for the cache, removed afterwards, unless the user gave one."""
+    if settings.cache.cache_dir is not None:
+        yield settings
+        return
+    folder = tempfile.mkdtemp(prefix="dejakv-run-")
+    try:
+        yield replace(settings, cache=replace(settings.cache, cache_dir=folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(output: str | None, summary: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Path | None:
+    """Writes the two files of a run. Returns their folder."""
+    if output is None:
+        return None
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    with (folder / "samples.jsonl").open("w") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+    return folder

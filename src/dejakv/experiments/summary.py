@@ -1,0 +1,146 @@
+"""From the records of a run to its summary: every figure of the report is computed here."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dejakv import __version__
+from dejakv.experiments.scoring import percentile, same, wilson
+from dejakv.records import Record
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One sample in one arm. `cached_answer`: what the donor's own answer was, where a donor was used."""
+
+    record: Record
+    text: str
+    cached_answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample in all arms."""
+
+    sample_id: str
+    question: str
+    answer: str | None
+    arms: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+
+    def as_dict(self) -> dict[str, Any]:
+        """One line of `samples.jsonl`."""
+        arms = {
+            name: {**outcome.record.as_dict(), "text": outcome.text, "correct": self.correct(name)}
+            for name, outcome in self.arms.items()
+        }
+        cache = self.arms.get("cache")
+        shown = cache.record if cache else None
+        return {
+            "id": self.sample_id,
+            "question": self.question,
+            "answer": self.answer,
+            "provenance": shown.provenance if shown else "",
+            "statuses": dict(shown.statuses) if shown else {},
+            "agrees": self.agrees("cache"),
+            "arms": arms,
+        }
+
+    def correct(self, arm: str) -> bool | None:
+        return None if self.answer is None else same(self.arms[arm].text, self.answer)
+
+    def agrees(self, arm: str) -> bool | None:
+        """Whether the arm's answer is the `none` arm's."""
+        if arm not in self.arms or "none" not in self.arms:
+            return None
+        return self.arms[arm].text == self.arms["none"].text
+
+
+def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals beside them."""
+    names = list(rows[0].arms) if rows else []
+    records = [row.arms["cache"].record for row in rows if "cache" in row.arms]
+    hits = [row for row in rows if "cache" in row.arms and _is_hit(row.arms["cache"].record)]
+    judged = [agrees for row in rows if (agrees := row.agrees("cache")) is not None]
+    summary: dict[str, Any] = {
+        "model": model,
+        "dataset": dataset,
+        "samples": len(rows),
+        "arms": {name: _arm(rows, name) for name in names},
+        "hit_rate": len(hits) / len(rows) if rows else 0.0,
+        "hit_rate_interval": wilson(len(hits), len(rows)),
+        "prefix_hits": sum(record.method == "prefix" for record in records),
+        "by_level": _by_level(hits),
+        "by_method": _counts(record.method for record in records),
+        "agreement": sum(judged) / len(judged) if judged else None,
+        "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
+        "response_cache": _response_cache(hits),
+        "not_used": _counts(record.reason for record in records if record.reason),
+        "lookup_ms": _spread([record.lookup_ms for record in records]),
+        "inject_ms": _spread([record.inject_ms for record in records if record.reused_tokens]),
+        "bytes_loaded": sum(record.bytes_loaded for record in records),
+        **sizes,
+        "dejakv_version": __version__,
+    }
+    return summary
+
+
+def _is_hit(record: Record) -> bool:
+    return record.method in ("exact", "adopt", "blend")
+
+
+def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    outcomes = [row.arms[name] for row in rows]
+    marks = [correct for row in rows if (correct := row.correct(name)) is not None]
+    return {
+        "accuracy": sum(marks) / len(marks) if marks else None,
+        "accuracy_interval": wilson(sum(marks), len(marks)) if marks else None,
+        "computed_tokens": sum(outcome.record.computed_tokens for outcome in outcomes),
+        "prompt_tokens": sum(outcome.record.prompt_tokens for outcome in outcomes),
+        "encoder_runs": sum(outcome.record.encoder_runs for outcome in outcomes),
+        "ttft_ms": _spread([outcome.record.ttft_ms for outcome in outcomes]),
+        "latency_ms": _spread([outcome.record.latency_ms for outcome in outcomes]),
+    }
+
+
+def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in hits:
+        groups[row.arms["cache"].record.level].append(row)
+    table: dict[str, Any] = {}
+    for level, group in sorted(groups.items()):
+        judged = [agrees for row in group if (agrees := row.agrees("cache")) is not None]
+        exact = [row for row in group if row.arms["cache"].record.method == "exact"]
+        table[level] = {
+            "hits": len(group),
+            "exact_hits": len(exact),
+            "agreement": sum(judged) / len(judged) if judged else None,
+            "exact_agreement": sum(bool(row.agrees("cache")) for row in exact) / len(exact)
+            if exact and judged
+            else None,
+            "false_hits": len(judged) - sum(judged),
+            "false_hit_interval": wilson(len(judged) - sum(judged), len(judged)) if judged else None,
+        }
+    return table
+
+
+def _response_cache(hits: Sequence[Row]) -> dict[str, Any]:
+    """What serving the donor's stored answer as text would have given on the same hits: no tokens at all."""
+    judged = [row for row in hits if "none" in row.arms and row.arms["cache"].cached_answer is not None]
+    agreed = sum(row.arms["cache"].cached_answer == row.arms["none"].text for row in judged)
+    return {"hits": len(judged), "agreement": agreed / len(judged) if judged else None}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": round(percentile(values, 0.5), 4),
+        "p95": round(percentile(values, 0.95), 4),
+        "mean": round(sum(values) / len(values), 4) if values else 0.0,
+    }
+
+
+def _counts(values: Any) -> dict[str, int]:
+    table: dict[str, int] = defaultdict(int)
+    for value in values:
+        table[value] += 1
+    return dict(sorted(table.items(), key=lambda item: -item[1]))

@@ -1,0 +1,108 @@
+"""The summary as tables for a terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(summary: dict[str, Any], console: Console | None = None) -> None:
+    """Prints a run's or a dry run's summary."""
+    console = console or Console()
+    if summary.get("cache_mode") == "dry-run":
+        _show_dry_run(summary, console)
+        return
+    console.print(_arms(summary))
+    if summary.get("by_level"):
+        console.print(_levels(summary))
+    for line in _lines(summary):
+        console.print(line)
+
+
+def _arms(summary: dict[str, Any]) -> Table:
+    arms: dict[str, Any] = summary["arms"]
+    table = Table(title=f"{summary['samples']} samples of {summary['dataset']} through {summary['model']}")
+    table.add_column("")
+    for name in arms:
+        table.add_column(name, justify="right")
+    table.add_row("accuracy", *[_share(arm["accuracy"]) for arm in arms.values()])
+    table.add_row("prompt tokens", *[f"{arm['prompt_tokens']:,}" for arm in arms.values()])
+    table.add_row("computed tokens", *[f"{arm['computed_tokens']:,}" for arm in arms.values()])
+    base = arms.get("none", {}).get("computed_tokens")
+    if base:
+        table.add_row("  of none", *[_share(arm["computed_tokens"] / base) for arm in arms.values()])
+    table.add_row("encoder runs", *[f"{arm['encoder_runs']:,}" for arm in arms.values()])
+    table.add_row("TTFT p50 ms", *[f"{arm['ttft_ms']['p50']:.2f}" for arm in arms.values()])
+    table.add_row("TTFT p95 ms", *[f"{arm['ttft_ms']['p95']:.2f}" for arm in arms.values()])
+    table.add_row("TTFT mean ms", *[f"{arm['ttft_ms']['mean']:.2f}" for arm in arms.values()])
+    table.add_row("latency p50 ms", *[f"{arm['latency_ms']['p50']:.2f}" for arm in arms.values()])
+    return table
+
+
+def _levels(summary: dict[str, Any]) -> Table:
+    table = Table(title="hits by level (prefix apart)")
+    for name in ("level", "hits", "of them exact", "agreement with none", "false hits"):
+        table.add_column(name, justify="left" if name == "level" else "right")
+    for level, row in summary["by_level"].items():
+        table.add_row(level, str(row["hits"]), str(row["exact_hits"]), _share(row["agreement"]), str(row["false_hits"]))
+    return table
+
+
+def _lines(summary: dict[str, Any]) -> list[str]:
+    low, high = summary["hit_rate_interval"]
+    lines = [
+        f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)}),"
+        f" exact prefixes besides: {summary['prefix_hits']}"
+    ]
+    if summary["agreement"] is not None:
+        low, high = summary["agreement_interval"]
+        lines.append(
+            f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
+        )
+        lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
+    response = summary.get("response_cache", {})
+    if response.get("hits"):
+        lines.append(
+            f"a response cache on the same {response['hits']} hits would agree {_share(response['agreement'])}"
+            " and compute no token"
+        )
+    arms = summary["arms"]
+    if {"prefix", "cache"} <= set(arms) and arms["prefix"]["computed_tokens"]:
+        share = arms["cache"]["computed_tokens"] / arms["prefix"]["computed_tokens"]
+        ttft = arms["cache"]["ttft_ms"]["mean"] / max(1e-9, arms["prefix"]["ttft_ms"]["mean"])
+        verdict = "pays" if ttft < 1 else "does NOT pay"
+        lines.append(
+            f"beyond prefix caching, over all requests: {_share(share)} of its tokens, {ttft:.2f}x its mean TTFT:"
+            f" the semantic levels {verdict} here"
+        )
+    lines.append(f"lookup p50 {summary['lookup_ms']['p50']:.2f} ms, p95 {summary['lookup_ms']['p95']:.2f} ms")
+    if "store_bytes" in summary:
+        lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
+    if summary.get("warning"):
+        lines.append(f"WARNING {summary['warning']}")
+    return lines
+
+
+def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"dry run: {summary['samples']} samples of {summary['dataset']}, decoder not run")
+    for name in ("level", "would hit", "false", "false-hit rate", "95%"):
+        table.add_column(name, justify="left" if name == "level" else "right")
+    for level, row in [
+        *summary["by_level"].items(),
+        ("all", {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}),
+    ]:
+        low, high = row["false_hit_interval"]
+        table.add_row(
+            level,
+            str(row["hits"]),
+            str(row["false_hits"]),
+            _share(row["false_hit_rate"]),
+            f"{_share(low)} to {_share(high)}",
+        )
+    console.print(table)
+    low, high = summary["hit_rate_interval"]
+    console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
