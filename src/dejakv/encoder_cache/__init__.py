@@ -1,0 +1,25 @@
+"""Encoder outputs by what was encoded: computed once, shared by everyone who sends the same picture, sound or clip.
+
+cache = VisualKVCache(max_vram_bytes=2 * 1024**3)
+view = cache.view(encoder_epoch, partition)
+embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
+"""
+
+from dejakv.encoder_cache.block import VisualCacheResult, VisualEmbeddingBlock
+from dejakv.encoder_cache.controller import QueueingController
+from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
+from dejakv.encoder_cache.stats import EncoderCacheStats
+from dejakv.encoder_cache.view import EncoderView, compute_content_hash
+from dejakv.encoder_cache.visual_kv_cache import VisualKVCache
+
+__all__ = [
+    "DpModeRecommendation",
+    "EncoderCacheStats",
+    "EncoderView",
+    "QueueingController",
+    "VisualCacheResult",
+    "VisualEmbeddingBlock",
+    "VisualKVCache",
+    "compute_content_hash",
+    "recommend_dp_mode",
+]

@@ -1,0 +1,285 @@
+"""The registry behind all views: one table, one budget, one lock, and the one body of `get_or_compute`."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dejakv.encoder_cache.block import Resolution, VisualEmbeddingBlock
+from dejakv.encoder_cache.eviction import Key
+from dejakv.encoder_cache.shelf import Shelf
+from dejakv.encoder_cache.single_flight import Flight, check_not_leading, leading
+from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
+from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
+from dejakv.errors import InputError
+
+
+class Tier(Protocol):
+    """Where outputs outlive the process (see disk.py). Neither method raises or makes the caller wait for a write."""
+
+    def load(self, key: Key) -> "Recalled": ...
+
+    def save(self, key: Key, block: VisualEmbeddingBlock) -> None: ...
+
+    def clear(self, partition: str | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What the tier had: a block, or None, and whether that is because it was damaged."""
+
+    block: VisualEmbeddingBlock | None = None
+    corrupt: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for, and how it is to be labelled if it must be computed."""
+
+    key: Key
+    resolution: Resolution | None = None
+    encoder_model: str = ""
+    place: Callable[[Any], Any] | None = None
+
+
+class Run:
+    """A leader's errand: `recall()` from the tier or, if that is False, set `output` to what the encoder says."""
+
+    def __init__(self, recall: Callable[[], VisualEmbeddingBlock | None]) -> None:
+        self._recall = recall
+        self.recalled: VisualEmbeddingBlock | None = None
+        self.output: Any = None
+        self.started = 0.0
+
+    def recall(self) -> bool:
+        self.recalled = self._recall()
+        self.started = time.perf_counter()
+        return self.recalled is not None
+
+
+class Registry:
+    """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions."""
+
+    def __init__(self, shelf: Shelf, tier: Tier | None, check_finite: bool) -> None:
+        self._shelf = shelf
+        self.tier = tier
+        self._check_finite = check_finite
+        self._lock = threading.Lock()
+        self._flights: dict[Key, Flight] = {}
+        self._counters: defaultdict[str, Counters] = defaultdict(Counters)
+
+    def lookup(self, key: Key) -> VisualEmbeddingBlock | None:
+        """The block in memory, counted as used."""
+        with self._lock:
+            entry = self._shelf.get(key)
+            if entry is not None:
+                self._shelf.touch(entry)
+                self._counters[key[0]].served(entry.block)
+                return entry.block
+            if self.tier is None:
+                self._counters[key[0]].misses += 1
+                return None
+        return None
+
+    def peek(self, key: Key) -> VisualEmbeddingBlock | None:
+        """The block in memory, without counting anything."""
+        with self._lock:
+            entry = self._shelf.get(key)
+            return entry.block if entry is not None else None
+
+    def recall(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
+        """The block from the tier, held in memory from now on; counted as a hit or a miss."""
+        block = self._from_tier(wanted)
+        with self._lock:
+            counters = self._counters[wanted.key[0]]
+            if block is None:
+                counters.misses += 1
+                return None
+            self._put(wanted.key, block)
+            counters.served(block)
+            return block
+
+    def store(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
+        """Holds the embedding; None if it was refused. Raises InputError for an embedding that is none."""
+        block = self._block(wanted, embedding, seconds)
+        with self._lock:
+            kept = self._put(wanted.key, block)
+        if self.tier is not None:
+            self.tier.save(wanted.key, block)
+        return block if kept else None
+
+    def begin(self, wanted: Wanted) -> tuple[VisualEmbeddingBlock | None, Flight | None, bool]:
+        """What a caller has to do: take the block, or wait for the flight, or (True) lead it."""
+        key = wanted.key
+        with self._lock:
+            entry = self._shelf.get(key)
+            if entry is not None:
+                self._shelf.touch(entry)
+                self._counters[key[0]].served(entry.block)
+                return entry.block, None, False
+            flight = self._flights.get(key)
+            if flight is None or flight.stranded:
+                flight = self._flights[key] = Flight(key)
+                return None, flight, True
+            check_not_leading(flight)
+            self._counters[key[0]].waiting += 1
+            return None, flight, False
+
+    @contextmanager
+    def lead(self, wanted: Wanted, flight: Flight) -> Generator[Run, None, None]:
+        """Whatever happens inside, the flight is over afterwards. An encoder's error is told to those who wait, the
+        leader among them, by the flight; only interruptions and cancellations come out of here."""
+        run = Run(lambda: self._from_tier(wanted))
+        token = leading.set((*leading.get(), flight))
+        try:
+            yield run
+            self._land(wanted, flight, run)
+        except Exception as error:
+            with self._lock:
+                counters = self._counters[wanted.key[0]]
+                counters.misses += 1
+                counters.encoder_failures += 1
+                self._forget(flight)
+            flight.fail(error)
+        except BaseException:
+            self.abandon(flight)
+            raise
+        finally:
+            leading.reset(token)
+
+    def abandon(self, flight: Flight) -> None:
+        """Ends a flight of which nothing can be said, so that another caller leads the next."""
+        with self._lock:
+            self._forget(flight)
+        flight.abandon()
+
+    @contextmanager
+    def waiting(self, flight: Flight) -> Generator[Callable[[VisualEmbeddingBlock], None], None, None]:
+        """Around a follower's wait; call what it yields with the output that arrived."""
+        counters = self._counters[flight.key[0]]
+
+        def arrived(block: VisualEmbeddingBlock) -> None:
+            with self._lock:
+                counters.served(block)
+                counters.coalesced += 1
+                entry = self._shelf.get(flight.key)
+                if entry is not None:
+                    self._shelf.touch(entry)
+
+        try:
+            yield arrived
+        finally:
+            with self._lock:
+                counters.waiting -= 1
+
+    def pin(self, key: Key) -> bool:
+        """Keeps an entry from eviction; False if it is not held."""
+        with self._lock:
+            entry = self._shelf.get(key)
+            if entry is None:
+                return False
+            self._shelf.pin(entry)
+            return True
+
+    def unpin(self, key: Key) -> bool:
+        """Takes a pin back; False if the entry is not held or not pinned."""
+        with self._lock:
+            entry = self._shelf.get(key)
+            if entry is None or not entry.pins:
+                return False
+            self._shelf.unpin(entry)
+            return True
+
+    def clear(self, partition: str | None) -> None:
+        """Drops entries, pinned ones too, and figures; what is being encoded meanwhile is delivered but not kept."""
+        with self._lock:
+            for key in [entry.key for entry in self._shelf if partition in (None, entry.key[0])]:
+                self._shelf.remove(key)
+            for key in [key for key in self._flights if partition in (None, key[0])]:
+                self._flights.pop(key).discard = True
+            for name, counters in self._counters.items():
+                if partition in (None, name):
+                    counters.reset()
+        if self.tier is not None:
+            self.tier.clear(partition)
+
+    def stats(self, partition: str | None, dp_mode_recommendations: int) -> EncoderCacheStats:
+        """The figures of one partition, or of all together."""
+        with self._lock:
+            parts = self._counters.values() if partition is None else [self._counters.get(partition, Counters())]
+            held = self._shelf.tally(partition)
+            return summed(
+                parts,
+                entries=held.entries,
+                pinned_entries=held.pinned_entries,
+                bytes=held.bytes,
+                dp_mode_recommendations=dp_mode_recommendations,
+            )
+
+    def _forget(self, flight: Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+    def _from_tier(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
+        if self.tier is None:
+            return None
+        recalled = self.tier.load(wanted.key)
+        block = recalled.block
+        if block is not None and wanted.place is not None:
+            block.embedding = wanted.place(block.embedding)
+        with self._lock:
+            counters = self._counters[wanted.key[0]]
+            counters.disk_hits += block is not None
+            counters.disk_misses += block is None
+            counters.disk_corrupt += recalled.corrupt
+        return block
+
+    def _land(self, wanted: Wanted, flight: Flight, run: Run) -> None:
+        seconds = time.perf_counter() - run.started
+        block = run.recalled or self._block(wanted, run.output, seconds)
+        with self._lock:
+            counters = self._counters[wanted.key[0]]
+            if run.recalled is not None:
+                counters.served(block)
+            else:
+                counters.misses += 1
+                counters.encoder_runs += 1
+                counters.encoder_seconds += seconds
+            if not flight.discard:
+                self._put(wanted.key, block)
+            self._forget(flight)
+        flight.land(block)
+        if self.tier is not None and run.recalled is None and not flight.discard:
+            self.tier.save(wanted.key, block)
+
+    def _block(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
+        check_embedding(embedding, finite=self._check_finite)
+        embedding = owned(embedding)
+        if seconds is not None and not seconds >= 0:
+            raise InputError(f"encoder_seconds is {seconds}: pass what the encoder took, or None if nobody measured it")
+        _, _, modality, content_hash = wanted.key
+        return VisualEmbeddingBlock(
+            content_hash=content_hash,
+            modality=modality,
+            resolution=wanted.resolution,
+            embedding=embedding,
+            encoder_model=wanted.encoder_model,
+            created_at=time.monotonic(),
+            estimated_vram_bytes=size_of(embedding),
+            encoder_seconds=seconds,
+        )
+
+    def _put(self, key: Key, block: VisualEmbeddingBlock) -> bool:
+        replaced = self._shelf.get(key) is not None
+        placed = self._shelf.put(key, block)
+        if placed.refused:
+            self._counters[key[0]].refusals[placed.refused] += 1
+            return False
+        if replaced:
+            self._counters[key[0]].evictions["replaced"] += 1
+        for victim in placed.victims:
+            self._counters[victim.key[0]].evictions[placed.reason] += 1
+        return True

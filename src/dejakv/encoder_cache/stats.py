@@ -1,0 +1,124 @@
+"""The cache's figures: counters kept by partition, and the values that are handed out."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dejakv.encoder_cache.block import VisualEmbeddingBlock
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened in one partition. Changed under the registry's lock only."""
+
+    hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    disk_hits: int = 0
+    disk_misses: int = 0
+    disk_corrupt: int = 0
+    encoder_runs: int = 0
+    encoder_failures: int = 0
+    encoder_seconds: float = 0.0
+    encoder_seconds_saved: float = 0.0
+    vram_saved_bytes: int = 0
+    waiting: int = 0
+    evictions: Counter[str] = field(default_factory=Counter[str])
+    refusals: Counter[str] = field(default_factory=Counter[str])
+
+    def served(self, block: VisualEmbeddingBlock) -> None:
+        """Counts an output that somebody got without running the encoder."""
+        self.hits += 1
+        self.vram_saved_bytes += block.estimated_vram_bytes
+        self.encoder_seconds_saved += block.encoder_seconds or 0.0
+
+    def reset(self) -> None:
+        """Starts again at zero, but for the callers that are waiting now."""
+        waiting = self.waiting
+        self.__init__()
+        self.waiting = waiting
+
+
+@dataclass(frozen=True)
+class EncoderCacheStats:
+    """Counters since the start (or the last clear) and, from `entries` on, what is so now.
+
+    hits       callers that got an output without the encoder being run for them: from memory, from disk, or (counted
+               again as `coalesced`) by waiting for somebody else's run
+    misses     callers for whom the encoder had to run, or a lookup that found nothing
+    evictions  entries that left, by reason: `entries` and `bytes` (a budget), `replaced`
+    refusals   outputs not kept, by reason: `oversized`, `pinned`, `minimum`
+    """
+
+    hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    disk_hits: int = 0
+    disk_misses: int = 0
+    disk_corrupt: int = 0
+    encoder_runs: int = 0
+    encoder_failures: int = 0
+    encoder_seconds: float = 0.0
+    encoder_seconds_saved: float = 0.0
+    vram_saved_bytes: int = 0
+    dp_mode_recommendations: int = 0
+    evictions: Mapping[str, int] = field(default_factory=dict[str, int])
+    refusals: Mapping[str, int] = field(default_factory=dict[str, int])
+    entries: int = 0
+    pinned_entries: int = 0
+    bytes: int = 0
+    waiting_callers: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits by hits and misses; 0 before the first."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures under the names they are exported by."""
+        return {
+            "visual_cache_hits": self.hits,
+            "visual_cache_misses": self.misses,
+            "visual_cache_hit_rate": self.hit_rate,
+            "visual_vram_saved_bytes": self.vram_saved_bytes,
+            "visual_cache_entries": self.entries,
+            "dp_mode_recommendations": self.dp_mode_recommendations,
+            "visual_cache_coalesced": self.coalesced,
+            "visual_cache_pinned_entries": self.pinned_entries,
+            "visual_cache_bytes": self.bytes,
+            "visual_cache_waiting_callers": self.waiting_callers,
+            "visual_cache_evictions": dict(self.evictions),
+            "visual_cache_refusals": dict(self.refusals),
+            "visual_disk_hits": self.disk_hits,
+            "visual_disk_misses": self.disk_misses,
+            "visual_disk_corrupt": self.disk_corrupt,
+            "visual_encoder_runs": self.encoder_runs,
+            "visual_encoder_failures": self.encoder_failures,
+            "visual_encoder_seconds": self.encoder_seconds,
+            "visual_encoder_seconds_saved": self.encoder_seconds_saved,
+        }
+
+
+_SUMMED = (
+    *("hits", "misses", "coalesced", "disk_hits", "disk_misses", "disk_corrupt", "vram_saved_bytes"),
+    *("encoder_runs", "encoder_failures", "encoder_seconds", "encoder_seconds_saved"),
+)
+
+
+def summed(
+    counters: Iterable[Counters], *, entries: int, pinned_entries: int, bytes: int, dp_mode_recommendations: int = 0
+) -> EncoderCacheStats:
+    """The figures of several partitions together."""
+    parts = list(counters)
+    return EncoderCacheStats(
+        **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
+        evictions=dict(sum((part.evictions for part in parts), Counter[str]())),
+        refusals=dict(sum((part.refusals for part in parts), Counter[str]())),
+        waiting_callers=sum(part.waiting for part in parts),
+        dp_mode_recommendations=dp_mode_recommendations,
+        entries=entries,
+        pinned_entries=pinned_entries,
+        bytes=bytes,
+    )

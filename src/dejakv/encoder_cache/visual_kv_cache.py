@@ -1,0 +1,165 @@
+"""VisualKVCache: encoder outputs computed once, shared by everyone who sends the same picture, sound or clip."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dejakv.encoder_cache.block import Resolution, VisualCacheResult, VisualEmbeddingBlock
+from dejakv.encoder_cache.controller import StableBlocks
+from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
+from dejakv.encoder_cache.policy import PolicyName, policy_named
+from dejakv.encoder_cache.registry import Registry, Tier
+from dejakv.encoder_cache.shelf import Shelf
+from dejakv.encoder_cache.stats import EncoderCacheStats
+from dejakv.encoder_cache.view import EncoderView, compute_content_hash
+from dejakv.errors import ConfigError
+from dejakv.request import DEFAULT_PARTITION
+
+
+class VisualKVCache:
+    """One registry of encoder outputs, one budget, several views. Thread-safe; usable from any number of event loops.
+
+    max_entries, max_vram_bytes  the budgets, of all partitions together; no admission filter: what fits is kept
+    queueing_controller          names the fewest entries that evictions may leave (see QueueingController)
+    policy                       what leaves first: "lfu" (used least, with ageing), "lru" (used longest ago) or "cost"
+                                 (saves the fewest encoder seconds a byte); ties by recency. See policy.py
+    disk                         where outputs outlive the process (`disk.DiskTier`), none by default
+    check_finite                 refuse embeddings with NaN or infinity; False keeps them as they are
+
+    Engines take `view(encoder_epoch, partition)`. The methods of the same names here act for a program with one encoder
+    and one tenant: on the view of `encoder_epoch=""` and the default partition.
+    """
+
+    def __init__(
+        self,
+        max_entries: int = 100,
+        max_vram_bytes: int = 4 * 1024**3,
+        queueing_controller: StableBlocks | None = None,
+        policy: PolicyName = "lfu",
+        *,
+        disk: Tier | None = None,
+        check_finite: bool = True,
+    ) -> None:
+        if max_entries < 1 or max_vram_bytes < 1:
+            raise ConfigError(
+                f"max_entries={max_entries} and max_vram_bytes={max_vram_bytes} must both be 1 or more: "
+                "to run without an encoder cache, pass none to the engine"
+            )
+        self.max_entries = max_entries
+        self.max_vram_bytes = max_vram_bytes
+        self.policy = policy
+        self.queueing_controller = queueing_controller
+        self._registry = Registry(
+            Shelf(max_entries, max_vram_bytes, policy_named(policy), self._minimum), disk, check_finite
+        )
+        self._default = self.view("", DEFAULT_PARTITION)
+        self._recommended = 0
+        self._recommended_lock = threading.Lock()
+
+    def view(
+        self,
+        encoder_epoch: str,
+        partition: str = DEFAULT_PARTITION,
+        *,
+        encoder_model: str = "",
+        place: Callable[[Any], Any] | None = None,
+    ) -> EncoderView:
+        """The cache as one encoder of one partition sees it; see EncoderView. Views are cheap and keep no state."""
+        return EncoderView(self._registry, encoder_epoch, partition, encoder_model, place)
+
+    def compute_content_hash(self, raw_bytes: bytes) -> str:
+        """SHA-256 of the raw bytes, 64 hexadecimal digits. InputError if there are none."""
+        return compute_content_hash(raw_bytes)
+
+    def lookup(self, content_hash: str, modality: str = "image") -> VisualEmbeddingBlock | None:
+        """See `EncoderView.lookup`."""
+        return self._default.lookup(content_hash, modality)
+
+    def store(
+        self,
+        content_hash: str,
+        modality: str,
+        embedding: Any,
+        resolution: Resolution | None = None,
+        encoder_model: str = "",
+        encoder_seconds: float | None = None,
+    ) -> VisualEmbeddingBlock | None:
+        """See `EncoderView.store`. The label `encoder_model` is no part of the key: for two models take two views."""
+        return self._default.store(content_hash, modality, embedding, resolution, encoder_model, encoder_seconds)
+
+    def get_or_compute(
+        self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None = None
+    ) -> Any:
+        """See `EncoderView.get_or_compute`."""
+        return self._default.get_or_compute(content_hash, modality, compute, resolution)
+
+    async def aget_or_compute(
+        self,
+        content_hash: str,
+        modality: str,
+        compute: Callable[[], Any] | Callable[[], Awaitable[Any]],
+        resolution: Resolution | None = None,
+    ) -> Any:
+        """See `EncoderView.aget_or_compute`."""
+        return await self._default.aget_or_compute(content_hash, modality, compute, resolution)
+
+    def serve(
+        self,
+        raw_bytes: bytes,
+        compute: Callable[[], Any],
+        modality: str = "image",
+        resolution: Resolution | None = None,
+        batch_image_count: int = 1,
+        encoder_depth: int = 27,
+    ) -> VisualCacheResult:
+        """The whole of it for one medium: hash, look, encode if need be, and say whether DP mode would help."""
+        return self._default.serve(
+            raw_bytes,
+            compute,
+            modality,
+            resolution,
+            dp_mode=lambda: self.get_dp_mode_recommendation(batch_image_count, resolution or (512, 512), encoder_depth),
+        )
+
+    def pin(self, content_hash: str, modality: str = "image") -> bool:
+        """See `EncoderView.pin`."""
+        return self._default.pin(content_hash, modality)
+
+    def unpin(self, content_hash: str, modality: str = "image") -> bool:
+        """See `EncoderView.unpin`."""
+        return self._default.unpin(content_hash, modality)
+
+    def clear(self, partition: str | None = None) -> None:
+        """Drops the entries and figures of one partition, or all: pinned ones too, in memory and on disk."""
+        self._registry.clear(partition)
+        if partition is None:
+            with self._recommended_lock:
+                self._recommended = 0
+
+    def dp_mode(
+        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
+    ) -> DpModeRecommendation:
+        """Whether vLLM should encode data-parallel, why, and the flag for it; counted if so. See dp_mode.py."""
+        recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
+        if recommendation.recommended:
+            with self._recommended_lock:
+                self._recommended += 1
+        return recommendation
+
+    def get_dp_mode_recommendation(
+        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
+    ) -> bool:
+        """The same as a plain yes or no."""
+        return self.dp_mode(batch_image_count, image_resolution, encoder_depth).recommended
+
+    def stats(self, partition: str | None = None) -> EncoderCacheStats:
+        """The figures of one partition, or of all together (for the operator, not for tenants)."""
+        return self._registry.stats(partition, self._recommended if partition is None else 0)
+
+    def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
+        """The same as a dictionary under the names it is exported by; see docs/metrics.md."""
+        return self.stats(partition).as_dict()
+
+    def _minimum(self) -> int:
+        controller = self.queueing_controller
+        return controller.get_minimum_stable_blocks() if controller is not None else 0
