@@ -139,8 +139,12 @@ class Trainer:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.docs", description=__doc__)
     parser.add_argument("--minutes", type=float, default=90.0, help="time to train, resumed time included")
-    parser.add_argument("--steps", type=int, default=None, help="stop after so many steps; the schedule then follows steps")
-    parser.add_argument("--out", default="runs/docs-lm", help="folder for checkpoints, log.jsonl and the exported model/")
+    parser.add_argument(
+        "--steps", type=int, default=None, help="stop after so many steps; the schedule then follows steps"
+    )
+    parser.add_argument(
+        "--out", default="runs/docs-lm", help="folder for checkpoints, log.jsonl and the exported model/"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
     parser.add_argument("--tokens", type=int, default=5000, help="tokens a step")
     parser.add_argument("--context", type=int, default=2048)

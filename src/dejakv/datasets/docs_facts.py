@@ -215,4 +215,4 @@ That is all we know for now.
 The old clock in the hall is slow.
 {n} did not say much that day.
 Some people were in the office all night.
-The garden looks green after the rain.""")
+The garden looks old after the rain.""")
