@@ -1,0 +1,5 @@
+"""The engine on Hugging Face transformers."""
+
+from dejakv.engines.transformers.engine import TransformersEngine
+
+__all__ = ["TransformersEngine"]

@@ -1,0 +1,104 @@
+"""What of DejaKV holds for a model, found out when it is loaded: from its configuration, then by trying."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
+from dejakv.errors import ModelError
+
+ATTENTION = ("sdpa", "eager")
+_PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """reuse: start from stored state; capture: hand state out; images: take pictures. `reasons` says why not."""
+
+    reuse: bool = True
+    capture: bool = True
+    images: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def without(self, name: str, reason: str) -> "Capabilities":
+        return replace(self, **{name: False}, reasons={**self.reasons, name: reason})
+
+
+def check_attention(model: Any) -> str:
+    """The attention implementation. Raises: ModelError for one that cannot continue from arbitrary state."""
+    text = model.config.get_text_config(decoder=True)
+    implementation = str(getattr(text, "_attn_implementation", None) or model.config._attn_implementation)
+    if implementation not in ATTENTION:
+        raise ModelError(
+            f"attention implementation {implementation!r} is not supported: load the model with "
+            f"attn_implementation='sdpa' or 'eager'"
+        )
+    return implementation
+
+
+def from_config(model: Any) -> Capabilities:
+    """What the configuration already rules out. Raises: ModelError for a model that is no decoder."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
+    found = Capabilities()
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - _PLAIN_LAYERS
+    if kinds:
+        reason = f"layers of type {', '.join(sorted(kinds))} keep a state that is no per-token KV"
+        found = found.without("reuse", reason).without("capture", reason)
+    elif not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        reason = f"{type(model).__name__} does not use a dynamic KV cache"
+        found = found.without("reuse", reason).without("capture", reason)
+    return found
+
+
+@torch.inference_mode()
+def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 13) -> Capabilities:
+    """Runs a few tokens whole, and again from the captured state of the first ones: the last logits must agree.
+
+    A model that fails is served without reuse, and says so.
+    """
+    if not found.reuse:
+        return found
+    ids = _some_tokens(model, tokens)
+    try:
+        cache = plain_cache()
+        whole = _last_logits(model, ids, cache)
+        state = captured(cache, tokens)
+        if state is None:
+            reason = "its layers differ in shape, so no single tensor holds its KV"
+            return found.without("capture", reason).without("reuse", reason)
+        resumed = _last_logits(
+            model, ids[:, split:], filled_cache(state, split, ids.device, cache.layers[0].keys.dtype), split
+        )
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
+        return found.without("capture", reason).without("reuse", reason)
+    difference = float((whole - resumed).abs().max())
+    allowed = _TOLERANCE.get(model.dtype, 1e-3) * max(1.0, float(whole.std()))
+    if not difference <= allowed:
+        reason = f"the load-time self-check failed: logits from reused state differ by {difference:.3g} (allowed {allowed:.3g})"
+        return found.without("capture", reason).without("reuse", reason)
+    return found
+
+
+def _last_logits(model: Any, ids: torch.Tensor, cache: Any, past: int = 0) -> torch.Tensor:
+    positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
+    out = model(input_ids=ids, past_key_values=cache, position_ids=positions, use_cache=True, return_dict=True)
+    return out.logits[0, -1].float()
+
+
+def _some_tokens(model: Any, count: int) -> torch.Tensor:
+    config = model.config
+    vocabulary = int(config.get_text_config(decoder=True).vocab_size)
+    special = {
+        value
+        for name in ("image_token_id", "video_token_id", "audio_token_id")
+        if (value := getattr(config, name, None)) is not None
+    }
+    plain = [token for token in range(min(vocabulary, 4 * count + 16)) if token not in special]
+    chosen = [plain[(7 * index + 3) % len(plain)] for index in range(count)]
+    return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)

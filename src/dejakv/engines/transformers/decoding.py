@@ -1,0 +1,135 @@
+"""From a prompt and its state to tokens: one call of `generate`, whatever the way of sampling."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation.streamers import BaseStreamer
+
+from dejakv.request import Sampling
+
+OnToken = Callable[[int, str], None]
+
+
+@dataclass
+class Clock:
+    """When the call began and when its first token was there, in seconds of `perf_counter`."""
+
+    began: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+
+    def tick(self) -> None:
+        if self.first is None:
+            self.first = time.perf_counter()
+
+
+class Detokenizer:
+    """Text piece by piece. A piece that ends inside a character is held back until the character is complete, so the
+    pieces joined are the text (without a last character that was never completed)."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._start = 0
+        self._given = 0
+
+    def add(self, token: int) -> str:
+        self._tokens.append(token)
+        known = self._text(self._tokens[self._start : self._given])
+        text = self._text(self._tokens[self._start :])
+        if text.endswith("�") or len(text) < len(known):
+            return ""
+        self._start, self._given = self._given, len(self._tokens)
+        return text[len(known) :]
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class TokenStream(BaseStreamer):
+    """Passes tokens on as they are sampled, and notes when the first came. Not for beams (transformers refuses it)."""
+
+    def __init__(self, clock: Clock, tokenizer: Any, on_token: OnToken | None) -> None:
+        self._clock = clock
+        self._on_token = on_token
+        self._pieces = Detokenizer(tokenizer)
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self._clock.tick()
+        if self._on_token is not None:
+            for token in value.reshape(-1).tolist():
+                self._on_token(token, self._pieces.add(token))
+
+    def end(self) -> None:
+        return
+
+
+class FirstStep(StoppingCriteria):
+    """Never stops; notes the first step, for beams."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._clock.tick()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def sampling_arguments(sampling: Sampling, room: int) -> dict[str, Any]:
+    """What `generate` is told. What `Sampling` does not name (repetition penalty, top-k) stays the model's own."""
+    arguments: dict[str, Any] = {
+        "max_new_tokens": max(1, min(sampling.max_new_tokens, room)),
+        "num_beams": sampling.num_beams,
+        "do_sample": not sampling.greedy,
+    }
+    if sampling.greedy:
+        return {**arguments, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
+    return {**arguments, "temperature": sampling.temperature, "top_p": sampling.top_p}
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Makes draws repeatable within, and leaves the process's generators as they were. No seed: nothing is touched."""
+    if seed is None:
+        yield
+        return
+    devices = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def generate(
+    model: Any,
+    ids: torch.Tensor,
+    cache: Cache,
+    arguments: Mapping[str, Any],
+    *,
+    clock: Clock,
+    tokenizer: Any = None,
+    on_token: OnToken | None = None,
+    call: Callable[..., Any] | None = None,
+) -> Any:
+    """Continues `ids` `[1, n]` from a cache that holds its first tokens; what `generate` returns.
+
+    call  the `generate` to use where the model's own attribute is something else
+    """
+    arguments = dict(arguments)
+    if tokenizer is not None and arguments.get("streamer") is None:
+        if arguments.get("num_beams") in (None, 1):
+            arguments["streamer"] = TokenStream(clock, tokenizer, on_token)
+        else:
+            given = arguments.get("stopping_criteria") or []
+            arguments["stopping_criteria"] = StoppingCriteriaList([*given, FirstStep(clock)])
+    run = call or model.generate
+    with torch.inference_mode():
+        return run(input_ids=ids, past_key_values=cache, **arguments)

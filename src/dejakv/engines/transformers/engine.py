@@ -1,0 +1,286 @@
+"""The engine on Hugging Face transformers: prepare a request, run it from given state, hand the new state back."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import Cache
+
+from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.transformers import decoding
+from dejakv.engines.transformers.capabilities import Capabilities, check_attention, from_config, self_check
+from dejakv.engines.transformers.decoding import Clock, OnToken
+from dejakv.engines.transformers.features import given_features
+from dejakv.engines.transformers.fingerprint import encoder_epoch, model_epoch
+from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
+from dejakv.engines.transformers.loading import load
+from dejakv.engines.transformers.pictures import PictureBook
+from dejakv.engines.transformers.planned import PlannedCache
+from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
+from dejakv.engines.transformers.vision import Vision
+from dejakv.errors import InputError, ModelError
+from dejakv.request import DEFAULT_PARTITION, Media, Request, Sampling
+
+
+class TransformersEngine:
+    """Serves one model, one request at a time (a lock keeps others waiting).
+
+    capabilities  what holds for this model, with reasons
+    epoch         fingerprint of the model as it is in memory; `refresh_epoch` after changing weights or adapters
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True
+    ) -> None:
+        self.model = _without_adapter_wrapper(model)
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self._attention = check_attention(self.model)
+        self._lock = threading.RLock()
+        found = from_config(self.model)
+        self.capabilities: Capabilities = self_check(self.model, found) if check else found
+        self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
+        if self.vision is not None:
+            self.capabilities = _with_images(self.capabilities)
+        self.epoch = ""
+        self.refresh_epoch()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        dtype: str = "auto",
+        device: str = "auto",
+        attn: str = "sdpa",
+        trust_remote_code: bool = False,
+        encoder_cache: Any = None,
+        check: bool = True,
+    ) -> "TransformersEngine":
+        """Loads a bundled name, a folder or a hub id. `dtype` auto|fp32|bf16|fp16, `device` auto|cpu|cuda, `attn`
+        sdpa|eager. `encoder_cache` (a `VisualKVCache`) keeps what the tower made of a picture; None runs it every time.
+
+        Raises: ModelError, ConfigError.
+        """
+        loaded = load(model, dtype, device, attn, trust_remote_code)
+        return cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return int(limit) if limit else 1 << 30
+
+    def refresh_epoch(self) -> str:
+        """Fingerprints the model anew and returns the epoch."""
+        self.epoch = model_epoch(self.model, self.tokenizer, self.processor, self._attention)
+        if self.vision is not None:
+            self.vision.epoch = encoder_epoch(self.model, self.processor, self._attention)
+        return self.epoch
+
+    def prepare(self, request: Request) -> Prepared:
+        """Token ids with pictures expanded, and their spans. Pixels are processed when a picture is first seen.
+
+        Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
+        """
+        if not request.prompt.strip():
+            raise InputError("the prompt is empty: give a question")
+        if request.media and self.vision is None:
+            why = self.capabilities.reasons.get("images", "it is a text model")
+            raise InputError(f"{type(self.model).__name__} takes no pictures ({why}): choose an image-text model")
+        if self.vision is not None and (request.media or self.vision.book.image_token in request.prompt):
+            with self._lock:
+                ids, spans = image_text_ids(self.vision.book, request.prompt, request.media)
+        else:
+            ids, spans = text_ids(self.tokenizer, request.prompt), ()
+        self._check_length(len(ids))
+        return Prepared(request, tuple(ids), spans)
+
+    def run(
+        self,
+        prepared: Prepared,
+        *,
+        start: Start | None = None,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+        planned: PlannedCache | None = None,
+    ) -> Completion:
+        """Computes the tokens that `start` does not hold, and the answer.
+
+        The answer's `token_ids` include the end token if one was sampled. With beams `on_token` is called for the best
+        beam after the search. `planned` takes the place of `start`: a cache that decides itself what is computed.
+        Raises: InputError, and ModelError for a state of another model.
+        """
+        sampling = sampling or prepared.request.sampling
+        room = self.context - len(prepared.token_ids)
+        arguments = {**decoding.sampling_arguments(sampling, room), **self._special_tokens()}
+        with self._lock, decoding.seeded(sampling.seed, self.device):
+            return self.generate(prepared, arguments, start=start, on_token=on_token, planned=planned)
+
+    def generate(
+        self,
+        prepared: Prepared,
+        arguments: Mapping[str, Any],
+        *,
+        start: Start | None = None,
+        on_token: OnToken | None = None,
+        planned: PlannedCache | None = None,
+    ) -> Completion:
+        """`run` with `generate`'s own arguments; what it returned is in `details["output"]`."""
+        clock = Clock()
+        n = len(prepared.token_ids)
+        self._check_length(n)
+        with self._lock:
+            ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
+            held = 0 if planned is not None else self._usable(start, n)
+            cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
+            if held and start is not None:
+                loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
+            inject = time.perf_counter() - clock.began
+            runs, extra = 0, dict[str, Any]()
+            rows = None
+            if self.vision is not None and prepared.spans:
+                place = positions(
+                    self.vision.base, ids, self.vision.book.image_token_id, prepared.spans, self.vision.book
+                )
+                extra = {"position_ids": place} if place is not None else {}
+                rows, runs = self.vision.rows(prepared, held)
+            beams = int(arguments.get("num_beams") or 1) * int(arguments.get("num_return_sequences") or 1)
+            if beams > 1 and planned is None and n - held > 1:
+                self._prefill(ids, cache, held, rows, extra)
+                rows = None
+            if beams > 1 and planned is None:
+                cache.batch_repeat_interleave(beams)
+            base = self.vision.base if self.vision is not None else None
+            call = lambda **given: type(self.model).generate(self.model, **given)  # noqa: E731
+            with given_features(base, rows) as features:
+                output = decoding.generate(
+                    self.model,
+                    ids,
+                    cache,
+                    {**arguments, **features, **extra, "attention_mask": torch.ones_like(ids)},
+                    clock=clock,
+                    tokenizer=self.tokenizer,
+                    on_token=on_token,
+                    call=call,
+                )
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        tokens = tuple(sequences[0, n:].tolist())
+        if beams > 1 and on_token is not None:
+            pieces = decoding.Detokenizer(self.tokenizer)
+            for token in tokens:
+                on_token(token, pieces.add(token))
+        now = time.perf_counter()
+        computed = planned.computed_tokens() if planned is not None else n - held
+        return Completion(
+            text=self.tokenizer.decode(tokens, skip_special_tokens=True),
+            token_ids=tokens,
+            prompt_tokens=n,
+            computed_tokens=computed,
+            encoder_runs=runs,
+            ttft_s=(clock.first or now) - clock.began,
+            latency_s=now - clock.began,
+            inject_s=inject,
+            bytes_loaded=loaded,
+            capture=lambda: captured(cache, n) if self.capabilities.capture and planned is None else None,
+            details={"output": output},
+        )
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Input embeddings `[tokens, hidden]` float32 of plain tokens; the decoder does not run."""
+        with torch.inference_mode():
+            ids = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
+            return self.model.get_input_embeddings()(ids).float().cpu().numpy()
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean of a text's input embeddings at length 1, `[hidden]` float32. Raises: InputError for an empty text."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise InputError("an empty text has no embedding: give a text")
+        return _unit(self.embed_tokens(ids).mean(0))
+
+    def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
+        """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
+        the run is counted with the next request. Raises: InputError."""
+        if self.vision is None:
+            raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
+        with self._lock:
+            features = self.vision.features(media, partition)
+            self.vision.uncounted += self.vision.take_runs()
+        rows = features[0] if features.dim() == 3 else features
+        return _unit(rows.float().mean(0).numpy())
+
+    def _cache(self, start: Start | None, held: int) -> Cache:
+        if start is None or held == 0:
+            return plain_cache()
+        return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype)
+
+    def _usable(self, start: Start | None, tokens: int) -> int:
+        if start is None or not self.capabilities.reuse:
+            return 0
+        if start.chunk.meta.epoch and start.chunk.meta.epoch != self.epoch:
+            raise ModelError(
+                "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
+            )
+        return max(0, min(start.tokens, tokens - 1))
+
+    def _prefill(self, ids: torch.Tensor, cache: Cache, held: int, rows: Any, extra: Mapping[str, Any]) -> None:
+        """All but the last token, once, before beams multiply the state."""
+        n = ids.shape[1]
+        place = extra.get("position_ids")
+        if place is None:
+            place = torch.arange(n, device=ids.device)[None]
+        base = self.vision.base if self.vision is not None else None
+        with torch.inference_mode(), given_features(base, rows) as features:
+            self.model(
+                input_ids=ids[:, held : n - 1],
+                past_key_values=cache,
+                position_ids=place[..., held : n - 1],
+                use_cache=True,
+                return_dict=True,
+                **features,
+            )
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens == 0:
+            raise InputError("the prompt has no tokens: give a question")
+        if tokens >= self.context:
+            raise InputError(
+                f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
+                "shorten the prompt or choose a model with a longer context"
+            )
+
+    def _special_tokens(self) -> dict[str, Any]:
+        """End and padding tokens, so that `generate` need not guess them."""
+        config = self.model.generation_config
+        end = config.eos_token_id if config.eos_token_id is not None else self.tokenizer.eos_token_id
+        first = end[0] if isinstance(end, list) else end
+        pad = config.pad_token_id if config.pad_token_id is not None else first
+        given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _without_adapter_wrapper(model: Any) -> Any:
+    """The transformers model inside a PEFT wrapper: LoRA layers stay in place. Prompt learning is refused."""
+    if not hasattr(model, "peft_config"):
+        return model
+    if getattr(model, "active_peft_config", None) is not None and model.active_peft_config.is_prompt_learning:
+        raise ModelError("prompt-learning adapters put virtual tokens before the prompt: merge the adapter or use LoRA")
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _with_images(found: Capabilities) -> Capabilities:
+    return Capabilities(found.reuse, found.capture, True, found.reasons)
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)

@@ -1,0 +1,84 @@
+"""Finds and loads a model with its tokenizer or processor. Every way this can fail names its remedy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from dejakv.engines.transformers.capabilities import ATTENTION
+from dejakv.errors import ConfigError, ModelError
+from dejakv.models import resolve
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its device, its tokenizer, and its processor if it takes pictures."""
+
+    model: Any
+    tokenizer: Any
+    processor: Any
+
+
+def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool) -> Loaded:
+    """Raises: ConfigError for a wrong option, ModelError for a model that is missing, damaged or of no known kind."""
+    if attn not in ATTENTION:
+        raise ConfigError(f"attn={attn!r} cannot continue from stored state: choose {' or '.join(ATTENTION)}")
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(_DTYPES)}")
+    where = str(resolve(name))
+    place = _device(device)
+    if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
+        raise ModelError(f"{where} holds no config.json: give the folder of a Hugging Face model, or its hub id")
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
+        if not images and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not _remote_causal(config):
+            raise ModelError(_unknown_kind(where, config))
+        model = kind.from_pretrained(
+            where,
+            dtype="auto" if dtype == "auto" else _DTYPES[dtype],
+            attn_implementation=attn,
+            trust_remote_code=trust_remote_code,
+        )
+        processor = AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code) if images else None
+        tokenizer = getattr(processor, "tokenizer", None)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SyntaxError) as error:
+        raise ModelError(
+            f"model {name!r} cannot be loaded ({type(error).__name__}: {error}): give a bundled name, the folder of a "
+            "Hugging Face model or its hub id (with a network, or already downloaded)"
+        ) from error
+    return Loaded(model.eval().to(place), tokenizer, processor if hasattr(processor, "image_processor") else None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is unknown: choose auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}, but torch sees no GPU: choose cpu, or install torch with CUDA")
+    return device
+
+
+def _remote_causal(config: Any) -> bool:
+    return "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
+def _unknown_kind(where: str, config: Any) -> str:
+    message = f"{where} is of type {config.model_type!r}, which is neither a causal language model nor an image-text model of transformers"
+    if "internvl" in str(config.model_type).lower():
+        return f"{message}: take the conversion to transformers' own InternVL, whose name ends in -HF"
+    return f"{message}: choose a model of AutoModelForCausalLM or AutoModelForImageTextToText"

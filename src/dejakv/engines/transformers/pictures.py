@@ -1,0 +1,183 @@
+"""Pictures on their way to the tower: decoded and processed only when they must be, known by their digest."""
+
+import inspect
+import io
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from dejakv.errors import InputError, ModelError
+from dejakv.request import Media
+
+_TEXT_KEYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "num_patches", "num_crops"}
+_KNOWN, _PROCESSED = 100_000, 4
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a prompt must know of a picture, without its pixels.
+
+    rows       tokens of its own in the prompt (what the tower's output has rows)
+    expansion  the text its placeholder becomes, empty if only the processor can expand it
+    grid       `(t, h, w)` in patches where positions depend on it (M-RoPE), else None
+    """
+
+    rows: int
+    expansion: str = ""
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass
+class PictureBook:
+    """Knows every picture seen by digest, and keeps the pixels of the last few.
+
+    A picture is decoded and processed when it is first seen (its token count may depend on its size), and again only if
+    the tower must run although its pixels are gone. One request uses it at a time.
+    """
+
+    processor: Any
+    image_token: str = ""
+    image_token_id: int | None = None
+    _known: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
+    _pixels: OrderedDict[str, Mapping[str, torch.Tensor]] = field(default_factory=OrderedDict)
+
+    def get(self, media: Media) -> Picture:
+        """Raises: InputError if the bytes are no readable picture."""
+        found = self._known.get(media.digest)
+        if found is None:
+            self.pixels(media)
+            found = self._known[media.digest]
+        return found
+
+    def known(self, digest: str) -> Picture | None:
+        return self._known.get(digest)
+
+    def add(self, digest: str, picture: Picture, pixels: Mapping[str, torch.Tensor]) -> None:
+        """Takes in a picture that somebody else processed."""
+        self._known[digest] = picture
+        self._pixels[digest] = pixels
+        self._pixels.move_to_end(digest)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        while len(self._pixels) > _PROCESSED:
+            self._pixels.popitem(last=False)
+
+    def pixels(self, media: Media) -> Mapping[str, torch.Tensor]:
+        """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""
+        found = self._pixels.get(media.digest)
+        if found is None:
+            self._process(media)
+            found = self._pixels[media.digest]
+        return found
+
+    def held_pixels(self, digest: str) -> Mapping[str, torch.Tensor] | None:
+        return self._pixels.get(digest)
+
+    def _process(self, media: Media) -> None:
+        image = decode(media)
+        try:
+            out = self.processor(text=[self.image_token], images=[image], return_tensors="pt")
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            raise InputError(
+                f"the processor refuses picture {media.name or media.digest[:12]} ({image.width}x{image.height}): {error}; "
+                "give a picture of another size"
+            ) from error
+        ids = out["input_ids"][0].tolist()
+        rows = ids.count(self.image_token_id)
+        grid = out.get("image_grid_thw")
+        picture = Picture(
+            rows, self._expansion(ids), tuple(int(side) for side in grid[0]) if grid is not None else None
+        )
+        kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, torch.Tensor)}
+        self.add(media.digest, picture, kept)
+
+    def _expansion(self, ids: list[int]) -> str:
+        """The expanded text, if it consists of the tokenizer's own added tokens, which no context changes."""
+        tokenizer = self.processor.tokenizer
+        added = tokenizer.get_added_vocab()
+        tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)
+        outer = {tokenizer.bos_token, tokenizer.eos_token}
+        while tokens and tokens[0] in outer:
+            tokens.pop(0)
+        while tokens and tokens[-1] in outer:
+            tokens.pop()
+        return "".join(tokens) if tokens and all(token in added for token in tokens) else ""
+
+
+def decode(media: Media) -> Image.Image:
+    """The picture in RGB. Raises: InputError if it cannot be read."""
+    if media.modality != "image":
+        raise InputError(f"{media.modality} is not supported by the transformers engine: give pictures")
+    try:
+        image = Image.open(io.BytesIO(media.data))
+        return image.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"picture {media.name or media.digest[:12]} cannot be read ({error}): give the bytes of a PNG, JPEG or WebP file"
+        ) from error
+
+
+def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
+    """The placeholder a prompt carries for a picture, and the id of the tokens that stand for the tower's rows."""
+    config = model.config
+    token_id = next(
+        (
+            value
+            for name in ("image_token_id", "image_token_index")
+            if (value := getattr(config, name, None)) is not None
+        ),
+        None,
+    )
+    tokenizer = getattr(processor, "tokenizer", None)
+    if token_id is None or tokenizer is None:
+        return None
+    token = getattr(processor, "image_token", None)
+    token = getattr(token, "content", token) or tokenizer.convert_ids_to_tokens(token_id)
+    return (str(token), int(token_id)) if token else None
+
+
+def vision_base(model: Any) -> Any:
+    """The module whose `get_image_features` the model's forward calls, None if it has none."""
+    for module in (getattr(model, "base_model", None), getattr(model, "model", None), model):
+        if module is not None and hasattr(module, "get_image_features") and module is not model:
+            return module
+    return model if hasattr(model, "get_image_features") else None
+
+
+def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple[torch.Tensor, bool]:
+    """One picture through tower and projector.
+
+    Returns its rows, `[rows, hidden]`, or `[1 + layers, rows, hidden]` where the decoder takes features at several layers
+    (deepstack: first the input rows, then one slice a layer), on the CPU; and whether the model hands its features over
+    as one tensor instead of a list. Raises: ModelError if the tower gives another number of rows.
+    """
+    accepted = inspect.signature(type(base).get_image_features).parameters
+    device, dtype = base.device, base.dtype
+    inputs = {
+        key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+        for key, value in pixels.items()
+        if key in accepted
+    }
+    with torch.inference_mode():
+        out = type(base).get_image_features(base, **inputs, return_dict=True)
+    pooled = out.pooler_output
+    whole = isinstance(pooled, torch.Tensor)
+    flat = (
+        pooled.reshape(-1, pooled.shape[-1])
+        if whole
+        else torch.cat([part.reshape(-1, part.shape[-1]) for part in pooled])
+    )
+    if flat.shape[0] != rows:
+        raise ModelError(
+            f"{type(base).__name__} gives {flat.shape[0]} rows for a picture of {rows} tokens: this architecture's pictures "
+            "are not supported"
+        )
+    deep = getattr(out, "deepstack_features", None)
+    if deep is not None:
+        layers = [part if isinstance(part, torch.Tensor) else torch.cat(list(part)) for part in deep]
+        flat = torch.stack([flat, *layers])
+    return flat.cpu(), whole

@@ -1,0 +1,91 @@
+"""The model's tower behind the encoder registry: a picture known by its digest does not run it again."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dejakv.engines.base import Prepared
+from dejakv.engines.transformers.features import ImageRows, rows_from
+from dejakv.engines.transformers.pictures import PictureBook, image_token_of, run_tower, vision_base
+from dejakv.errors import InputError, ModelError
+from dejakv.request import Media
+
+
+@dataclass
+class Vision:
+    """Pictures for one model. One request uses it at a time.
+
+    base       the module whose `get_image_features` the model asks
+    registry   a `VisualKVCache` or None
+    epoch      fingerprint of tower, projector and processor
+    whole      whether the model hands features over as one tensor; None until the tower ran once
+    uncounted  runs made outside of a request (embeddings for the lookup), counted with the next one
+    """
+
+    base: Any
+    book: PictureBook
+    registry: Any = None
+    epoch: str = ""
+    whole: bool | None = None
+    uncounted: int = 0
+    runs: int = 0
+
+    @classmethod
+    def of(cls, model: Any, processor: Any, registry: Any) -> "Vision":
+        """Raises: ModelError if the model does not take pictures the way transformers' image-text models do."""
+        base, token = vision_base(model), image_token_of(model, processor)
+        if base is None or token is None:
+            missing = "get_image_features" if base is None else "an image token"
+            raise ModelError(f"{type(model).__name__} has no {missing}: choose an image-text model of transformers 5")
+        return cls(base, PictureBook(processor, *token), registry)
+
+    def rows(self, prepared: Prepared, start: int) -> tuple[ImageRows | None, int]:
+        """The rows of all image tokens from `start` on, and how many pictures ran through the tower for them.
+
+        Pictures whose tokens all lie before `start` are not even looked up.
+        """
+        media = {item.digest: item for item in prepared.request.media}
+        parts: list[torch.Tensor] = []
+        for span in prepared.spans:
+            if span.start + span.length <= start:
+                continue
+            before = rows_from(prepared.token_ids, span, start, self.book.image_token_id or 0)
+            features = self.features(media.get(span.digest), prepared.request.partition, span.digest)
+            parts.append(features[..., before:, :])
+        runs = self.take_runs() + self.uncounted
+        self.uncounted = 0
+        if not parts:
+            return None, runs
+        return ImageRows(tuple(parts), bool(self.whole)), runs
+
+    def features(self, media: Media | None, partition: str, digest: str = "") -> torch.Tensor:
+        """A picture's rows, from the registry or the tower. Raises: InputError if neither can give them."""
+        digest = digest or (media.digest if media is not None else "")
+        if self.whole is None or self.registry is None:
+            features = self._compute(media, digest)
+            if self.registry is not None:
+                self.registry.view(self.epoch, partition).store(digest, "image", features)
+            return features
+        view = self.registry.view(self.epoch, partition)
+        return _as_tensor(view.get_or_compute(digest, "image", lambda: self._compute(media, digest)))
+
+    def take_runs(self) -> int:
+        """Runs of the tower since this was last asked."""
+        runs, self.runs = self.runs, 0
+        return runs
+
+    def _compute(self, media: Media | None, digest: str) -> torch.Tensor:
+        pixels = self.book.pixels(media) if media is not None else self.book.held_pixels(digest)
+        picture = self.book.known(digest)
+        if pixels is None or picture is None:
+            raise InputError(
+                "a picture in the prompt is not among the request's media: give its bytes with the request"
+            )
+        features, self.whole = run_tower(self.base, pixels, picture.rows)
+        self.runs += 1
+        return features
+
+
+def _as_tensor(embedding: Any) -> torch.Tensor:
+    return embedding if isinstance(embedding, torch.Tensor) else torch.from_numpy(embedding)
