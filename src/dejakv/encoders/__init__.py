@@ -1,0 +1,1 @@
+"""What turns a request into vectors: texts, pictures, and hooks into the served model."""

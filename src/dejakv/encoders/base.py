@@ -1,0 +1,39 @@
+"""The seams of encoders: a text or a picture in, a unit vector out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.request import Media
+
+Vector = NDArray[np.float32]
+
+
+class TextEncoder(Protocol):
+    """Thread-safe. `fingerprint` names everything that makes its vectors what they are: vectors of two encoders are
+    comparable only where it is equal, so it is stored beside them."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def encode(self, text: str) -> Vector:
+        """`[dim]` float32 of length 1. Raises InputError for a text that gives no direction."""
+        ...
+
+    def encode_many(self, texts: Sequence[str]) -> list[Vector]: ...
+
+
+class ImageEncoder(Protocol):
+    """As `TextEncoder`, for pictures."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, media: Media) -> Vector:
+        """`[dim]` float32 of length 1. Raises InputError for data that is no picture."""
+        ...

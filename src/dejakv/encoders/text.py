@@ -1,0 +1,129 @@
+"""Text encoders: a sentence-transformers model, or the served model's own input embeddings."""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dejakv.encoders.base import Vector
+from dejakv.encoders.fingerprint import module_fingerprint
+from dejakv.encoders.threads import one_torch_thread
+from dejakv.errors import InputError, MissingExtraError, ModelError
+from dejakv.identity import epoch_of
+from dejakv.index.base import unit
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class SentenceTransformerEncoder:
+    """A sentence-transformers model by hub name or local folder. Needs the extra `embed`.
+
+    Encoding uses one torch thread: a short text takes 8 ms on one and 300 ms on two that others want too. A text longer
+    than the model reads is cut into pieces whose vectors are averaged, so that nothing of it goes unseen.
+
+    Raises MissingExtraError without the package, ModelError if the model cannot be loaded.
+    """
+
+    def __init__(self, name_or_path: str = DEFAULT_MODEL, *, device: str = "cpu") -> None:
+        self.name = name_or_path
+        self._model = load_sentence_transformer(name_or_path, device)
+        self._lock = threading.Lock()
+        self.fingerprint = epoch_of(
+            {"kind": "sentence-transformers", "weights": module_fingerprint(self._model), "long": "pieces averaged"}
+        )
+        self.dim = len(self.encode("dimension"))
+
+    def encode(self, text: str) -> Vector:
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
+        cut = [self._pieces(text) for text in texts]
+        flat = [piece for pieces in cut for piece in pieces]
+        with self._lock, one_torch_thread():
+            rows: Any = self._model.encode(flat, normalize_embeddings=True, show_progress_bar=False)
+        vectors: list[Vector] = []
+        start = 0
+        for pieces in cut:
+            stop = start + len(pieces)
+            vectors.append(unit(rows[start:stop].mean(axis=0), rows.shape[1], f"the encoder {self.name!r}"))
+            start = stop
+        return vectors
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text in parts that the model reads whole; words are kept together."""
+        if not text.strip():
+            raise InputError("an empty text has no embedding: give a question, or disable the semantic level")
+        limit = int(self._model.max_seq_length or 512) - 2
+        if len(text) <= limit:  # a token is a character at least
+            return [text]
+        tokens = len(
+            self._model.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        )
+        if tokens <= limit:
+            return [text]
+        parts = -(-tokens * 5 // (limit * 4))  # a fifth to spare: parts of equal length differ in tokens
+        words = text.split()
+        units, glue = (words, " ") if len(words) >= 4 * parts else (list(text), "")  # some scripts have no spaces
+        bounds = [round(i * len(units) / parts) for i in range(parts + 1)]
+        return [glue.join(units[a:b]) for a, b in pairwise(bounds)]
+
+
+class ModelTextEncoder:
+    """The served model's own input embeddings, averaged over the text: no download, no second model, about 0.05 ms.
+
+    It sees which words there are and not their order, so it needs the lexical guard.
+
+    embed        `engine.embed_text`: text -> `[hidden]`
+    fingerprint  of the served model (`engine.epoch`)
+    """
+
+    def __init__(self, embed: Callable[[str], Any], fingerprint: str) -> None:
+        self._embed = embed
+        self.fingerprint = epoch_of({"kind": "input embeddings, averaged", "model": fingerprint})
+        self._dim = 0
+
+    @property
+    def dim(self) -> int:
+        if not self._dim:
+            self._dim = len(self.encode("dimension"))
+        return self._dim
+
+    def encode(self, text: str) -> Vector:
+        if not text.strip():
+            raise InputError("an empty text has no embedding: give a question, or disable the semantic level")
+        vector = np.asarray(self._embed(text), dtype=np.float32)
+        return unit(vector, vector.size, "the served model's embeddings")
+
+    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
+        return [self.encode(text) for text in texts]
+
+
+def text_encoder(name: str, *, embed: Callable[[str], Any] | None = None, fingerprint: str = "") -> Any:
+    """The encoder that `--index-encoder` names: `model`, or a sentence-transformers name or folder.
+
+    embed, fingerprint  `engine.embed_text` and `engine.epoch`, for `model`
+    """
+    if name != "model":
+        return SentenceTransformerEncoder(name)
+    if embed is None:
+        raise ModelError(
+            "the index encoder 'model' needs the served model's embeddings, and this engine lends none: "
+            f"use --index-encoder {DEFAULT_MODEL}"
+        )
+    return ModelTextEncoder(embed, fingerprint)
+
+
+def load_sentence_transformer(name_or_path: str, device: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise MissingExtraError("sentence-transformers", "embed", f"the encoder {name_or_path!r}") from error
+    try:
+        return SentenceTransformer(name_or_path, device=device)
+    except Exception as error:
+        raise ModelError(
+            f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {error}): give a sentence-transformers "
+            "name that can be downloaded or a local folder, or use --index-encoder model, which needs no download"
+        ) from error

@@ -1,0 +1,20 @@
+"""One torch thread while a small encoder runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Small models lose more to contended threads than they win; the number is put back after."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Nearest neighbours over normalized vectors, one kind of index a file."""

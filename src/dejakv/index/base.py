@@ -1,0 +1,71 @@
+"""The seam of a vector index: ids and unit vectors in, the nearest ids by cosine out."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.errors import ConfigError, InputError
+
+Vector = NDArray[np.float32]
+Hit = tuple[str, float]
+
+
+class VectorIndex(Protocol):
+    """Vectors by id. Thread-safe. Vectors are normalized on their way in, so every score is a cosine in [-1, 1].
+
+    `add` of a known id replaces its vector; `remove` of an unknown one does nothing (False).
+    Raises ConfigError for a vector of another dimension and InputError for one without a direction (zero, NaN, infinite).
+    """
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the vectors and the structure over them take, ids not counted."""
+        ...
+
+    def add(self, id: str, vector: Vector) -> None: ...
+
+    def remove(self, id: str) -> bool: ...
+
+    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
+        """At most `k` pairs (id, cosine), best first."""
+        ...
+
+    def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
+        """The cosine with each of these ids; None for an id that is not held."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, id: object) -> bool: ...
+
+
+def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
+    """The vector as a contiguous `[dim]` float32 array of length 1. `what` names its user in errors."""
+    array = np.asarray(vector, dtype=np.float32)
+    if array.ndim != 1 or array.shape[0] != dim:
+        raise ConfigError(
+            f"a vector of shape {tuple(array.shape)} does not fit {what} of dimension {dim}: "
+            "use the encoder that the index was made for, or make the index with the encoder's dimension"
+        )
+    with np.errstate(over="ignore"):
+        square = float(array.dot(array))
+    if 1e-30 < square < 1e30:
+        return array * np.float32(square**-0.5)
+    return _scaled(array, what)
+
+
+def _scaled(array: Vector, what: str) -> Vector:
+    """A vector whose squared length does not fit float32, or that has no direction at all."""
+    wide = array.astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    if not 0.0 < length < np.inf:
+        raise InputError(
+            f"a vector for {what} has no direction (it is zero, or holds NaN or infinity): "
+            "check what the encoder was given, and skip the request for this level"
+        )
+    return (wide / length).astype(np.float32)

@@ -1,0 +1,123 @@
+"""Exact search over a growing buffer: FAISS where it pays, numpy for the many small spaces a cache has."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dejakv.index.base import Hit, Vector, unit
+
+NUMPY_BELOW = 512
+"""Rows below which one matrix-vector product is quicker than a call of FAISS."""
+
+_faiss: Any = None
+
+
+def _load_faiss() -> Any:
+    global _faiss
+    if _faiss is None:
+        import faiss
+
+        _faiss = faiss
+    return _faiss
+
+
+class FlatIndex:
+    """Compares with every vector: always finds the nearest. 4 bytes a component, no training, deletion by id.
+
+    Rows live in one buffer of our own, passed to `faiss.knn_inner_product` as it stands: an empty space costs some
+    hundred bytes, and a deletion moves the last row into the hole.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim
+        self._rows = np.empty((0, dim), dtype=np.float32)
+        self._ids: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._rows.nbytes)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._row_of
+
+    def add(self, id: str, vector: Vector) -> None:
+        row = unit(vector, self._dim)
+        with self._lock:
+            place = self._row_of.get(id)
+            if place is None:
+                place = len(self._ids)
+                if place == len(self._rows):
+                    self._grow()
+                self._ids.append(id)
+                self._row_of[id] = place
+            self._rows[place] = row
+
+    def remove(self, id: str) -> bool:
+        with self._lock:
+            hole = self._row_of.pop(id, None)
+            if hole is None:
+                return False
+            last = self._ids.pop()
+            if last != id:
+                self._rows[hole] = self._rows[len(self._ids)]
+                self._ids[hole] = last
+                self._row_of[last] = hole
+            return True
+
+    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
+        query = unit(vector, self._dim)
+        with self._lock:
+            count = len(self._ids)
+            k = min(k, count)
+            if k < 1:
+                return []
+            if count < NUMPY_BELOW:
+                return self._search_numpy(query, count, k)
+            return self._search_faiss(query, count, k)
+
+    def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
+        query = unit(vector, self._dim)
+        with self._lock:
+            places = [self._row_of.get(id) for id in ids]
+            return [None if place is None else float(self._rows[place].dot(query)) for place in places]
+
+    def items(self) -> list[tuple[str, Vector]]:
+        """Every id with a copy of its unit vector."""
+        with self._lock:
+            return [(id, self._rows[place].copy()) for id, place in self._row_of.items()]
+
+    def _search_numpy(self, query: Vector, count: int, k: int) -> list[Hit]:
+        scores = self._rows[:count].dot(query)
+        if k == 1:
+            best = int(scores.argmax())
+            return [(self._ids[best], float(scores[best]))]
+        order = (-scores).argsort(kind="stable")[:k].tolist()
+        return [(self._ids[place], float(scores[place])) for place in order]
+
+    def _search_faiss(self, query: Vector, count: int, k: int) -> list[Hit]:
+        faiss = _load_faiss()
+        scores = np.empty(k, dtype=np.float32)
+        places = np.empty(k, dtype=np.int64)
+        pointer = faiss.swig_ptr
+        faiss.knn_inner_product(
+            pointer(query), pointer(self._rows), self._dim, 1, count, k, pointer(scores), pointer(places)
+        )
+        return [(self._ids[place], score) for place, score in zip(places.tolist(), scores.tolist(), strict=True)]
+
+    def _grow(self) -> None:
+        held = len(self._rows)
+        # Doubling wastes half of a large buffer; a quarter more keeps a million rows near what they need.
+        bigger = np.empty((max(4, held * 2 if held < 65_536 else held + held // 4), self._dim), dtype=np.float32)
+        bigger[:held] = self._rows
+        self._rows = bigger

@@ -1,0 +1,156 @@
+"""L1: a text that means the same, found by the cosine of embeddings."""
+
+import threading
+from collections import OrderedDict
+from typing import overload
+
+from dejakv.encoders.base import TextEncoder
+from dejakv.encoders.window import varying_part
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import epoch_of
+from dejakv.index.base import Vector
+from dejakv.index.spaces import Spaces
+from dejakv.levels.base import Match, Query, Search
+
+MAX_MATCHES = 8
+REMEMBERED = 256
+_DEFAULT_SPACE = "default"
+
+
+class SemanticTextCache:
+    """Donors whose embedded text has a cosine of at least `threshold` with the query's. Thread-safe.
+
+    threshold     cosine in [-1, 1]; 0 is a threshold like any other
+    chunk_window  characters that are embedded, 0 for all; see `dejakv.encoders.window`
+    preamble      what all chunks begin with and what is therefore not embedded
+    index         `flat` (exact), `hnsw` or `lsh`
+
+    `search(text)` and `add(chunk_id, text)` are the face for those who drive it themselves (one default space);
+    `search(query)`, `add(donor, query)` and `remove` are the level's, which keeps spaces apart.
+    """
+
+    name = "semantic_text"
+    status_names = ("semantic_text",)
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        threshold: float = 0.85,
+        chunk_window: int = 0,
+        *,
+        preamble: str = "",
+        index: str = "flat",
+    ) -> None:
+        if not -1.0 <= threshold <= 1.0:
+            raise ConfigError(f"threshold={threshold} is no cosine: give a number from -1 to 1 (0.85 is usual)")
+        if chunk_window < 0:
+            raise ConfigError(f"chunk_window={chunk_window} is negative: give a number of characters, 0 for all")
+        self.encoder = encoder
+        self.threshold = threshold
+        self.chunk_window = chunk_window
+        self.preamble = preamble
+        self._index = index
+        self._spaces: Spaces | None = None
+        self._recent: OrderedDict[tuple[str, str], Vector] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the encoder and what of a text it is given; stored vectors of another fingerprint are of no use."""
+        return epoch_of(
+            {"encoder": self.encoder.fingerprint, "window": self.chunk_window, "preamble": self.preamble.strip()}
+        )
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """By the level that a match names, for a `ThresholdGuard`."""
+        return {self.name: self.threshold}
+
+    def vector(self, text: str, partition: str | None = None) -> Vector | None:
+        """The unit vector a text is compared by; None for a text that cannot be embedded (an empty one).
+
+        With a partition, it is remembered for a while for that partition alone: who asked what must not show in another
+        tenant's timing.
+        """
+        part = varying_part(text, self.chunk_window, self.preamble)
+        if not part:
+            return None
+        if partition is None:
+            return self._encode(part)
+        with self._lock:
+            known = self._recent.get((partition, part))
+            if known is not None:
+                self._recent.move_to_end((partition, part))
+                return known
+        vector = self._encode(part)
+        if vector is not None:
+            with self._lock:
+                self._recent[partition, part] = vector
+                if len(self._recent) > REMEMBERED:
+                    self._recent.popitem(last=False)
+        return vector
+
+    @overload
+    def search(self, query: Query) -> Search: ...
+
+    @overload
+    def search(self, query: str) -> Match | None: ...
+
+    def search(self, query: Query | str) -> Search | Match | None:
+        """For a `Query`, a `Search` with up to 8 matches, best first; for a text, the best match or None."""
+        if isinstance(query, str):
+            matches = self.search_vector(self.vector(query), _DEFAULT_SPACE)
+            return matches[0] if matches else None
+        vector = self.vector(query.text, query.request.partition)
+        if vector is None:
+            return Search((), {self.name: "skip"})
+        matches = self.search_vector(vector, query.space)
+        return Search(matches, {self.name: "hit" if matches else "miss"})
+
+    def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
+        """Up to 8 matches for a vector that is there already, best first."""
+        index = self._spaces.get(space) if self._spaces is not None else None
+        if vector is None or index is None:
+            return ()
+        least, name = self.threshold, self.name
+        return tuple(Match(id, name, score) for id, score in index.search(vector, MAX_MATCHES) if score >= least)
+
+    @overload
+    def add(self, donor: str, query: Query) -> None: ...
+
+    @overload
+    def add(self, donor: str, query: str, vector: Vector | None = None) -> None: ...
+
+    def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
+        """Makes a chunk a donor. A vector that is known already (`ChunkMeta.vectors["text"]`) is not computed again."""
+        if isinstance(query, str):
+            row = self.vector(query) if vector is None else vector
+            space = _DEFAULT_SPACE
+        else:
+            row, space = query.vectors.get("text"), query.space
+            if row is None:
+                row = self.vector(query.text, query.request.partition)
+        if row is None:
+            return
+        with self._lock:
+            if self._spaces is None:
+                self._spaces = Spaces(len(row), self._index)
+        self._spaces.add(space, donor, row)
+
+    def remove(self, donor: str) -> None:
+        if self._spaces is not None:
+            self._spaces.remove(donor)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the vectors and the structure over them."""
+        return self._spaces.nbytes if self._spaces is not None else 0
+
+    def __len__(self) -> int:
+        return len(self._spaces) if self._spaces is not None else 0
+
+    def _encode(self, part: str) -> Vector | None:
+        try:
+            return self.encoder.encode(part)
+        except InputError:
+            return None

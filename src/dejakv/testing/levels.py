@@ -1,0 +1,219 @@
+"""Conformance suites for levels, guards and indexes: subclass, give a `make`, and run with pytest.
+
+class TestMine(LevelTests):
+    def make(self) -> Level: return MyLevel()
+    def query(self, topic: int, space: str = "s") -> Query: ...  # equal topics must match, other topics must not
+"""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dejakv.errors import ConfigError, InputError
+from dejakv.guards.base import Guard
+from dejakv.guards.chain import judge
+from dejakv.index.base import VectorIndex
+from dejakv.levels.base import Level, Match, Query
+from dejakv.request import Request
+from dejakv.store.base import ChunkMeta
+
+Case = tuple[Request, ChunkMeta, Match]
+
+
+class LevelTests:
+    """What every level must do. `query(topic)` gives queries that match exactly where the topics are equal."""
+
+    def make(self) -> Level:
+        raise NotImplementedError("a conformance suite needs `make`: return an empty level")
+
+    def query(self, topic: int, space: str = "s") -> Query:
+        return Query(Request(id="r", prompt=f"question {topic}", chunk=f"question {topic}"), space)
+
+    @pytest.fixture
+    def level(self) -> Level:
+        return self.make()
+
+    def test_empty_level_finds_nothing(self, level: Level) -> None:
+        search = level.search(self.query(1))
+        assert search.matches == ()
+        assert "hit" not in search.statuses.values()
+        assert search.statuses, "every level reports a status"
+        assert len(level) == 0
+
+    def test_added_donor_is_found(self, level: Level) -> None:
+        level.add("one", self.query(1))
+        level.add("two", self.query(2))
+        search = level.search(self.query(2))
+        assert search.matches[0].donor == "two"
+        assert "hit" in search.statuses.values()
+        assert search.matches[0].level in search.statuses or search.matches[0].level.startswith("embedding:")
+
+    def test_another_topic_is_not_found(self, level: Level) -> None:
+        level.add("one", self.query(1))
+        assert level.search(self.query(2)).matches == ()
+
+    def test_spaces_do_not_see_each_other(self, level: Level) -> None:
+        level.add("one", self.query(1, "tenant a"))
+        assert level.search(self.query(1, "tenant b")).matches == ()
+        assert level.search(self.query(1, "")).matches == ()
+        assert level.search(self.query(1, "tenant a")).matches[0].donor == "one"
+
+    def test_add_is_idempotent(self, level: Level) -> None:
+        for _ in range(3):
+            level.add("one", self.query(1))
+        assert len(level) == 1
+        assert [match.donor for match in level.search(self.query(1)).matches] == ["one"]
+
+    def test_remove_is_idempotent_and_complete(self, level: Level) -> None:
+        level.add("one", self.query(1))
+        level.add("two", self.query(1))
+        level.remove("one")
+        level.remove("one")
+        level.remove("never added")
+        assert len(level) == 1
+        assert [match.donor for match in level.search(self.query(1)).matches] == ["two"]
+        level.remove("two")
+        assert level.search(self.query(1)).matches == ()
+
+    def test_a_donor_added_anew_moves(self, level: Level) -> None:
+        level.add("one", self.query(1, "a"))
+        level.add("one", self.query(2, "b"))
+        assert len(level) == 1
+        assert level.search(self.query(1, "a")).matches == ()
+        assert level.search(self.query(2, "b")).matches[0].donor == "one"
+
+    def test_matches_are_best_first_and_bounded(self, level: Level) -> None:
+        for donor in range(30):
+            level.add(f"d{donor}", self.query(1))
+        scores = [match.score for match in level.search(self.query(1)).matches]
+        assert 1 <= len(scores) <= 16
+        assert scores == sorted(scores, reverse=True)
+        assert all(-1.0001 <= score <= 1.0001 for score in scores)
+
+    def test_empty_text_matches_nothing(self, level: Level) -> None:
+        empty = Query(Request(id="r", prompt="", chunk=" "), "s")
+        level.add("empty", empty)
+        search = level.search(empty)
+        assert search.matches == ()
+        assert set(search.statuses.values()) == {"skip"}
+
+
+class GuardTests:
+    """What every guard must do. `accepted()` gives a triple it accepts or abstains on, `rejected()` one it rejects (None
+    if it never rejects)."""
+
+    def make(self) -> Guard:
+        raise NotImplementedError("a conformance suite needs `make`: return a guard")
+
+    def accepted(self) -> Case:
+        raise NotImplementedError("a conformance suite needs `accepted`: return request, donor and match")
+
+    def rejected(self) -> Case | None:
+        raise NotImplementedError("a conformance suite needs `rejected`: return request, donor and match, or None")
+
+    def test_verdicts_carry_name_and_reason(self) -> None:
+        guard = self.make()
+        verdict = guard.judge(*self.accepted())
+        assert verdict.decision in ("accept", "abstain")
+        assert verdict.guard == guard.name
+        assert verdict.reason
+        case = self.rejected()
+        if case is not None:
+            verdict = guard.judge(*case)
+            assert verdict.decision == "reject"
+            assert verdict.guard == guard.name
+            assert verdict.reason
+
+    def test_judging_twice_gives_the_same(self) -> None:
+        guard, case = self.make(), self.accepted()
+        assert guard.judge(*case) == guard.judge(*case)
+
+    def test_observing_is_possible_and_never_raises(self) -> None:
+        guard, case = self.make(), self.accepted()
+        guard.observe(*case, True)
+        guard.observe(*case, False)
+
+    def test_a_chain_of_it_alone_follows_its_rejection(self) -> None:
+        case = self.rejected()
+        if case is not None:
+            assert judge([self.make()], *case).decision == "reject"
+
+
+class IndexTests:
+    """What every `VectorIndex` must do; approximate ones may miss neighbours, but not in a handful."""
+
+    dim = 24
+
+    def make(self, dim: int) -> VectorIndex:
+        raise NotImplementedError("a conformance suite needs `make`: return an empty index of this dimension")
+
+    def vectors(self, count: int, seed: int = 0) -> NDArray[np.float32]:
+        rows = np.random.default_rng(seed).standard_normal((count, self.dim)).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    def test_empty(self) -> None:
+        index = self.make(self.dim)
+        assert len(index) == 0
+        assert index.dim == self.dim
+        assert index.search(self.vectors(1)[0], 5) == []
+
+    def test_finds_itself_with_cosine_one_whatever_its_length(self) -> None:
+        index, rows = self.make(self.dim), self.vectors(40)
+        for place, row in enumerate(rows):
+            index.add(str(place), row * (place + 1))
+        for place, row in enumerate(rows):
+            ((id, score),) = index.search(row * 0.01, 1)
+            assert id == str(place)
+            assert score == pytest.approx(1.0, abs=2e-3)
+        assert len(index) == 40
+
+    def test_search_is_sorted_bounded_and_agrees_with_scores(self) -> None:
+        index, rows = self.make(self.dim), self.vectors(50)
+        for place, row in enumerate(rows):
+            index.add(str(place), row)
+        hits = index.search(rows[3], 10)
+        assert len(hits) == 10
+        assert [s for _, s in hits] == sorted((s for _, s in hits), reverse=True)
+        again = index.scores(rows[3], [id for id, _ in hits])
+        assert again == pytest.approx([s for _, s in hits], abs=2e-3)
+        assert index.scores(rows[3], ["unknown"]) == [None]
+        assert len(index.search(rows[3], 1000)) == 50
+
+    def test_remove(self) -> None:
+        index, rows = self.make(self.dim), self.vectors(20)
+        for place, row in enumerate(rows):
+            index.add(str(place), row)
+        for place in range(0, 20, 2):
+            assert index.remove(str(place))
+        assert not index.remove("0")
+        assert len(index) == 10
+        assert "0" not in index
+        assert "1" in index
+        for place in range(1, 20, 2):
+            assert index.search(rows[place], 1)[0][0] == str(place)
+        found = {id for id, _ in index.search(rows[0], 20)}
+        assert found == {str(place) for place in range(1, 20, 2)}
+
+    def test_adding_again_replaces(self) -> None:
+        index, rows = self.make(self.dim), self.vectors(2)
+        index.add("a", rows[0])
+        index.add("a", rows[1])
+        assert len(index) == 1
+        assert index.search(rows[1], 5)[0][1] == pytest.approx(1.0, abs=2e-3)
+
+    def test_wrong_dimension_names_both(self) -> None:
+        index = self.make(self.dim)
+        for call in (lambda v: index.add("a", v), lambda v: index.search(v, 1)):
+            with pytest.raises(ConfigError, match=rf"25.*dimension {self.dim}"):
+                call(np.ones(25, dtype=np.float32))
+        assert len(index) == 0
+
+    @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+    def test_a_vector_without_direction_is_refused(self, value: float) -> None:
+        index = self.make(self.dim)
+        bad = np.full(self.dim, value, dtype=np.float32)
+        with pytest.raises(InputError, match="no direction"):
+            index.add("a", bad)
+        with pytest.raises(InputError, match="no direction"):
+            index.search(bad, 1)
+        assert len(index) == 0

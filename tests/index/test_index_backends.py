@@ -1,0 +1,213 @@
+"""Every index passes the conformance suite, small and beyond the size where it changes its method."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.errors import ConfigError
+from dejakv.index.base import VectorIndex, unit
+from dejakv.index.factory import make_index
+from dejakv.index.flat import NUMPY_BELOW, FlatIndex
+from dejakv.index.hnsw import HNSWIndex
+from dejakv.index.lsh import LSHIndex
+from dejakv.index.spaces import Spaces
+from dejakv.testing.levels import IndexTests
+
+
+class TestFlat(IndexTests):
+    def make(self, dim: int) -> VectorIndex:
+        return FlatIndex(dim)
+
+
+class TestHNSWSmall(IndexTests):
+    def make(self, dim: int) -> VectorIndex:
+        return HNSWIndex(dim)
+
+
+class TestHNSWGraph(IndexTests):
+    def make(self, dim: int) -> VectorIndex:
+        return HNSWIndex(dim, flat_below=1)
+
+
+class TestLSHSmall(IndexTests):
+    def make(self, dim: int) -> VectorIndex:
+        return LSHIndex(dim)
+
+
+class TestLSHProbing(IndexTests):
+    def make(self, dim: int) -> VectorIndex:
+        return LSHIndex(dim, num_hyperplanes=6, probes=64, scan_below=0)
+
+
+def rows_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def near(rows: np.ndarray, cosine: float, seed: int = 1) -> np.ndarray:
+    """A neighbour of each row at this cosine."""
+    noise = np.random.default_rng(seed).standard_normal(rows.shape).astype(np.float32)
+    noise -= (noise * rows).sum(axis=1, keepdims=True) * rows
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    return cosine * rows + np.sqrt(1 - cosine**2) * noise
+
+
+@pytest.mark.parametrize("count", [NUMPY_BELOW - 1, NUMPY_BELOW, 3000])
+@pytest.mark.parametrize("k", [1, 8])
+def test_flat_equals_brute_force(count: int, k: int) -> None:
+    rows, queries = rows_of(count, 32), rows_of(5, 32, seed=9)
+    index = FlatIndex(32)
+    for place, row in enumerate(rows):
+        index.add(str(place), row)
+    for query in queries:
+        truth = rows @ query
+        order = np.argsort(-truth)[:k]
+        hits = index.search(query, k)
+        assert [int(id) for id, _ in hits] == order.tolist()
+        assert [score for _, score in hits] == pytest.approx(truth[order].tolist(), abs=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("ar"), st.integers(0, 9)), max_size=60))
+def test_flat_follows_a_dictionary(steps: list[tuple[str, int]]) -> None:
+    rows = rows_of(10, 8)
+    index, model = FlatIndex(8), {}
+    for action, place in steps:
+        if action == "a":
+            index.add(str(place), rows[place])
+            model[str(place)] = place
+        else:
+            assert index.remove(str(place)) == (model.pop(str(place), None) is not None)
+    assert len(index) == len(model)
+    assert {id for id, _ in index.search(rows[0], 20)} == set(model)
+    assert {id: row.tolist() for id, row in index.items()} == {
+        id: pytest.approx(rows[place].tolist(), abs=1e-6) for id, place in model.items()
+    }
+
+
+def test_flat_survives_searching_while_it_changes() -> None:
+    rows, index, wrong = rows_of(400, 16), FlatIndex(16), []
+    index.add("fixed", rows[0])
+    stop = threading.Event()
+
+    def search() -> None:
+        while not stop.is_set():
+            if index.search(rows[0], 1)[0][0] != "fixed":
+                wrong.append(1)
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    for _ in range(3):
+        for place in range(1, 400):
+            index.add(str(place), rows[place])
+        for place in range(1, 400):
+            index.remove(str(place))
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+def test_hnsw_finds_near_neighbours_and_can_be_tuned() -> None:
+    rows = rows_of(4000, 32)
+    index = HNSWIndex(32, breadth=4)
+    for place, row in enumerate(rows):
+        index.add(str(place), row)
+    queries = near(rows[:200], 0.8)
+    reached = index.tune(list(queries), recall=0.99)
+    assert reached >= 0.99
+    hits = [index.search(query, 1)[0][0] for query in queries]
+    flat = FlatIndex(32)
+    for place, row in enumerate(rows):
+        flat.add(str(place), row)
+    truth = [flat.search(query, 1)[0][0] for query in queries]
+    assert np.mean([a == b for a, b in zip(hits, truth, strict=True)]) >= 0.985
+
+
+def test_hnsw_says_when_a_recall_is_out_of_reach() -> None:
+    index = HNSWIndex(8, flat_below=1)
+    for place, row in enumerate(rows_of(50, 8)):
+        index.add(str(place), row)
+    with pytest.raises(ConfigError, match="out of reach"):
+        index.tune(list(rows_of(3, 8)), recall=1.01)
+
+
+def test_lsh_hash_convention_and_repeatability() -> None:
+    one, other = LSHIndex(12, num_hyperplanes=16, seed=42), LSHIndex(12, 16, 42)
+    rows = rows_of(30, 12)
+    hashes = one.compute_hash_batch(rows)
+    assert hashes == other.compute_hash_batch(rows)
+    assert hashes == [one.compute_hash(row) for row in rows]
+    assert hashes != LSHIndex(12, 16, seed=43).compute_hash_batch(rows)
+    assert all(len(h) == 16 and set(h) <= {"0", "1"} for h in hashes)
+    assert hashes[0] == "".join("1" if plane @ rows[0] >= 0 else "0" for plane in one.hyperplanes)
+    assert one.compute_hash(np.zeros(12)) == "1" * 16  # on a plane counts as above it
+    with pytest.raises(ConfigError, match="embedding_dim=5"):
+        one.compute_hash(np.ones(5))
+
+
+def test_lsh_accepts_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    index, rows = LSHIndex(12), rows_of(3, 12)
+    assert index.compute_hash_batch(torch.tensor(rows, requires_grad=True)) == index.compute_hash_batch(rows)
+
+
+def test_lsh_probing_beats_the_own_bucket_and_probes_are_distinct() -> None:
+    rows = rows_of(3000, 48)
+    queries = near(rows[:300], 0.9)
+
+    def recall(probes: int) -> float:
+        index = LSHIndex(48, 12, probes=probes, scan_below=0)
+        for place, row in enumerate(rows):
+            index.add(str(place), row)
+        found = [index.search(query, 1) for query in queries]
+        return float(np.mean([bool(hit) and hit[0][0] == str(i) for i, hit in enumerate(found)]))
+
+    alone, many = recall(1), recall(64)
+    assert many > alone + 0.2
+    assert many > 0.85
+
+
+@pytest.mark.parametrize("planes", [0, 63])
+def test_lsh_refuses_impossible_plane_counts(planes: int) -> None:
+    with pytest.raises(ConfigError, match="num_hyperplanes"):
+        LSHIndex(8, num_hyperplanes=planes)
+
+
+def test_factory_names_the_choices() -> None:
+    assert isinstance(make_index("flat", 3), FlatIndex)
+    with pytest.raises(ConfigError, match="flat, hnsw, lsh"):
+        make_index("annoy", 3)
+    with pytest.raises(ConfigError, match="dimension 0"):
+        make_index("flat", 0)
+
+
+def test_unit_handles_extreme_lengths() -> None:
+    for scale in (1e-25, 1e-18, 1.0, 1e18, 1e25):
+        row = unit(np.array([3.0, 4.0], dtype=np.float32) * np.float32(scale), 2)
+        assert row.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+def test_spaces_drop_empty_ones_and_move_donors() -> None:
+    spaces, rows = Spaces(8), rows_of(3, 8)
+    spaces.add("a", "one", rows[0])
+    spaces.add("b", "one", rows[1])
+    assert spaces.get("a") is None
+    assert len(spaces) == 1
+    assert spaces.remove("one")
+    assert not spaces.remove("one")
+    assert spaces.get("b") is None
+    assert spaces.nbytes == 0
+
+
+@pytest.mark.parametrize("kind", ["flat", "lsh", "hnsw"])
+def test_thousands_of_small_spaces_are_cheap(kind: str) -> None:
+    spaces, rows = Spaces(384, kind), rows_of(5, 384)
+    for space in range(2000):
+        for place in range(5):
+            spaces.add(str(space), f"{space}:{place}", rows[place])
+    assert len(spaces) == 10_000
+    assert spaces.nbytes < 10_000 * 384 * 4 * 2 + 2000 * (16 * 384 * 4)
+    assert spaces.get("1999").search(rows[4], 1)[0][0] == "1999:4"

@@ -1,0 +1,103 @@
+"""Exact text: what counts as the same text, and that nothing else does."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.levels.base import Level, Query
+from dejakv.levels.exact import ExactTextCache, normalize
+from dejakv.request import Request
+from dejakv.testing.levels import LevelTests
+
+
+class TestExactText(LevelTests):
+    def make(self) -> Level:
+        return ExactTextCache()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What color is the car?", "what color is the car?"),
+        ("What color is the car?", "  What\tcolor\n is the car "),
+        ("What color is the car?", "What color is the car ?!"),
+        ("Straße", "STRASSE"),
+        ("ｆｕｌｌ ｗｉｄｔｈ？", "full width?"),
+        ("ﬁne", "FINE"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("two\u00a0words", "two words"),
+        ("5 ㎏", "5 kg"),
+    ],
+)
+def test_same_text(one: str, other: str) -> None:
+    assert normalize(one) == normalize(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What color is the car?", "What colour is the car?"),
+        ("1.5", "15"),
+        ("the car's color", "the cars color"),
+        ("a, b", "a b"),
+        ("a-b", "a b"),
+        ("caf\u00e9", "cafe"),
+        ("?", "!"),
+        ("(a)", "a"),
+    ],
+)
+def test_other_text(one: str, other: str) -> None:
+    assert normalize(one) != normalize(other)
+
+
+@given(st.text())
+def test_normalizing_twice_changes_nothing(text: str) -> None:
+    assert normalize(normalize(text)) == normalize(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_case_and_space_never_matter(text: str) -> None:
+    assert normalize(f"  {text}\n\n") == normalize(text)
+    assert normalize(text.casefold()) == normalize(text)
+
+
+def test_the_prototypes_face() -> None:
+    cache = ExactTextCache()
+    cache.record("What color is the car?", "chunk_abc123")
+    assert cache.candidates(cache.normalize("what color is the car?")) == ["chunk_abc123"]
+    cache.record("what color is the car", "newer")
+    assert cache.candidates("WHAT COLOR IS THE CAR?") == ["newer", "chunk_abc123"]
+    assert cache.candidates("what color is the van?") == []
+    cache.record("", "nothing")
+    assert cache.candidates("") == []
+    assert cache.nbytes > 0
+
+
+def test_space_and_text_cannot_be_confused() -> None:
+    level = ExactTextCache()
+    level.add("one", Query(Request("r", "bc", "bc"), "a"))
+    assert level.search(Query(Request("r", "c", "c"), "ab")).matches == ()
+
+
+def test_lone_surrogates_do_no_harm() -> None:
+    cache = ExactTextCache()
+    cache.record("a \ud800 b", "x")
+    assert cache.candidates("A \ud800 b") == ["x"]
+
+
+def test_lookup_does_not_slow_down_with_size() -> None:
+    cache = ExactTextCache()
+    for number in range(100_000):
+        cache.record(f"What is the number {number} in the list of all numbers?", f"chunk{number}")
+    query = Query(Request("r", "", "What is the number 77777 in the list of all numbers?"), "default")
+    assert cache.search(query).matches[0].donor == "chunk77777"
+    best = min(_seconds(cache, query) for _ in range(200))
+    assert best < 50e-6, f"{best * 1e6:.1f} microseconds"
+
+
+def _seconds(cache: ExactTextCache, query: Query) -> float:
+    began = time.perf_counter()
+    cache.search(query)
+    return time.perf_counter() - began
