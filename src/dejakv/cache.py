@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import ReuseMethod, SemanticCacheConfig
 from dejakv.engines.base import Completion, Prepared
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
@@ -54,6 +54,13 @@ class CacheCounts:
     prefix_hits: int = 0
     rejections: dict[str, int] = field(default_factory=dict[str, int])
     promotions: int = 0
+
+
+def _asked(request: Request, config: SemanticCacheConfig) -> ReuseMethod:
+    """What the request asks for, else what the cache is set to. `off` reuses nothing but what is exact."""
+    if request.reuse is None:
+        return config.reuse
+    return "exact" if request.reuse == "off" else request.reuse
 
 
 class HierarchicalCache:
@@ -110,7 +117,7 @@ class HierarchicalCache:
         config = self.config
         tokens = len(prepared.token_ids)
         same = bool(lookup.donors) and lookup.donors[0].id == lookup.key
-        asked = config.reuse
+        asked = _asked(prepared.request, config)
         refused = ""
         if lookup.match is None and lookup.verdicts:
             last = next((v for v in lookup.verdicts if v.decision == "reject"), lookup.verdicts[-1])
@@ -207,7 +214,8 @@ class HierarchicalCache:
         verdicts: list[Verdict] = []
         found: Match | None = None
         donors: list[ChunkMeta] = []
-        wanted = self.config.blend_donors if self.config.reuse == "blend" else 1
+        asked = _asked(query.request, self.config)
+        wanted = self.config.blend_donors if asked == "blend" else 1
         for level in self.levels:
             if found is not None:
                 self._skip(level, statuses)

@@ -116,6 +116,7 @@ def _answer(
     provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if chosen.method == "prefix" else "miss"
     record = Record(
         request_id=request.id,
+        key=lookup.key if lookup else "",
         method=chosen.method,
         level=level,
         provenance=provenance,

@@ -13,6 +13,7 @@ Method = Literal["none", "prefix", "exact", "adopt", "blend"]
 class Record:
     """One served request. Times in milliseconds, sizes in bytes, tokens of the prompt.
 
+    key         exact key of the prompt: the id its own chunk has or would have
     level       the level whose donor was used (`prefix`, `exact_text`, `embedding:prompt`, ...), empty if none was
     provenance  `hit (text:exact)`, `hit (prefix)`, `miss`, ... as logs print it
     method      how the donor's state became this request's
@@ -20,6 +21,7 @@ class Record:
     """
 
     request_id: str
+    key: str = ""
     method: Method = "none"
     level: str = ""
     provenance: str = "miss"

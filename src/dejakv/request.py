@@ -51,7 +51,8 @@ class Request:
     chunk      the text the levels compare (`chunk_source` picks it; the prompt if nothing does)
     media      in the order of their placeholders
     partition  tenant: entries, scores and statistics never cross it
-    token_ids  filled in by the engine, one entry a token, media expanded
+    reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
+    threshold  this request's own least score for similar text, in [-1, 1]; None: the cache's
     metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
     """
 
@@ -61,5 +62,6 @@ class Request:
     media: tuple[Media, ...] = ()
     partition: str = DEFAULT_PARTITION
     sampling: Sampling = Sampling()
-    token_ids: tuple[int, ...] = ()
+    reuse: Literal["off", "exact", "adopt", "blend"] | None = None
+    threshold: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])

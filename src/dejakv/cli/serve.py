@@ -1,0 +1,50 @@
+"""`dejakv serve`: the HTTP server."""
+
+from typing import Annotated, Any
+
+import typer
+
+from dejakv.errors import ConfigError, MissingExtraError
+
+Text = str | None
+
+
+def serve_command(
+    model: Annotated[Text, typer.Option("--model", "--model-dir", help="Bundled name, local folder or hub id.")] = None,
+    host: Annotated[Text, typer.Option(help="Address to listen on; others than 127.0.0.1 need API keys.")] = None,
+    port: Annotated[int | None, typer.Option(help="8008 unless given.")] = None,
+    max_items: Annotated[int | None, typer.Option(help="Prompts kept; 0: no limit.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Bytes of state kept.")] = None,
+    reuse: Annotated[Text, typer.Option(help="exact, adopt or blend.")] = None,
+    cache_dir: Annotated[Text, typer.Option(help="Keep the cache here over restarts.")] = None,
+    api_keys_file: Annotated[Text, typer.Option(help="One key a line; each is a partition of its own.")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Requests that may wait.")] = None,
+    max_body_bytes: Annotated[int | None, typer.Option()] = None,
+    dtype: Annotated[Text, typer.Option()] = None,
+    device: Annotated[Text, typer.Option()] = None,
+    trust_remote_code: Annotated[bool | None, typer.Option("--trust-remote-code")] = None,
+) -> None:
+    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs."""
+    try:
+        import uvicorn
+        from pydantic import ValidationError
+
+        from dejakv.server.app import create_app
+        from dejakv.server.settings import ServerSettings
+    except ImportError as error:
+        raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
+
+    given: dict[str, Any] = {
+        "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
+        "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
+        "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    try:
+        settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-")
+        raise ConfigError(f"{flag}: {first['msg']}") from error
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and not (settings.api_keys or settings.api_keys_file):
+        raise ConfigError(f"--host {settings.host} is open to others: give --api-keys-file or DEJAKV_API_KEYS")
+    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="info")

@@ -1,0 +1,22 @@
+"""What every endpoint asks for: the service, and whose partition this is."""
+
+from fastapi import HTTPException
+from starlette.requests import Request as HttpRequest
+
+from dejakv.server.keys import ApiKeys
+from dejakv.server.service import Service
+
+
+def service_of(http: HttpRequest) -> Service:
+    return http.app.state.service
+
+
+def partition_of(http: HttpRequest) -> str:
+    """The partition of the caller's API key. 401 without a known key where keys are required."""
+    keys: ApiKeys = http.app.state.keys
+    partition = keys.partition(http.headers.get("authorization"))
+    if partition is None:
+        raise HTTPException(
+            401, "missing or unknown API key: send 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
+        )
+    return partition

@@ -1,0 +1,90 @@
+"""The application: the parts put together, started and stopped in order."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from dejakv import __version__
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.open import open_engine, open_templates
+from dejakv.experiments.settings import RunSettings
+from dejakv.pipeline import Pipeline
+from dejakv.server import problems, routes_cache, routes_generate, routes_openai, routes_ops
+from dejakv.server.figures import registry_of
+from dejakv.server.keys import ApiKeys
+from dejakv.server.limits import BodyLimit
+from dejakv.server.schemas import Problem
+from dejakv.server.service import Service
+from dejakv.server.settings import ServerSettings
+from dejakv.server.worker import Worker
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in (
+        (400, "The request cannot be served as it is."),
+        (401, "Missing or unknown API key."),
+        (413, "The body is too large."),
+        (422, "The body does not fit the schema."),
+        (429, "The queue is full: come again after Retry-After seconds."),
+        (503, "The server cannot serve this at present."),
+    )
+}
+
+
+def create_app(settings: ServerSettings | None = None, engine: Any = None) -> FastAPI:
+    """The server. `engine` may be one that is loaded already; it is not closed.
+
+    Raises: ConfigError for settings, ModelError for the model: at start, not at the first request.
+    """
+    settings = settings or ServerSettings()
+    keys = ApiKeys.load(settings.api_keys, settings.api_keys_file)
+    run = RunSettings(
+        model=settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        attn=settings.attn,
+        trust_remote_code=settings.trust_remote_code,
+        cache=cache_config(settings),
+    )
+    engine = engine or open_engine(run)
+    templates = open_templates(run)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker = Worker(Pipeline(engine, build_cache(run.cache, engine)), settings.max_queue)
+        app.state.service = Service(worker, templates, settings, settings.model)
+        app.state.registry = registry_of(worker)
+        yield
+        await run_in_threadpool(worker.close, settings.shutdown_seconds)
+
+    app = FastAPI(
+        title="DejaKV",
+        version=__version__,
+        description="Generates text, reusing computed state of similar earlier prompts.",
+        lifespan=lifespan,
+        responses=_PROBLEMS,
+    )
+    app.state.keys = keys
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    problems.install(app, settings.retry_after)
+    for routes in (routes_generate, routes_openai, routes_cache, routes_ops):
+        app.include_router(routes.router)
+    return app
+
+
+def cache_config(settings: ServerSettings) -> SemanticCacheConfig:
+    """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless told otherwise."""
+    return SemanticCacheConfig(
+        reuse=settings.reuse,
+        similarity_threshold=0.8,
+        index_encoder=settings.index_encoder,
+        max_cached_blocks=settings.max_items,
+        max_bytes=settings.max_bytes,
+        encoder_bytes=settings.encoder_bytes,
+        cache_dir=settings.cache_dir,
+        blend_share=settings.blend_share,
+    )

@@ -1,0 +1,47 @@
+"""From chat messages to a prompt, its pictures and the text that the levels compare."""
+
+from typing import Any
+
+from dejakv.errors import InputError
+from dejakv.request import Media
+from dejakv.server.images import media_from_url
+from dejakv.server.schemas import Message
+
+
+def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Media, ...]]:
+    """`(prompt, chunk, media)`. The chunk is the whole conversation: an equal last question in another conversation is
+    another request.
+
+    Raises: InputError for a model without a chat template, or messages it cannot render.
+    """
+    if not getattr(templates, "chat_template", None):
+        raise InputError("this model has no chat template: use /v1/completions")
+    media: list[Media] = []
+    plain: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for message in messages:
+        if isinstance(message.content, str):
+            plain.append({"role": message.role, "content": message.content})
+            texts.append(message.content)
+            continue
+        parts: list[dict[str, Any]] = []
+        for part in message.content:
+            if part.type == "text":
+                parts.append({"type": "text", "text": part.text or ""})
+                texts.append(part.text or "")
+            elif part.image_url is None:
+                raise InputError("a part of type image_url needs an image_url with a url")
+            else:
+                media.append(media_from_url(part.image_url.url))
+                parts.append({"type": "image"})
+        if all(part["type"] == "text" for part in parts):
+            plain.append({"role": message.role, "content": " ".join(part["text"] for part in parts)})
+        else:
+            plain.append({"role": message.role, "content": parts})
+    if not any(text.strip() for text in texts):
+        raise InputError("the messages hold no text: ask something")
+    try:
+        prompt = templates.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template may raise anything for roles it does not know
+        raise InputError(f"the model's chat template cannot render these messages: {error}") from error
+    return str(prompt), "\n".join(texts), tuple(media)

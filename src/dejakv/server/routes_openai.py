@@ -1,0 +1,116 @@
+"""`/v1/completions` and `/v1/chat/completions` as OpenAI's clients expect them, and `/v1/models`."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+
+from dejakv.errors import InputError
+from dejakv.pipeline import Answer
+from dejakv.request import Media, Request, Sampling
+from dejakv.server.access import partition_of, service_of
+from dejakv.server.chat import render
+from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest
+from dejakv.server.service import Service
+from dejakv.server.stops import cut
+from dejakv.server.stream import sse
+
+router = APIRouter(tags=["openai"])
+
+
+@router.get("/v1/models")
+async def models(service: Service = Depends(service_of), _: str = Depends(partition_of)) -> dict[str, Any]:
+    """The one model this server has."""
+    entry = {"id": service.model_name, "object": "model", "created": 0, "owned_by": "dejakv"}
+    return {"object": "list", "data": [entry]}
+
+
+@router.post("/v1/completions")
+async def completions(
+    body: CompletionRequest,
+    http: HttpRequest,
+    service: Service = Depends(service_of),
+    partition: str = Depends(partition_of),
+) -> Any:
+    """OpenAI's completions, one prompt a request."""
+    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+    request = _request(body, service, partition, prompt, prompt, (), body.max_tokens or 16)
+    return await _serve(body, http, service, request, "text_completion")
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(
+    body: ChatRequest,
+    http: HttpRequest,
+    service: Service = Depends(service_of),
+    partition: str = Depends(partition_of),
+) -> Any:
+    """OpenAI's chat completions; pictures as data URLs."""
+    prompt, chunk, media = await run_in_threadpool(render, body.messages, service.templates)
+    tokens = body.max_completion_tokens or body.max_tokens or 256
+    request = _request(body, service, partition, prompt, chunk, media, tokens)
+    return await _serve(body, http, service, request, "chat.completion")
+
+
+def _request(
+    body: OpenAIRequest,
+    service: Service,
+    partition: str,
+    prompt: str,
+    chunk: str,
+    media: tuple[Media, ...],
+    tokens: int,
+) -> Request:
+    if body.model not in (None, service.model_name):
+        raise InputError(f"this server has the model {service.model_name!r}, not {body.model!r}")
+    sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
+    return service.request(prompt, chunk, partition, sampling, media, body.dejakv.reuse, body.dejakv.threshold)
+
+
+async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request, kind: str) -> Any:
+    stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+    head = {"id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{request.id}", "created": int(time.time())}
+    head |= {"model": service.model_name}
+    if body.stream:
+        job = service.worker.submit(request, no_store=body.dejakv.no_store)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        stream = sse(job, head, kind, stops, usage, request.sampling.max_new_tokens)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    answer = await service.answer(http, request, no_store=body.dejakv.no_store)
+    text, stopped = cut(answer.text, stops)
+    reason = finish_reason(answer, stopped, request.sampling.max_new_tokens)
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+    choice |= {"message": {"role": "assistant", "content": text}} if kind.startswith("chat") else {"text": text}
+    return {**head, "object": kind, "choices": [choice], "usage": usage_of(answer), "dejakv": provenance(answer)}
+
+
+def finish_reason(answer: Answer, stopped: bool, limit: int) -> str:
+    return "stop" if stopped or len(answer.token_ids) < limit else "length"
+
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """OpenAI's usage; `cached_tokens` are the prompt tokens that were not computed."""
+    record = answer.record
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.output_tokens,
+        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.reused_tokens},
+    }
+
+
+def provenance(answer: Answer) -> dict[str, Any]:
+    """Where the answer's state came from."""
+    record = answer.record
+    return {
+        "provenance": record.provenance,
+        "level": record.level,
+        "reuse": record.method,
+        "score": record.score,
+        "approximate": record.approximate,
+        "tokens_reused": record.reused_tokens,
+        "tokens_computed": record.computed_tokens,
+    }

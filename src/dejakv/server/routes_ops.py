@@ -1,0 +1,32 @@
+"""`/health`, `/ready` and `/metrics`, for whoever operates the server."""
+
+from fastapi import APIRouter, Depends, Response
+from starlette.requests import Request as HttpRequest
+
+from dejakv.server.access import service_of
+from dejakv.server.service import Service
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "The engine's thread has ended or the server shuts down."}})
+async def ready(response: Response, service: Service = Depends(service_of)) -> dict[str, str | int]:
+    """The model is loaded and takes requests."""
+    if not service.worker.alive:
+        response.status_code = 503
+        return {"status": "not ready"}
+    return {"status": "ready", "model": service.model_name, "waiting": service.worker.waiting}
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def metrics(http: HttpRequest) -> Response:
+    """Prometheus' text format. Figures of the whole process, without any partition's name."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(http.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,124 @@
+"""What the endpoints take and give. The OpenAI shapes follow OpenAI's API reference (completions, chat completions)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+
+
+class GenerateRequest(BaseModel):
+    """`use_semshare=false` reuses only what is exact. `store_key` names the entry this prompt's state is kept under, in the
+    caller's own partition; another partition's names are never seen."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
+
+    prompt: Text
+    max_new_tokens: int = Field(128, ge=1, le=1_000_000)
+    temperature: float = Field(0.7, ge=0, le=10)
+    top_p: float = Field(0.9, gt=0, le=1)
+    use_semshare: bool = True
+    sim_threshold: float = Field(0.8, ge=-1, le=1)
+    store_key: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+
+
+class Timings(BaseModel):
+    ttft_ms: float
+    latency_ms: float
+    lookup_ms: float
+    inject_ms: float
+
+
+class GenerateResponse(BaseModel):
+    """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
+    `store_key` is null for what was served approximately: such state is never kept."""
+
+    text: str
+    used_semshare: bool
+    cache_hit: bool
+    ref_key: str | None
+    retrieved_sim: float | None
+    store_key: str | None
+    level: str
+    reuse: str
+    tokens_reused: int
+    tokens_computed: int
+    timings: Timings
+
+
+class CacheStats(BaseModel):
+    """One partition's own figures."""
+
+    entries: int
+    bytes: int
+    lookups: int
+    prefix_hits: int
+    hits: dict[str, int]
+    misses: int
+    rejections: dict[str, int]
+    promotions: int
+    encoder: dict[str, float]
+
+
+class ClearResponse(BaseModel):
+    cleared: int
+
+
+class ReuseOptions(BaseModel):
+    """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reuse: Literal["off", "exact", "adopt", "blend"] | None = None
+    threshold: float | None = Field(None, ge=-1, le=1)
+    no_store: bool = False
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class OpenAIRequest(BaseModel):
+    """What completions and chat completions share. Unknown fields are ignored, as OpenAI's server does."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    temperature: float = Field(1.0, ge=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+    n: int = Field(1, ge=1, le=1)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    dejakv: ReuseOptions = ReuseOptions()
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
+
+
+class ImageUrl(BaseModel):
+    url: Annotated[str, Field(max_length=64_000_000)]
+
+
+class Part(BaseModel):
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+
+class Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+
+class ChatRequest(OpenAIRequest):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+
+
+class Problem(BaseModel):
+    """OpenAI's error object."""
+
+    error: dict[str, Any]

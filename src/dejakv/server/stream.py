@@ -1,0 +1,55 @@
+"""Server-sent events in OpenAI's form: a chunk a piece of text, the usage if asked for, `[DONE]`."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from dejakv.errors import DejaKVError
+from dejakv.pipeline import Answer
+from dejakv.server.stops import cut, safe_length
+from dejakv.server.worker import Job
+
+
+async def sse(
+    job: Job, head: dict[str, Any], kind: str, stops: Sequence[str], usage: bool, limit: int
+) -> AsyncIterator[str]:
+    """Events of a job. A failure after the first byte becomes an error event: the status line is long gone."""
+    from dejakv.server.routes_openai import finish_reason, provenance, usage_of
+
+    chat = kind.startswith("chat")
+    name = "chat.completion.chunk" if chat else kind
+
+    def event(text: str | None, reason: str | None = None, **more: Any) -> str:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+        if chat:
+            choice["delta"] = {"content": text} if text is not None else {}
+        else:
+            choice["text"] = text or ""
+        return _line({**head, "object": name, "choices": [choice], **more})
+
+    text, shown, stopped = "", 0, False
+    if chat:
+        first = {"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
+        yield _line({**head, "object": name, "choices": [first]})
+    try:
+        async for piece in job.stream():
+            if isinstance(piece, Answer):
+                final, stopped = cut(piece.text, stops)
+                if len(final) > shown:
+                    yield event(final[shown:])
+                yield event(None, finish_reason(piece, stopped, limit), dejakv=provenance(piece))
+                if usage:
+                    yield _line({**head, "object": name, "choices": [], "usage": usage_of(piece)})
+                continue
+            text, stopped = cut(text + piece, stops) if not stopped else (text, True)
+            until = len(text) if stopped else safe_length(text, stops)
+            if until > shown:
+                yield event(text[shown:until])
+                shown = until
+    except DejaKVError as error:
+        yield _line({"error": {"message": str(error), "type": "invalid_request_error"}})
+    yield "data: [DONE]\n\n"
+
+
+def _line(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"

@@ -1,0 +1,144 @@
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
+from dejakv.errors import ConfigError, DatasetError, InputError
+
+
+def picture(color: str = "red") -> bytes:
+    buffer = BytesIO()
+    Image.new("RGB", (8, 8), color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def read(name: str, **options: Any) -> list[Sample]:
+    given = DatasetOptions(**options)
+    return list(samples(open_dataset(name, given), given))
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    lines = [{"question": "What?", "image": "a.png", "answer": 3, "id": "x", "topic": "t"}, {"question": "And?"}]
+    file = tmp_path / "q.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    one, two = read("jsonl", path=str(file))
+    assert (one.id, one.question, one.answer, one.fields["topic"]) == ("x", "What?", "3", "t")
+    assert one.media[0].data == picture()
+    assert (two.id, two.answer, two.media) == ("2", None, ())
+
+
+@pytest.mark.parametrize(("line", "says"), [("{", "line 1 is not JSON"), ("[]", "question"), ('{"q": 1}', "question")])
+def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(line)
+    with pytest.raises(DatasetError, match=says):
+        read("jsonl", path=str(file))
+
+
+def test_no_path_leaves_the_image_root(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(picture())
+    root = tmp_path / "root"
+    root.mkdir()
+    file = root / "q.jsonl"
+    file.write_text(json.dumps({"question": "?", "image": "../secret.png"}))
+    with pytest.raises(DatasetError, match="leaves the folder"):
+        read("jsonl", path=str(file))
+
+
+def test_an_unreadable_picture_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture()[:40])
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "?", "image": "a.png"}))
+    with pytest.raises(InputError, match=r"a\.png is not a readable image"):
+        read("jsonl", path=str(tmp_path / "q.jsonl"))
+
+
+def test_folder_asks_every_picture_or_its_own_questions(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    (tmp_path / "b.png").write_bytes(picture("blue"))
+    (tmp_path / "b.txt").write_text("What color?\tblue\n\nHow many?\n")
+    found = read("folder", path=str(tmp_path))
+    assert [(s.fields["imageId"], s.question, s.answer) for s in found[-2:]] == [
+        ("b", "What color?", "blue"),
+        ("b", "How many?", None),
+    ]
+    assert len(found) == 4
+
+
+def gqa_record(image: str) -> dict[str, Any]:
+    return {
+        "imageId": image, "question": "Is it red?", "answer": "yes", "fullAnswer": "Yes, it is red.",
+        "isBalanced": True, "groups": {"global": None, "local": "10-red"}, "entailed": [], "equivalent": ["1"],
+        "types": {"structural": "verify"}, "semantic": [], "semanticStr": "select: it->verify color: red",
+    }  # fmt: skip
+
+
+def test_gqa_files(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "77.jpg").write_bytes(picture())
+    (tmp_path / "q.json").write_text(json.dumps({"1": gqa_record("77")}))
+    (one,) = read("gqa", path=str(tmp_path / "q.json"), image_root=str(tmp_path / "images"))
+    assert (one.id, one.answer, one.fields["semanticStr"]) == ("1", "yes", "select: it->verify color: red")
+    assert len(one.media) == 1
+    (tmp_path / "q.json").write_text(json.dumps({"1": gqa_record("78")}))
+    with pytest.raises(DatasetError, match=r"no picture 78\.jpg"):
+        read("gqa", path=str(tmp_path / "q.json"), image_root=str(tmp_path / "images"))
+
+
+def test_gqa_through_datasets_joins_the_two_configs(tmp_path: Path) -> None:
+    """A local copy in the hub's layout: one config with the questions, one with the pictures."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    for config, rows in (
+        ("val_balanced_instructions", [{"id": "1", **gqa_record("77")}, {"id": "2", **gqa_record("78")}]),
+        (
+            "val_balanced_images",
+            [{"id": i, "image": {"bytes": picture(c), "path": f"{i}.jpg"}} for i, c in (("78", "red"), ("77", "blue"))],
+        ),
+    ):
+        (tmp_path / config).mkdir()
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / config / "val-00000-of-00001.parquet")
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n"
+        + "".join(
+            f"- config_name: {c}\n  data_files:\n  - split: val\n    path: {c}/val-*\n"
+            for c in ("val_balanced_instructions", "val_balanced_images")
+        )
+        + "---\n"
+    )
+    one, two = read("gqa", path=str(tmp_path))
+    assert (one.id, one.media[0].data) == ("1", picture("blue"))
+    assert (two.id, two.media[0].data) == ("2", picture("red"))
+    with pytest.raises(DatasetError, match="no questions"):
+        read("gqa", path=str(tmp_path), config="val_balanced_images")
+
+
+def test_a_factory_of_ones_own_and_shuffling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mydata.py").write_text(
+        "from dejakv.datasets.base import Sample\n"
+        "class Mine:\n    name = 'mine'\n    def __iter__(self):\n"
+        "        return iter([Sample(str(i), 'q') for i in range(20)])\n"
+        "def make(**options):\n    return Mine()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [s.id for s in read("mydata:make", max_samples=3)] == ["0", "1", "2"]
+    shuffled = [s.id for s in read("mydata:make", shuffle_seed=1)]
+    assert sorted(shuffled, key=int) == [str(i) for i in range(20)] != shuffled
+    assert shuffled == [s.id for s in read("mydata:make", shuffle_seed=1)]
+    with pytest.raises(ConfigError, match="does not import"):
+        read("mydata:nothing")
+
+
+def test_unknown_and_missing() -> None:
+    with pytest.raises(DatasetError, match="shapes, docs, gqa"):
+        read("nope")
+    with pytest.raises(DatasetError, match="--dataset-path"):
+        read("jsonl")
+    with pytest.raises(DatasetError, match="no folder"):
+        read("folder", path="/nonexistent")

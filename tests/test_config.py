@@ -1,0 +1,73 @@
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError
+from dejakv.experiments.settings import settings_from
+from dejakv.presets import about, names, preset
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"similarity_threshold": 1.5}, "-1 to 1"),
+        ({"similarity_threshold": -1.01}, "-1 to 1"),
+        ({"reuse": "magic"}, "exact, adopt, blend"),
+        ({"media": "similar"}, "--embedding-layer vision"),
+        ({"policy": "random"}, "lru, lfu"),
+        ({"max_bytes": -1}, "negative"),
+        ({"blend_share": 1.2}, "0 to 1"),
+    ],
+)
+def test_a_wrong_setting_names_the_remedy(setting: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SemanticCacheConfig(**setting)
+
+
+def test_a_threshold_of_zero_is_a_threshold() -> None:
+    assert SemanticCacheConfig(similarity_threshold=0.0).similarity_threshold == 0.0
+
+
+def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        SemanticCacheConfig(cache_dir=str(tmp_path / "file"))
+
+
+def test_unknown_settings_list_the_known() -> None:
+    with pytest.raises(ConfigError, match="similarity_threshold"):
+        SemanticCacheConfig.from_dict({"similarty": 1})
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_preset_makes_settings(name: str) -> None:
+    assert about(name)
+    settings = settings_from(name, {}, {})
+    run, cache = preset(name)
+    assert settings.model == run["model"]
+    assert all(hasattr(settings.cache, key) for key in cache)
+
+
+def test_flags_win_over_the_preset() -> None:
+    settings = settings_from("internvl3.5-2b", {"max_samples": 5, "model": None}, {"similarity_threshold": 0.0})
+    assert settings.max_samples == 5
+    assert settings.model == "OpenGVLab/InternVL3_5-2B-Instruct"
+    assert settings.trust_remote_code
+    assert settings.cache.similarity_threshold == 0.0
+    assert settings.cache.embedding_layers == ("prompt:384:0.8", "vision:512:0.82")
+
+
+def test_an_unknown_preset_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"shapes.*opt-125m"):
+        settings_from("nope", {}, {})
+
+
+def test_every_setting_is_documented() -> None:
+    text = SemanticCacheConfig.__doc__ or ""
+    plain = {"exact_prefix", "exact_text", "semantic_text", "index", "policy", "image_root", "enable_fusion_cache"}
+    plain |= {"embedding_match", "cache_dir", "fusion_cache_dir", "max_cached_blocks", "blend_map", "blend_selector"}
+    missing = [item.name for item in fields(SemanticCacheConfig) if item.name not in text and item.name not in plain]
+    assert missing == ["blend_donors"] or missing == []

@@ -1,0 +1,68 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.identity import BLOCK_TOKENS, Span, block_hashes, common_prefix, digest_of, epoch_of, exact_key, media_key
+from dejakv.request import Media
+
+TOKENS = st.lists(st.integers(0, 100_000), max_size=80)
+
+
+@given(TOKENS, TOKENS)
+def test_equal_keys_mean_equal_tokens(left: list[int], right: list[int]) -> None:
+    assert (exact_key("p", "e", left, ()) == exact_key("p", "e", right, ())) == (left == right)
+
+
+def test_partition_epoch_and_media_are_part_of_every_key() -> None:
+    keys = {
+        exact_key("a", "e", [1, 2], ["x"]),
+        exact_key("b", "e", [1, 2], ["x"]),
+        exact_key("a", "f", [1, 2], ["x"]),
+        exact_key("a", "e", [1, 2], ["y"]),
+        exact_key("a", "e", [1, 2], []),
+        exact_key("a", "e", [1, 2], ["x", "x"]),
+    }
+    assert len(keys) == 6
+
+
+def test_parts_do_not_collide_by_concatenation() -> None:
+    assert digest_of("ab", "c") != digest_of("a", "bc") != digest_of("abc")
+
+
+def test_epoch_ignores_the_order_of_names_and_sees_every_value() -> None:
+    assert epoch_of({"a": 1, "b": 2}) == epoch_of({"b": 2, "a": 1})
+    assert epoch_of({"a": 1, "b": 2}) != epoch_of({"a": 1, "b": 3})
+
+
+def test_media_key_keeps_the_order_and_is_empty_without_media() -> None:
+    one, other = Media(b"1"), Media(b"2")
+    assert media_key([]) == ""
+    assert media_key([one, other]) != media_key([other, one])
+
+
+@given(TOKENS, TOKENS)
+def test_equal_block_hashes_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
+    pairs = zip(block_hashes("p", "e", left), block_hashes("p", "e", right), strict=False)
+    equal = sum(one == other for one, other in pairs)
+    assert equal == min(common_prefix(left, right), len(left), len(right)) // BLOCK_TOKENS
+
+
+def test_another_picture_shares_no_block_from_its_first_token_on() -> None:
+    tokens = list(range(64))
+    one = block_hashes("p", "e", tokens, [Span(20, 30, "red")])
+    other = block_hashes("p", "e", tokens, [Span(20, 30, "blue")])
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False, False]
+
+
+@given(TOKENS, st.integers(0, 80), st.integers(1, 20))
+def test_common_prefix_ends_where_the_media_differ(tokens: list[int], start: int, length: int) -> None:
+    span = Span(start, length, "red")
+    assert common_prefix(tokens, tokens, [span], [span]) == len(tokens)
+    for others in ([Span(start, length, "blue")], []):
+        assert common_prefix(tokens, tokens, [span], others) == min(len(tokens), start)
+
+
+def test_swapped_pictures_share_only_what_stands_before_the_first() -> None:
+    tokens = list(range(40))
+    first = [Span(4, 8, "a"), Span(20, 8, "b")]
+    swapped = [Span(4, 8, "b"), Span(20, 8, "a")]
+    assert common_prefix(tokens, tokens, first, swapped) == 4
