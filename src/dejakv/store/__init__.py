@@ -1,1 +1,5 @@
 """Where chunks of computed state are kept, with byte budgets and eviction."""
+
+from dejakv.store.open import open_store
+
+__all__ = ["open_store"]

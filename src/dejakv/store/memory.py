@@ -1,0 +1,162 @@
+"""A store in the memory of this process."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from dejakv.store.base import Chunk, ChunkMeta, StoreStats, Tensor
+from dejakv.store.counters import Counters, Listeners
+from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
+
+
+def footprint(chunk: Chunk) -> int:
+    """Bytes a chunk counts for: its tensor, vectors, token ids and texts."""
+    return chunk.tensor.nbytes + description_bytes(chunk.meta)
+
+
+def description_bytes(meta: ChunkMeta) -> int:
+    vectors = sum(int(vector.nbytes) for vector in meta.vectors.values())
+    return vectors + 4 * len(meta.token_ids) + len(meta.prompt) + len(meta.chunk)
+
+
+def stamped(meta: ChunkMeta, tensor: Tensor) -> ChunkMeta:
+    """The meta as a store keeps it: `nbytes` is the tensor's, `created` is now unless it was given."""
+    return replace(meta, nbytes=tensor.nbytes, created=meta.created or time.time())
+
+
+class MemoryStore:
+    """Chunks in a dictionary. Thread-safe.
+
+    max_bytes, max_entries  budgets, 0 for none; an entry larger than the budget is refused (`too_large`)
+    policy                  `lru` or `lfu`
+
+    An array that can be written to is copied when it is put; a read-only one is kept as it is. What `get` returns is
+    read-only: it is shared.
+    """
+
+    def __init__(self, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru") -> None:
+        self._budget = Budget(max_bytes, max_entries)
+        self._order = EvictionOrder(policy_named(policy))
+        self._chunks: dict[str, Chunk] = {}
+        self._bytes_of: Counter[str] = Counter()
+        self._entries_of: Counter[str] = Counter()
+        self._pins: Counter[str] = Counter()
+        self._counters = Counters()
+        self._listeners = Listeners()
+        self._lock = threading.RLock()
+
+    def put(self, chunk: Chunk) -> bool:
+        chunk = _frozen(chunk)
+        id, partition, size = chunk.meta.id, chunk.meta.partition, footprint(chunk)
+        with self._lock:
+            if self._budget.excess_bytes(size):
+                self._counters.refused(partition, "too_large")
+                return False
+            bytes_over = self._budget.excess_bytes(self._order.bytes - self._order.size(id) + size)
+            entries_over = self._budget.excess_entries(len(self._order) + (id not in self._chunks))
+            evicted = self._order.evict(bytes_over, entries_over, {id, *self._pins})
+            if evicted is None:
+                self._counters.refused(partition, "pinned")
+                return False
+            for other in evicted:
+                self._counters.evicted(self._chunks[other].meta.partition, "bytes" if bytes_over else "entries")
+                self._drop(other)
+            self._drop(id)
+            self._order.add(id, size)
+            self._chunks[id] = chunk
+            self._bytes_of[partition] += size
+            self._entries_of[partition] += 1
+            self._counters.put(partition)
+        self._listeners.tell(evicted)
+        return True
+
+    def get(self, id: str) -> Chunk | None:
+        with self._lock:
+            chunk = self._chunks.get(id)
+            if chunk is None:
+                self._counters.miss()
+                return None
+            self._order.touch(id)
+        self._counters.hit(chunk.meta.partition)
+        return chunk
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        chunk = self._chunks.get(id)
+        return chunk.meta if chunk else None
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        with self._lock:
+            chunks = list(self._chunks.values())
+        for chunk in chunks:
+            if partition in (None, chunk.meta.partition) and epoch in (None, chunk.meta.epoch):
+                yield chunk.meta
+
+    def delete(self, id: str) -> bool:
+        with self._lock:
+            known = self._drop(id)
+        if known:
+            self._listeners.tell([id])
+        return known
+
+    def clear(self, partition: str | None = None) -> int:
+        with self._lock:
+            ids = [meta.id for meta in self.metas(partition)]
+            for id in ids:
+                self._drop(id)
+        self._listeners.tell(ids)
+        return len(ids)
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        with self._lock:
+            if partition is None:
+                return self._counters.stats(None, entries=len(self._order), bytes=self._order.bytes)
+            entries, held = self._entries_of[partition], self._bytes_of[partition]
+            return self._counters.stats(partition, entries=entries, bytes=held)
+
+    def pin(self, id: str) -> bool:
+        """Keeps an entry from being evicted until `unpin`; pins count. False if the entry is unknown."""
+        with self._lock:
+            if id not in self._chunks:
+                return False
+            self._pins[id] += 1
+            return True
+
+    def unpin(self, id: str) -> None:
+        with self._lock:
+            self._pins[id] -= 1
+            if self._pins[id] <= 0:
+                del self._pins[id]
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        self._listeners.add(listener)
+
+    def flush(self) -> None:
+        """Nothing is ever pending."""
+
+    def close(self) -> None:
+        """Forgets everything without telling the listeners."""
+        with self._lock:
+            for id in list(self._chunks):
+                self._drop(id)
+
+    def _drop(self, id: str) -> bool:
+        chunk = self._chunks.pop(id, None)
+        if chunk is None:
+            return False
+        self._bytes_of[chunk.meta.partition] -= footprint(chunk)
+        self._entries_of[chunk.meta.partition] -= 1
+        self._order.remove(id)
+        return True
+
+
+def _frozen(chunk: Chunk) -> Chunk:
+    data = chunk.tensor.data
+    if data.flags.writeable or not data.flags.c_contiguous:
+        data = np.array(data, order="C")
+        data.flags.writeable = False
+    tensor = Tensor(data, chunk.tensor.dtype)
+    return Chunk(stamped(chunk.meta, tensor), tensor)

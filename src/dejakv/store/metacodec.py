@@ -1,0 +1,84 @@
+"""What is known of a chunk, as one self-checking blob: for a row of SQLite and a value of Redis alike.
+
+Layout: 16 bytes of blake2b over all that follows, 4 bytes length of a JSON object, the object, then raw little-endian
+arrays: token ids (uint32) and the vectors (float32) in the order the object names them.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from dejakv.errors import StoreError
+from dejakv.identity import Span
+from dejakv.store.base import ChunkMeta
+from dejakv.store.codec import CorruptChunk
+
+_DIGEST = 16
+_TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
+
+
+@dataclass(frozen=True)
+class _Section:
+    offset: int
+    raw: bytes
+
+    def take(self, count: int, dtype: str) -> tuple[Any, "_Section"]:
+        array = np.frombuffer(self.raw, dtype=dtype, count=count, offset=self.offset)
+        return array, _Section(self.offset + array.nbytes, self.raw)
+
+
+def encode_meta(meta: ChunkMeta) -> bytes:
+    """The blob. `metadata` must be JSON-able; values that are not become their `str`.
+
+    Raises: StoreError if a token id is negative or above 2**32 - 1, or a vector has more than one dimension.
+    """
+    try:
+        tokens = np.array(meta.token_ids, dtype="<u4")
+    except (OverflowError, ValueError, TypeError) as error:
+        raise StoreError("token ids must be whole numbers from 0 to 2**32 - 1") from error
+    vectors = {name: np.ascontiguousarray(vector, dtype="<f4") for name, vector in meta.vectors.items()}
+    if any(vector.ndim != 1 for vector in vectors.values()):
+        raise StoreError("a chunk's vectors must have one dimension each: reshape(-1) them")
+    described = {name: getattr(meta, name) for name in _TEXT_FIELDS} | {
+        "spans": [[span.start, span.length, span.digest] for span in meta.spans],
+        "answer": meta.answer,
+        "created": meta.created,
+        "nbytes": meta.nbytes,
+        "metadata": dict(meta.metadata),
+        "tokens": int(tokens.size),
+        "vectors": [[name, int(vector.size)] for name, vector in vectors.items()],
+    }
+    body = json.dumps(described, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+    content = b"".join(
+        [len(body).to_bytes(4, "little"), body, tokens.tobytes(), *(vector.tobytes() for vector in vectors.values())]
+    )
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest() + content
+
+
+def decode_meta(blob: bytes) -> ChunkMeta:
+    """The meta in a blob of `encode_meta`. Raises: CorruptChunk."""
+    content = blob[_DIGEST:]
+    if len(content) < 4 or hashlib.blake2b(content, digest_size=_DIGEST).digest() != blob[:_DIGEST]:
+        raise CorruptChunk("the description of a chunk is damaged")
+    length = int.from_bytes(content[:4], "little")
+    try:
+        described: Any = json.loads(content[4 : 4 + length].decode("utf-8", "surrogatepass"))
+        tokens, rest = _Section(4 + length, content).take(described["tokens"], "<u4")
+        vectors: dict[str, Any] = {}
+        for name, count in described["vectors"]:
+            vectors[name], rest = rest.take(count, "<f4")
+        return ChunkMeta(
+            **{name: described[name] for name in _TEXT_FIELDS},
+            token_ids=tuple(cast(list[int], tokens.tolist())),
+            spans=tuple(Span(*span) for span in described["spans"]),
+            vectors=vectors,
+            answer=described["answer"],
+            created=described["created"],
+            nbytes=described["nbytes"],
+            metadata=described["metadata"],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptChunk("the description of a chunk is of another version") from error
