@@ -46,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
         progress = shapes_state.load(out / "state", model, heads, average, optimizer)
         print(f"resumed at step {progress.step}, {progress.seconds / 60:.1f} minutes", flush=True)
     batches = Batches(processor.tokenizer, args.pictures, args.questions)
-    limit, last = args.minutes * 60, time.monotonic()
+    limit, last, reported = args.minutes * 60, time.monotonic(), progress.step
     while progress.seconds < limit and not (args.steps and progress.step >= args.steps):
         done = progress.seconds / limit
         for group in optimizer.param_groups:
@@ -69,9 +69,13 @@ def train(args: argparse.Namespace) -> None:
             progress.accuracy = min(progress.accuracy, ADVANCE_AT - 0.05)
         if progress.step % args.every == 0:
             _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
+            reported = progress.step
             progress.seconds += time.monotonic() - last
             last = time.monotonic()
-    _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
+    if reported != progress.step:
+        _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
+    average.swap(model)  # also where there was nothing left to train: the state as a checkpoint
+    export(out / "checkpoint", model, processor)
 
 
 def _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches) -> None:

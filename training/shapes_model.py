@@ -29,15 +29,25 @@ IMAGE_TOKENS = (SIDE // PATCH) ** 2
 PAD, UNKNOWN, START, END, IMAGE, ANSWER = "<pad>", "<unk>", "<s>", "</s>", "<image>", "<|answer|>"
 SPECIAL = (PAD, UNKNOWN, START, END, IMAGE, ANSWER)
 MEAN, STD = 0.5, 0.25
+# The picture comes first, whatever a system message says: so it was trained, and so its tokens are a shared prefix.
 CHAT_TEMPLATE = (
+    "{% set ns = namespace(system='') %}"
     "{% for message in messages %}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}"
-    "{% for part in message['content'] if part['type'] == 'image' %}<image>{% endfor %}"
-    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
-    "{% endif %}"
-    "{% if message['role'] == 'assistant' %}</s>{% elif message['role'] == 'user' %}<|answer|>{% endif %}"
+    "{% set parts = message['content'] %}"
+    "{% if parts is string %}{% set parts = [{'type': 'text', 'text': parts}] %}{% endif %}"
+    "{% if message['role'] == 'system' %}"
+    "{% for part in parts if part['type'] == 'text' %}"
+    "{% set ns.system = ns.system + part['text'] + '\n' %}"
     "{% endfor %}"
+    "{% else %}"
+    "{% if message['role'] == 'assistant' %}<|answer|>{% endif %}"
+    "{% for part in parts if part['type'] == 'image' %}<image>{% endfor %}"
+    "{{ ns.system }}{% set ns.system = '' %}"
+    "{% for part in parts if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    "{% if message['role'] == 'assistant' %}</s>{% endif %}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|answer|>{% endif %}"
 )
 ARCHITECTURE: dict[str, dict[str, Any]] = {
     "full": {
@@ -158,6 +168,10 @@ def export(folder: Path, model: LlavaForConditionalGeneration, processor: LlavaP
     """
     folder.mkdir(parents=True, exist_ok=True)
     processor.save_pretrained(folder)
+    # Named plainly, transformers would look for torchvision first and warn without it: ask for the PIL backend.
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings["image_processor"]["image_processor_type"] = CLIPImageProcessorPil.__name__
+    (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     ids = (model.config.text_config.eos_token_id, model.config.text_config.pad_token_id)
     GenerationConfig(do_sample=False, max_new_tokens=16, eos_token_id=ids[0], pad_token_id=ids[1]).save_pretrained(
         folder
@@ -166,6 +180,7 @@ def export(folder: Path, model: LlavaForConditionalGeneration, processor: LlavaP
     weights = {_vllm_name(k): v.detach().float().cpu().contiguous() for k, v in named_weights(model).items()}
     partial = folder / "model.safetensors.partial"
     save_file(weights, str(partial), metadata={"format": "pt"})
+    partial.chmod(0o644)
     partial.replace(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["LlavaForConditionalGeneration"]

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dejakv.datasets import shapes_language as language
@@ -39,8 +40,12 @@ def wordings(query: Query, split: Split = "all") -> list[Wording]:
 
 def question_id(image_id: str, query: Query, wording: Wording) -> str:
     """The same for the same question about the same picture, in any stream."""
-    digest = hashlib.blake2b(repr(query).encode(), digest_size=4).hexdigest()
-    return f"{image_id}-{digest}-{wording.template}{'ab'[wording.synonyms]}"
+    return f"{image_id}-{_digest(query)}-{wording.template}{'ab'[wording.synonyms]}"
+
+
+@lru_cache(maxsize=4096)
+def _digest(query: Query) -> str:
+    return hashlib.blake2b(repr(query).encode(), digest_size=4).hexdigest()
 
 
 def record(image_id: str, scene: Scene, query: Query, wording: Wording, split: Split = "all") -> dict[str, Any]:

@@ -106,20 +106,26 @@ def stream(seed: int, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[s
 
 class _Stream:
     def __init__(self, rng: random.Random, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...]) -> None:
-        self._rng, self._pictures, self._mix, self._split, self._kinds = rng, pictures, mix, split, kinds
+        self._rng, self._pictures, self._mix, self._kinds = rng, pictures, mix, kinds
+        self._split: Split = split
         self._asked: list[Ask] = []
         self._firsts: list[int] = []  # places in the stream of what was new
-        self._said: dict[tuple[int, Query], list[int]] = {}
-        self._popular = list(accumulate((rank + 1) ** -mix.zipf for rank in range(pictures.count)))
+        self._weights: list[float] = []  # their popularity, summed up
+        self._said: dict[int, dict[Query, list[int]]] = {}  # places in the stream, by picture and query
+        self._popular = list(accumulate(self._weight(rank) for rank in range(pictures.count)))
 
     def run(self) -> Iterator[Ask]:
         while True:
             ask = self._next()
-            self._said.setdefault((ask.image, ask.query), []).append(len(self._asked))
+            self._said.setdefault(ask.image, {}).setdefault(ask.query, []).append(len(self._asked))
             if ask.origin not in ("exact", "paraphrase"):
+                self._weights.append((self._weights[-1] if self._weights else 0.0) + self._weight(len(self._firsts)))
                 self._firsts.append(len(self._asked))
             self._asked.append(ask)
             yield ask
+
+    def _weight(self, rank: int) -> float:
+        return (rank + 1) ** -self._mix.zipf
 
     def _next(self) -> Ask:
         draw = self._rng.random()
@@ -133,9 +139,8 @@ class _Stream:
 
     def _earlier(self) -> int:
         """The place of an earlier question, by Zipf over the order in which they first came."""
-        weights = [(rank + 1) ** -self._mix.zipf for rank in range(len(self._firsts))]
-        first = self._asked[self._rng.choices(self._firsts, weights)[0]]
-        return self._rng.choice(self._said[first.image, first.query])
+        first = self._asked[self._rng.choices(self._firsts, cum_weights=self._weights)[0]]
+        return self._rng.choice(self._said[first.image][first.query])
 
     def _again(self) -> Ask:
         place = self._earlier()
@@ -147,7 +152,7 @@ class _Stream:
         for _ in range(8):
             place = self._earlier()
             old = self._asked[place]
-            used = {self._asked[p].wording for p in self._said[old.image, old.query]}
+            used = {self._asked[p].wording for p in self._said[old.image][old.query]}
             fresh = [w for w in wordings(old.query, self._split) if w not in used]
             if fresh:
                 return Ask(old.image, old.query, self._rng.choice(fresh), "paraphrase", place, False, self._copy())
@@ -170,8 +175,8 @@ class _Stream:
     def _of_twin(self, image: int) -> Ask | None:
         """What was asked of a near-duplicate of the picture, where the answer differs."""
         for kin in self._pictures.kin(image):
-            for (asked, query), places in self._said.items():
-                if asked == kin and self._fits(image, query) and self._differs(query, image, kin):
+            for query, places in self._said.get(kin, {}).items():
+                if self._fits(image, query) and self._differs(query, image, kin):
                     return Ask(image, query, self._asked[places[0]].wording, "near-duplicate", places[0])
         return None
 
@@ -189,7 +194,7 @@ class _Stream:
 
     def _fits(self, image: int, query: Query) -> bool:
         """Is the query new to the picture, and has it one answer there?"""
-        if (image, query) in self._said:
+        if query in self._said.get(image, {}):
             return False
         scene = self._pictures.scene(image)
         if query.kind in ("exist", "count"):
@@ -211,7 +216,7 @@ class _Stream:
             chosen = self._rng.choice(types)
             kind = self._rng.choice([k for k in self._kinds if TYPES[k] == chosen])
             query = sample(self._pictures.scene(image), self._rng, kind)
-            if query is None or (image, query) in self._said:
+            if query is None or query in self._said.get(image, {}):
                 continue
             apart = any(self._fits(k, query) and self._differs(query, image, k) for k in kin)
             if apart or attempt >= 8 or not kin:

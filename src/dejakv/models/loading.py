@@ -1,0 +1,35 @@
+"""Loading a checkpoint with transformers: the model in evaluation mode, and what prepares its inputs."""
+
+from pathlib import Path
+from typing import Any
+
+from dejakv.errors import ModelError
+from dejakv.models.bundled import available, resolve
+
+
+def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
+    """(model, processor) of a bundled name, a local folder or a hub id. For a text model the processor is a tokenizer.
+
+    `options` go to `from_pretrained` of the model (dtype, attn_implementation, trust_remote_code, ...); without them
+    the weights stay in the checkpoint's own type on the CPU.
+
+    Raises: ModelError if the name is unknown, files are missing, or the weights cannot be read.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+
+    where = str(resolve(name_or_path))
+    remote = {"trust_remote_code": options.get("trust_remote_code", False)}
+    try:
+        config = AutoConfig.from_pretrained(where, **remote)
+        multimodal = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+        loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+        model = loader.from_pretrained(where, **options)
+        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(where, **remote)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        known = ", ".join(m.name for m in available())
+        raise ModelError(
+            f"model {str(name_or_path)!r} does not load ({error}): give a complete checkpoint folder, a hub id that "
+            f"can be reached from here, or a bundled model ({known})"
+        ) from error
+    return model.eval(), processor
