@@ -1,0 +1,165 @@
+"""`DejaKVConnector`: what vLLM loads. It forwards to the scheduler side or the worker side and keeps nothing itself.
+
+    --kv-transfer-config '{"kv_connector": "DejaKVConnector",
+                           "kv_connector_module_path": "dejakv.engines.vllm.connector",
+                           "kv_role": "kv_both",
+                           "kv_connector_extra_config": {"store_dir": "/var/lib/dejakv"}}'
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.finder import ConnectorCache, Finder
+from dejakv.engines.vllm.fingerprint import adapter_epoch, server_epoch
+from dejakv.engines.vllm.messages import StepPlan, StepReport
+from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.refusals import refuse_unsupported
+from dejakv.engines.vllm.saver import Saver
+from dejakv.engines.vllm.scheduler import SchedulerSide
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
+from dejakv.engines.vllm.stores import open_store
+from dejakv.engines.vllm.worker import WorkerSide
+
+
+class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
+    """Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        compat.require_supported()
+        refuse_unsupported(vllm_config, kv_cache_config)
+        compat.recompute_failed_loads(vllm_config)
+        self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
+        self._counts = Counts()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        store = open_store(self.settings, vllm_config)
+        if role == KVConnectorRole.SCHEDULER:
+            base = server_epoch(vllm_config)
+            epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
+            cache = ConnectorCache(store, (), (), self.settings.cache_config())
+            finder = Finder(cache, self.settings, epoch_of)
+            self._scheduler = SchedulerSide(
+                self.settings, finder, compat.hash_block_tokens(kv_cache_config), self._counts
+            )
+        else:
+            saver = Saver(store, self.settings.max_pending_bytes)
+            self._worker = WorkerSide(store, saver, self.settings.load_timeout_s)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that does not happen is a later miss, nothing more."""
+        return False
+
+    # Scheduler side
+
+    @property
+    def _sched(self) -> SchedulerSide:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    def on_new_request(self, request: Any) -> None:
+        self._sched.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._sched.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens > 0:
+            self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        manager = self._kv_cache_manager
+        assert manager is not None
+        return self._sched.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._sched.heard(report)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._sched.finished(request, block_ids)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._sched.finished(request, block_ids[0])
+
+    def reset_cache(self) -> bool:
+        self._sched.reset()
+        return True
+
+    # Worker side
+
+    @property
+    def _work(self) -> WorkerSide:
+        assert self._worker is not None
+        return self._worker
+
+    def _plan(self) -> StepPlan:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        layers = compat.attention_layers(self._vllm_config, kv_caches)
+        self._work.paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._work.start_loads(self._plan())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are over before their request is scheduled."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Saves are copied in one go, one step after the prompt was computed."""
+
+    def wait_for_save(self) -> None:
+        self._work.copy_saves(self._plan())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        released, over, failed = self._work.finish(self._plan())
+        return KVConnectorTransferResults(released, over, failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._work.report()
+
+    # Both
+
+    def get_kv_connector_stats(self) -> DejaKVStats | None:
+        values = self._counts.take()
+        return DejaKVStats(data=values) if values else None
+
+    def shutdown(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.finder.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DejaKVStats:
+        return DejaKVStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> DejaKVPromMetrics:
+        return DejaKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def take_events(self) -> Iterable[Any]:
+        return ()

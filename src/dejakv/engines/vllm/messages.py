@@ -1,0 +1,95 @@
+"""What the scheduler side and the worker side of the connector tell each other. Plain values: they may cross processes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from dejakv.store.base import ChunkMeta
+
+
+@dataclass(frozen=True)
+class BlendOrder:
+    """How a donor's state becomes this prompt's: see `dejakv.engines.vllm.blend`.
+
+    token_ids  of the target up to where vLLM goes on by itself
+    share      of the rows that are recomputed
+    """
+
+    token_ids: tuple[int, ...]
+    share: float
+    map: str
+    selector: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """Put a stored chunk's tokens `start..start+tokens-1` into the request's blocks.
+
+    blend  None: exact state, copied as it is
+    """
+
+    request_id: str
+    donor: str
+    block_ids: tuple[int, ...]
+    start: int
+    tokens: int
+    blend: BlendOrder | None = None
+
+
+@dataclass(frozen=True)
+class Save:
+    """Store the KV of the prompt described by `meta`, whose blocks are `block_ids`.
+
+    release  request whose blocks wait for this copy, if any
+    """
+
+    meta: ChunkMeta
+    block_ids: tuple[int, ...]
+    release: str | None = None
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):
+    """Scheduler to worker, one a step. `idle`: nothing is computed in this step, so waiting a moment costs nobody."""
+
+    loads: list[Load] = field(default_factory=list[Load])
+    saves: list[Save] = field(default_factory=list[Save])
+    idle: bool = False
+    inner: Any = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A finished load. `computed`: rows that a blend recomputed, averaged over layers."""
+
+    request_id: str
+    nbytes: int
+    seconds: float
+    computed: int = 0
+    problem: str = ""
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """Worker to scheduler: what became of saves and loads since the last report.
+
+    stored   chunk ids that are in the store now
+    dropped  chunk id -> why it is not
+    """
+
+    stored: list[str] = field(default_factory=list[str])
+    dropped: dict[str, str] = field(default_factory=dict[str, str])
+    loaded: list[Loaded] = field(default_factory=list[Loaded])
+    blend_problem: str = ""
+    inner: Any = None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
+        assert isinstance(other, StepReport)
+        return StepReport(
+            self.stored + other.stored,
+            self.dropped | other.dropped,
+            self.loaded + other.loaded,
+            self.blend_problem or other.blend_problem,
+            self.inner if other.inner is None else other.inner,
+        )

@@ -1,0 +1,236 @@
+"""The connector's scheduler side: what is looked up, loaded and saved, decided request by request.
+
+It runs in vLLM's engine loop, so it never waits: lookups run in threads (`None` tells vLLM to ask again), and everything
+that touches KV is ordered from the worker and confirmed by it.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from dejakv.engines.vllm.compat import rekey_tail
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.finder import Finder, Found
+from dejakv.engines.vllm.messages import BlendOrder, Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.store.base import ChunkMeta
+
+
+@dataclass
+class Tracked:
+    """What is known of a live request.
+
+    used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
+    rekeyed   hash block from which on its blocks are private, None: none is
+    settled   no further load: it was loaded, it failed, or there is nothing to load
+    """
+
+    request: Any
+    wish: Wish
+    lookup: "Future[Found] | None"
+    deadline: float
+    found: Found | None = None
+    settled: bool = False
+    approximate: bool = False
+    rekeyed: int | None = None
+    used: int = 0
+    computed: int = 0
+    reason: str = ""
+    saved: bool = False
+
+
+@dataclass
+class SchedulerSide:
+    """One instance in the scheduler.
+
+    hash_tokens  tokens behind one entry of `Request.block_hashes`
+    no_blend     why blend is not possible here, empty if it is
+    """
+
+    settings: ConnectorSettings
+    finder: Finder
+    hash_tokens: int
+    counts: Counts
+    no_blend: str = ""
+    requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
+    _loads: list[Load] = field(default_factory=list[Load])
+    _saves: list[Save] = field(default_factory=list[Save])
+    _saving: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
+
+    def new_request(self, request: Any) -> None:
+        """Starts the lookup of a request that vLLM has just taken in."""
+        wish = Wish.of(request.kv_transfer_params, self.settings)
+        tracked = Tracked(request, wish, None, time.monotonic() + self.settings.lookup_timeout_s, reason=wish.problem)
+        why = self._not_for_us(request)
+        if why:
+            tracked.reason, tracked.settled = why, True
+        else:
+            if wish.mode == "blend" and (self.no_blend or request.lora_request is not None):
+                tracked.reason = self.no_blend or "blend is not for requests with a LoRA adapter"
+                wish = Wish("exact", wish.threshold, wish.no_store, wish.donor)
+            tracked.lookup = self.finder.submit(request, wish)
+            tracked.wish = wish
+        self.requests[request.request_id] = tracked
+
+    def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
+        """How many tokens beyond `local` are going to be loaded; None while the lookup is still running."""
+        tracked = self.requests.get(request.request_id)
+        if tracked is None or tracked.settled or tracked.lookup is None:
+            return 0, False
+        if tracked.found is None:
+            if not tracked.lookup.done():
+                if time.monotonic() < tracked.deadline:
+                    return None, False
+                tracked.lookup.cancel()
+                tracked.found = Found(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
+            else:
+                tracked.found = tracked.lookup.result()
+            self.counts.looked_up(tracked.found)
+        gain = self._loadable(tracked, request, local)
+        return gain, gain > 0
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
+        """vLLM gave the request its blocks: order the load that was promised."""
+        tracked = self.requests.get(request.request_id)
+        if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
+            return
+        found = tracked.found
+        assert found.donor is not None
+        stop = self._stop(found, request)
+        order: BlendOrder | None = None
+        if found.method == "blend":
+            settings = self.settings
+            order = BlendOrder(
+                tuple(request.prompt_token_ids[:stop]), settings.blend_share, settings.blend_map, settings.blend_selector
+            )
+            tracked.approximate = True
+            self.finder.cache.served_approximately(found.key)
+        self._loads.append(
+            Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, order)
+        )
+        tracked.settled, tracked.used = True, external
+
+    def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
+        """This step's orders. `blocks_of(request_id)` are a request's block ids."""
+        cached = output.scheduled_cached_reqs
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            tracked = self.requests.get(request_id)
+            # Only when the prompt's last token was computed in an earlier step: its first answer token is out by then.
+            if tracked is not None and not tracked.saved and computed >= tracked.request.num_prompt_tokens:
+                self._order_save(tracked, blocks_of(request_id), release=False)
+        idle = output.total_num_scheduled_tokens == 0
+        if idle:
+            waiting = [t.lookup for t in self.requests.values() if t.lookup is not None and t.found is None]
+            if waiting and not self._loads and not self._saves:
+                wait(waiting, timeout=0.001)  # nothing is computed: leave the interpreter to the lookups
+        plan = StepPlan(self._loads, self._saves, idle)
+        self._loads, self._saves = [], []
+        return plan
+
+    def heard(self, report: StepReport) -> None:
+        """Takes in what the worker confirmed."""
+        for chunk_id in report.stored:
+            meta = self._saving.pop(chunk_id, None)
+            if meta is not None:
+                self.finder.stored(meta)
+                self.counts.add("saves")
+        for chunk_id, why in report.dropped.items():
+            self._saving.pop(chunk_id, None)
+            self.counts.add("saves_dropped", why)
+        for loaded in report.loaded:
+            self._heard_load(loaded)
+        if report.blend_problem:
+            self.no_blend = report.blend_problem
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
+        """The request is over. True if its blocks must wait for a copy; and what the client is told."""
+        tracked = self.requests.pop(request.request_id, None)
+        if tracked is None:
+            return False, {}
+        holds = False
+        computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
+        if computed and not tracked.saved and block_ids:
+            holds = self._order_save(tracked, block_ids, release=True)
+        return holds, {"dejakv": self._told(tracked)}
+
+    def reset(self) -> None:
+        """The weights may have changed: nothing that is stored now is found again by this process."""
+        self.finder.cache.forget()
+
+    def _heard_load(self, loaded: Loaded) -> None:
+        self.counts.loaded(loaded)
+        tracked = self.requests.get(loaded.request_id)
+        if tracked is None:
+            return
+        if loaded.problem:
+            tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
+        tracked.computed = loaded.computed
+
+    def _not_for_us(self, request: Any) -> str:
+        if request.pooling_params is not None or request.sampling_params is None:
+            return "not a generating request"
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            return "prompt embeddings have no token ids to key by"
+        if request.resumable:
+            return "streaming input"
+        if request.num_prompt_tokens < self.settings.min_tokens:
+            return f"shorter than min_tokens={self.settings.min_tokens}"
+        return ""
+
+    def _loadable(self, tracked: Tracked, request: Any, local: int) -> int:
+        """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it."""
+        found = tracked.found
+        assert found is not None
+        if found.method == "none" or found.donor is None:
+            return self._no(tracked, tracked.reason or found.reason)
+        if request.sampling_params.prompt_logprobs is not None:
+            return self._no(tracked, "prompt_logprobs need every prompt token computed")
+        if request.skip_reading_prefix_cache:
+            return self._no(tracked, "skip_reading_prefix_cache")
+        gain = self._stop(found, request) - local
+        if gain < max(1, self.settings.min_gain):
+            return self._no(tracked, f"{max(0, gain)} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}")
+        if found.method == "blend":
+            first = local // self.hash_tokens
+            if not rekey_tail(request, first, tracked.rekeyed):
+                return self._no(tracked, "no full block lies beyond the local prefix")
+            tracked.rekeyed = min(first, first if tracked.rekeyed is None else tracked.rekeyed)
+        return gain
+
+    @staticmethod
+    def _no(tracked: Tracked, reason: str) -> int:
+        tracked.settled, tracked.reason = True, reason
+        return 0
+
+    def _stop(self, found: Found, request: Any) -> int:
+        """First token that vLLM computes by itself."""
+        last = request.num_prompt_tokens - (self.settings.blend_tail if found.method == "blend" else 1)
+        return max(0, min(found.tokens, last))
+
+    def _order_save(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
+        tracked.saved = True
+        if tracked.found is None and tracked.lookup is not None and tracked.lookup.done():
+            tracked.found = tracked.lookup.result()
+        meta = tracked.found.save if tracked.found is not None else None
+        if meta is None or tracked.approximate or meta.id in self._saving:
+            return False
+        self._saving[meta.id] = meta
+        self._saves.append(Save(meta, tuple(block_ids), tracked.request.request_id if release else None))
+        return True
+
+    def _told(self, tracked: Tracked) -> dict[str, Any]:
+        found = tracked.found or Found()
+        used = tracked.used
+        return {
+            "method": found.method if used else "none",
+            "level": found.level if used else "",
+            "donor": found.donor if used else None,
+            "score": found.score if used else None,
+            "tokens_reused": max(0, used - tracked.computed),
+            "tokens_recomputed": tracked.computed,
+            "approximate": tracked.approximate,
+            "reason": tracked.reason,
+            "prompt_key": found.key,
+        }

@@ -1,0 +1,177 @@
+"""All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError
+
+Mode = Literal["off", "exact", "blend"]
+MODES: tuple[Mode, ...] = ("off", "exact", "blend")
+
+
+@dataclass(frozen=True)
+class ConnectorSettings:
+    """Keys of `kv_connector_extra_config`.
+
+    mode               what a request gets that asks for nothing: `exact` or `blend`
+    modes              what a request may choose; by default `off`, `exact` and `mode`
+    store_dir          folder of the store, made with mode 0700; without it KV lives in this process's memory
+    max_bytes          budget of the store
+    memory_bytes       of a store on disk, what is also kept in memory
+    policy             `lru` or `lfu`
+    min_tokens         shorter prompts are neither looked up nor stored
+    max_tokens         longer prompts are not stored; 0 for no limit
+    min_gain           least tokens a load must save beyond vLLM's own prefix hit
+    min_new_tokens     a prompt is stored only if no stored chunk covers all but this many of its tokens
+    max_pending_bytes  saves under way; a save beyond it is dropped and counted
+    second_sight       store a prompt when it comes the second time
+    max_write_rate     bytes a second the store may take; 0 for no limit
+    refresh_s          how often other processes' chunks are looked for; 0 never
+    lookup_timeout_s   a lookup that takes longer is a miss
+    load_timeout_s     a load that takes longer is a miss
+    similarity_threshold, index_encoder, lexical_guard, chunk_window
+                       how a donor is found and judged for blend (see SemanticCacheConfig)
+    blend_share, blend_map, blend_selector
+                       share of rows recomputed, and how tokens are mapped and rows chosen
+    blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
+    inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
+    inner_isolated     the inner connector keys by cache_salt and LoRA; without it only requests that have neither reach it
+    """
+
+    mode: Literal["exact", "blend"] = "exact"
+    modes: tuple[Mode, ...] = ()
+    store_dir: str | None = None
+    max_bytes: int = 4 * 1024**3
+    memory_bytes: int = 512 * 1024**2
+    policy: Literal["lru", "lfu"] = "lru"
+    min_tokens: int = 16
+    max_tokens: int = 0
+    min_gain: int = 16
+    min_new_tokens: int = 16
+    max_pending_bytes: int = 512 * 1024**2
+    second_sight: bool = False
+    max_write_rate: int = 0
+    refresh_s: float = 5.0
+    lookup_timeout_s: float = 0.5
+    load_timeout_s: float = 10.0
+    similarity_threshold: float = 0.85
+    index_encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
+    lexical_guard: bool = True
+    chunk_window: int = 0
+    blend_share: float = 0.15
+    blend_map: str = "context"
+    blend_selector: str = "value"
+    blend_tail: int = 16
+    inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    inner_isolated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("exact", "blend"):
+            raise ConfigError(
+                f"mode={self.mode!r} is unknown: choose exact or blend (adopt rewrites the prompt before vLLM sees it:"
+                " use dejakv.engines.vllm.middleware or `dejakv run --engine vllm --reuse adopt`)"
+            )
+        for name in self.modes:
+            if name not in MODES:
+                raise ConfigError(f"modes contains {name!r}: choose from {', '.join(MODES)}")
+        for name in ("lookup_timeout_s", "load_timeout_s", "blend_tail"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        for name in ("max_tokens", "min_new_tokens", "max_pending_bytes", "refresh_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is negative: give 0 or more")
+        if self.inner and "kv_connector" not in self.inner:
+            raise ConfigError('inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}')
+        self.cache_config()
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """What a request may ask for in `kv_transfer_params.dejakv.mode`."""
+        return frozenset(self.modes or ("off", "exact", self.mode)) | {self.mode}
+
+    @property
+    def may_blend(self) -> bool:
+        return "blend" in self.allowed
+
+    def cache_config(self) -> SemanticCacheConfig:
+        """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
+        return SemanticCacheConfig(
+            reuse=self.mode,
+            similarity_threshold=self.similarity_threshold,
+            index_encoder=self.index_encoder,
+            lexical_guard=self.lexical_guard,
+            chunk_window=self.chunk_window,
+            min_gain=self.min_gain,
+            max_bytes=self.max_bytes,
+            memory_bytes=self.memory_bytes,
+            policy=self.policy,
+            min_tokens=self.min_tokens,
+            second_sight=self.second_sight,
+            max_write_rate=self.max_write_rate,
+            cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
+            blend_share=self.blend_share,
+            blend_map=self.blend_map,
+            blend_selector=self.blend_selector,
+            blend_donors=1,
+        )
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
+        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones."""
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(extra) - known)
+        if unknown:
+            raise ConfigError(
+                f"kv_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
+            )
+        values = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in extra.items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one request chose in `kv_transfer_params.dejakv`. It is untrusted input: whatever is wrong with it becomes
+    `problem`, and the request runs without reuse and says why."""
+
+    mode: Mode = "exact"
+    threshold: float | None = None
+    no_store: bool = False
+    donor: str | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any] | None, settings: ConnectorSettings) -> "Wish":
+        """Reads and checks a request's `kv_transfer_params`. Never raises."""
+        asked = (params or {}).get("dejakv")
+        if asked is None:
+            return cls(settings.mode)
+
+        def refuse(why: str) -> "Wish":
+            return cls("off", problem=why)
+
+        if not isinstance(asked, Mapping):
+            return refuse("kv_transfer_params.dejakv is no object")
+        asked = cast(Mapping[str, Any], asked)
+        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor"})
+        if unknown:
+            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donor")
+        mode = asked.get("mode", settings.mode)
+        if mode not in MODES:
+            return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
+        if mode not in settings.allowed:
+            return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
+        threshold = asked.get("threshold")
+        if threshold is not None and not (
+            isinstance(threshold, int | float) and not isinstance(threshold, bool) and -1.0 <= threshold <= 1.0
+        ):
+            return refuse(f"threshold {threshold!r} is no cosine: give a number from -1 to 1")
+        no_store = asked.get("no_store", False)
+        if not isinstance(no_store, bool):
+            return refuse(f"no_store {no_store!r} is neither true nor false")
+        donor = asked.get("donor")
+        if donor is not None and not isinstance(donor, str):
+            return refuse("donor is no string")
+        return cls(cast(Mode, mode), None if threshold is None else float(threshold), no_store, donor)

@@ -1,0 +1,60 @@
+"""DejaKV's figures on the server's `/metrics`, through vLLM's own seam for connectors."""
+
+from typing import Any
+
+from prometheus_client import Counter
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+METRICS: dict[str, tuple[str, str]] = {
+    "lookups": ("Lookups by what they found (exact, blend, miss).", "found"),
+    "lookup_seconds": ("Seconds spent in lookups, off the engine loop.", ""),
+    "loads": ("Stored states put into the KV cache.", ""),
+    "loaded_bytes": ("Bytes of state put into the KV cache.", ""),
+    "load_seconds": ("Seconds from the order of a load to its end.", ""),
+    "load_failures": ("Loads that became misses, by reason.", "reason"),
+    "saves": ("Prompts whose state was stored and confirmed.", ""),
+    "saves_dropped": ("Saves that were not made, by reason.", "reason"),
+}
+
+
+class DejaKVStats(KVConnectorStats):
+    """Counters of one interval, as `counts.Counts.take` gives them."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> "DejaKVStats":
+        merged = dict(self.data)
+        for key, value in other.data.items():
+            merged[key] = merged.get(key, 0) + value
+        return DejaKVStats(data=merged)
+
+    def reduce(self) -> dict[str, int | float]:
+        return {key.replace("|", ":"): value for key, value in self.data.items()}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class DejaKVPromMetrics(KVConnectorPromMetrics):
+    """`dejakv_vllm_*_total` counters, labelled by engine and, where there is one, by reason or result."""
+
+    def __init__(
+        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: self._counter_cls(
+                name=f"dejakv_vllm_{name}", documentation=about, labelnames=[*labelnames, *([label] if label else [])]
+            )
+            for name, (about, label) in METRICS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        engine = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
+        for key, value in transfer_stats_data.items():
+            name, _, label = key.partition("|")
+            if name in self._counters:
+                labels = [*engine, *([label or "unknown"] if METRICS[name][1] else [])]
+                counter: Counter = self._counters[name].labels(*labels)
+                counter.inc(value)

@@ -1,0 +1,53 @@
+"""The store behind a connector. Scheduler side and worker side each open it; on disk they share the folder."""
+
+import threading
+from typing import Any
+
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError
+from dejakv.store.base import Store
+from dejakv.store.disk import DiskStore
+from dejakv.store.memory import MemoryStore
+
+
+class _Shared(MemoryStore):
+    """A store in memory that both sides of one connector hold: it is emptied when the last of them closes it."""
+
+    def __init__(self, settings: ConnectorSettings) -> None:
+        super().__init__(settings.max_bytes, policy=settings.policy)
+        self.holders = 0
+
+    def close(self) -> None:
+        self.holders -= 1
+        if self.holders <= 0:
+            super().close()
+
+
+class MemoryStores:
+    """The stores in memory of this process, by vLLM's engine id."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, _Shared] = {}
+        self._lock = threading.Lock()
+
+    def open(self, engine_id: str, settings: ConnectorSettings) -> Store:
+        with self._lock:
+            store = self._stores.get(engine_id)
+            if store is None or store.holders <= 0:
+                store = self._stores[engine_id] = _Shared(settings)
+            store.holders += 1
+            return store
+
+
+_memory = MemoryStores()
+
+
+def open_store(settings: ConnectorSettings, vllm_config: Any) -> Store:
+    """The store that the settings name. Raises StoreError if its folder cannot be used, ConfigError if a store in memory
+    would be another one in the worker."""
+    config = settings.cache_config()
+    if config.cache_dir is not None:
+        return DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)
+    if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
+        raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
+    return _memory.open(vllm_config.kv_transfer_config.engine_id, settings)

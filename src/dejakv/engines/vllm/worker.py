@@ -1,0 +1,160 @@
+"""The connector's worker side: copies KV out of vLLM's blocks and into them, as the scheduler side orders.
+
+Disk is touched in threads only. The engine loop pays for copies between host memory and the KV cache, nothing else; for a
+blend it also pays for the rows that are recomputed.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.paged import PagedKV, to_host
+from dejakv.engines.vllm.saver import Saver
+from dejakv.engines.vllm.tensors import to_store, to_torch
+from dejakv.store.base import Chunk, Store
+
+Blend = Callable[[Load, Chunk], "Mixed"]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A blended state for the tokens of a load, and how many rows it took (mean over layers)."""
+
+    state: torch.Tensor
+    computed: int
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    chunk: Chunk
+    state: torch.Tensor | None
+
+
+@dataclass
+class _Loading:
+    load: Load
+    fetched: "Future[_Fetched | str]"
+    deadline: float
+    began: float
+
+
+@dataclass
+class WorkerSide:
+    """One instance in the worker.
+
+    blend  makes a blended state in the engine loop; None where blend is not possible
+    """
+
+    store: Store
+    saver: Saver
+    load_timeout_s: float
+    paged: PagedKV | None = None
+    blend: Blend | None = None
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
+    _loading: list[_Loading] = field(default_factory=list[_Loading])
+    _loaded: list[Loaded] = field(default_factory=list[Loaded])
+    _released: set[str] = field(default_factory=set[str])
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Reads the chunks of this step's loads, in threads."""
+        now = time.monotonic()
+        for load in plan.loads:
+            fetched = self._pool.submit(self._fetch, load)
+            self._loading.append(_Loading(load, fetched, now + self.load_timeout_s, time.perf_counter()))
+
+    def copy_saves(self, plan: StepPlan) -> None:
+        """Copies the state of this step's saves; storing it is the saver's business."""
+        for save in plan.saves:
+            self._copy(save)
+            if save.release is not None:
+                self._released.add(save.release)
+
+    def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
+        """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
+        if plan.idle and self._loading and not any(item.fetched.done() for item in self._loading):
+            wait([item.fetched for item in self._loading], timeout=0.001)  # nothing is computed: let the readers read
+        over: set[str] = set()
+        failed: set[str] = set()
+        waiting: list[_Loading] = []
+        for item in self._loading:
+            if not item.fetched.done() and time.monotonic() < item.deadline:
+                waiting.append(item)
+                continue
+            loaded = self._put_in(item)
+            self._loaded.append(loaded)
+            over.add(item.load.request_id)
+            if loaded.problem:
+                failed.add(item.load.request_id)
+        self._loading = waiting
+        released, self._released = self._released, set()
+        return released, over, failed
+
+    def report(self) -> StepReport | None:
+        """What is confirmed since the last report; None if nothing is."""
+        stored, dropped = self.saver.take()
+        loaded, self._loaded = self._loaded, []
+        return StepReport(stored, dropped, loaded) if stored or dropped or loaded else None
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.saver.close()
+        self.store.close()
+
+    def _copy(self, save: Save) -> None:
+        assert self.paged is not None
+        tokens = save.meta.num_tokens
+        nbytes = tokens * self.paged.bytes_per_token
+        if not self.saver.has_room(save.meta.id, nbytes):
+            return
+        host, event = to_host(self.paged.gather(save.block_ids, tokens))
+
+        def make() -> Chunk:
+            if event is not None:
+                event.synchronize()
+            return Chunk(replace(save.meta, nbytes=nbytes), to_store(host))
+
+        self.saver.submit(save.meta.id, nbytes, make)
+
+    def _fetch(self, load: Load) -> "_Fetched | str":
+        """In a thread: the chunk, and the part that is needed of it in memory of its own."""
+        assert self.paged is not None
+        try:
+            chunk = self.store.get(load.donor)
+        except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
+            return f"the store failed: {type(error).__name__}: {error}"
+        if chunk is None:
+            return "the donor's state is gone or cannot be read"
+        if chunk.tensor.shape != self.paged.shape(chunk.meta.num_tokens):
+            return "the donor's state has another shape than this model's"
+        if load.blend is not None:
+            return _Fetched(chunk, None)
+        if chunk.meta.num_tokens < load.start + load.tokens:
+            return "the donor's state is shorter than what was planned"
+        part = to_torch(chunk.tensor)[:, :, :, load.start : load.start + load.tokens].clone()
+        return _Fetched(chunk, part) if part.dtype == self.paged.dtype else "the donor's state has another dtype"
+
+    def _put_in(self, item: _Loading) -> Loaded:
+        assert self.paged is not None
+        load = item.load
+        if not item.fetched.done():
+            item.fetched.cancel()
+            return Loaded(load.request_id, 0, 0.0, problem=f"the load took longer than {self.load_timeout_s:g} s")
+        fetched = item.fetched.result()
+        if isinstance(fetched, str):
+            return Loaded(load.request_id, 0, 0.0, problem=fetched)
+        computed = 0
+        try:
+            state = fetched.state
+            if state is None:
+                if self.blend is None:
+                    return Loaded(load.request_id, 0, 0.0, problem="blend is not possible in this worker")
+                mixed = self.blend(load, fetched.chunk)
+                state, computed = mixed.state, mixed.computed
+            self.paged.scatter(load.block_ids, load.start, state)
+        except Exception as error:  # the blocks are recomputed by vLLM: a failed load costs time, never the engine
+            return Loaded(load.request_id, 0, 0.0, problem=f"the load failed: {type(error).__name__}: {error}")
+        return Loaded(load.request_id, state.nbytes, time.perf_counter() - item.began, computed)

@@ -1,0 +1,37 @@
+"""Exact reuse through a real engine: what was computed once is not computed again, and nothing else changes."""
+
+from vllm_harness import running, tokens, worker_side
+
+A = tokens(501, 1)
+
+
+def test_exact_hit_after_restart(tmp_path):
+    """The answer equals the uncached one, and at most one block of the prompt is computed."""
+    with running(connector=False) as engine:
+        (truth,) = engine.ask([A])
+    assert truth.cached == 0
+    store = {"store_dir": str(tmp_path / "store")}
+    with running(extra=store) as engine:
+        (first,) = engine.ask([A])
+        engine.settle()
+        assert first.tokens == truth.tokens
+        assert first.told["method"] == "none"
+        engine.reset_prefix_cache()
+        (again,) = engine.ask([A])
+        assert again.tokens == truth.tokens
+        assert again.computed <= 32
+        assert worker_side().paged.reader.__name__ == "read_transposed"
+    with running(extra=store) as engine:
+        (after,) = engine.ask([A])
+        longer = A + tokens(40, 2)
+        (extended,) = engine.ask([longer])
+        engine.reset_prefix_cache()
+        (prefix,) = engine.ask([longer])
+    assert after.tokens == truth.tokens
+    assert after.computed <= 32
+    assert after.told["method"] == "exact"
+    assert after.told["level"] == "exact_text"
+    assert after.told["tokens_reused"] == len(A) - 1
+    assert prefix.tokens == extended.tokens
+    assert prefix.told["level"] == "prefix"
+    assert prefix.told["tokens_reused"] == len(A)

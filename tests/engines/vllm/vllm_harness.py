@@ -1,0 +1,169 @@
+"""How the tests run vLLM: one engine at a time in this process, short greedy answers, everything else spelled out."""
+
+import contextlib
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dejakv
+
+MODELS = Path(dejakv.__file__).parent / "models"
+DOCS = MODELS / "docs-lm"
+VOCABULARY = range(8, 480)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One answer: its tokens, and how many prompt tokens vLLM did not compute."""
+
+    tokens: tuple[int, ...]
+    text: str
+    cached: int
+    prompt_tokens: int
+    told: dict[str, Any]
+
+    @property
+    def computed(self) -> int:
+        return self.prompt_tokens - self.cached
+
+
+class Engine:
+    """An offline vLLM with DejaKVConnector, or without it (`extra=None`)."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    @property
+    def core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def connector(self) -> Any:
+        return self.core.scheduler.connector
+
+    def ask(
+        self,
+        prompts: Sequence[Any],
+        *,
+        max_tokens: int = 6,
+        wish: dict[str, Any] | None | list[dict[str, Any] | None] = None,
+        salt: str | None | list[str | None] = None,
+        lora: Any = None,
+        **sampling: Any,
+    ) -> list[Output]:
+        """Answers a batch of token-id lists or vLLM prompts, greedily and without an end-of-text."""
+        from vllm import SamplingParams
+
+        wishes = wish if isinstance(wish, list) else [wish] * len(prompts)
+        salts = salt if isinstance(salt, list) else [salt] * len(prompts)
+        inputs, params = [], []
+        for prompt, one_wish, one_salt in zip(prompts, wishes, salts, strict=True):
+            item = dict(prompt) if isinstance(prompt, dict) else {"prompt_token_ids": list(prompt)}
+            if one_salt is not None:
+                item["cache_salt"] = one_salt
+            inputs.append(item)
+            extra = {"kv_transfer_params": {"dejakv": one_wish}} if one_wish is not None else None
+            params.append(
+                SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **sampling)
+            )
+        results = self.llm.generate(inputs, params, use_tqdm=False, lora_request=lora)
+        return [
+            Output(
+                tuple(result.outputs[0].token_ids),
+                result.outputs[0].text,
+                result.num_cached_tokens or 0,
+                len(result.prompt_token_ids),
+                ((result.kv_transfer_params or {}).get("dejakv") or {}),
+            )
+            for result in results
+        ]
+
+    def settle(self) -> None:
+        """Steps the engine until every save is stored and confirmed."""
+        worker = worker_side()
+        for _ in range(400):
+            while self.core.scheduler.has_requests():
+                self.core.step_fn()
+            if worker is not None:
+                worker.saver.flush(10)
+            if worker is None or not self.connector._scheduler._saving:
+                return
+            self.ask([[9, 9, 9, 9]], max_tokens=1)  # a step carries the confirmation
+        raise AssertionError("saves were never confirmed")
+
+    def reset_prefix_cache(self) -> None:
+        assert self.llm.reset_prefix_cache()
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            if hasattr(metric, "value"):
+                found[metric.name] = found.get(metric.name, 0) + metric.value
+        return found
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def worker_side() -> Any:
+    """The worker side of the running engine's connector, None without one."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    return get_kv_transfer_group()._worker if has_kv_transfer_group() else None
+
+
+@contextlib.contextmanager
+def running(
+    model: Path | str = DOCS, extra: dict[str, Any] | None = None, *, connector: bool = True, **options: Any
+) -> Iterator[Engine]:
+    """An engine for the length of a `with`."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    transfer = None
+    if connector:
+        transfer = KVTransferConfig(
+            kv_connector="DejaKVConnector",
+            kv_connector_module_path="dejakv.engines.vllm.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra or {},
+        )
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "max_num_seqs": 8,
+        "block_size": 32,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+    }
+    llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
+    engine = Engine(llm)
+    try:
+        yield engine
+    finally:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        engine.close()
+        engine.llm = None
+        del llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Random token ids."""
+    rng = random.Random(seed)
+    return [rng.choice(VOCABULARY) for _ in range(count)]
+
+
+def changed(prompt: Sequence[int], share: float, seed: int, keep_last: int = 24) -> list[int]:
+    """The prompt with a share of its tokens replaced, its last ones kept: a near-duplicate."""
+    rng = random.Random(seed)
+    out = list(prompt)
+    for place in rng.sample(range(len(prompt) - keep_last), int(share * len(prompt))):
+        out[place] = rng.choice([token for token in VOCABULARY if token != out[place]])
+    return out
