@@ -3,61 +3,19 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from dejakv.encoder_cache.block import Resolution, VisualEmbeddingBlock
+from dejakv.encoder_cache.block import VisualEmbeddingBlock
+from dejakv.encoder_cache.errand import Errand, Wanted
 from dejakv.encoder_cache.eviction import Key
 from dejakv.encoder_cache.shelf import Shelf
 from dejakv.encoder_cache.single_flight import Flight, check_not_leading, leading
 from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
+from dejakv.encoder_cache.tier import Tier
 from dejakv.errors import InputError
-
-
-class Tier(Protocol):
-    """Where outputs outlive the process (see disk.py). Neither method raises or makes the caller wait for a write."""
-
-    def load(self, key: Key) -> "Recalled": ...
-
-    def save(self, key: Key, block: VisualEmbeddingBlock) -> None: ...
-
-    def clear(self, partition: str | None) -> None: ...
-
-
-@dataclass(frozen=True)
-class Recalled:
-    """What the tier had: a block, or None, and whether that is because it was damaged."""
-
-    block: VisualEmbeddingBlock | None = None
-    corrupt: bool = False
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is asked for, and how it is to be labelled if it must be computed."""
-
-    key: Key
-    resolution: Resolution | None = None
-    encoder_model: str = ""
-    place: Callable[[Any], Any] | None = None
-
-
-class Run:
-    """A leader's errand: `recall()` from the tier or, if that is False, set `output` to what the encoder says."""
-
-    def __init__(self, recall: Callable[[], VisualEmbeddingBlock | None]) -> None:
-        self._recall = recall
-        self.recalled: VisualEmbeddingBlock | None = None
-        self.output: Any = None
-        self.started = 0.0
-
-    def recall(self) -> bool:
-        self.recalled = self._recall()
-        self.started = time.perf_counter()
-        return self.recalled is not None
 
 
 class Registry:
@@ -71,18 +29,15 @@ class Registry:
         self._flights: dict[Key, Flight] = {}
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
 
-    def lookup(self, key: Key) -> VisualEmbeddingBlock | None:
-        """The block in memory, counted as used."""
+    def take(self, key: Key) -> VisualEmbeddingBlock | None:
+        """The block in memory, counted as a hit; None, and nothing counted, if it is not there."""
         with self._lock:
             entry = self._shelf.get(key)
-            if entry is not None:
-                self._shelf.touch(entry)
-                self._counters[key[0]].served(entry.block)
-                return entry.block
-            if self.tier is None:
-                self._counters[key[0]].misses += 1
+            if entry is None:
                 return None
-        return None
+            self._shelf.touch(entry)
+            self._counters[key[0]].served(entry.block)
+            return entry.block
 
     def peek(self, key: Key) -> VisualEmbeddingBlock | None:
         """The block in memory, without counting anything."""
@@ -90,8 +45,23 @@ class Registry:
             entry = self._shelf.get(key)
             return entry.block if entry is not None else None
 
+    def await_output(self, wanted: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
+        """The block as soon as this process or (through the tier) another one has it; None after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            block = self.take(wanted.key)
+            if block is not None:
+                return block
+            if self.tier is not None and self.tier.load(wanted.key).block is not None:
+                return self.recall(wanted)
+            if time.monotonic() >= deadline:
+                with self._lock:
+                    self._counters[wanted.key[0]].misses += 1
+                return None
+            time.sleep(poll_s)
+
     def recall(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
-        """The block from the tier, held in memory from now on; counted as a hit or a miss."""
+        """The block from the tier, if there is one, and held in memory from now on; counted as a hit or a miss."""
         block = self._from_tier(wanted)
         with self._lock:
             counters = self._counters[wanted.key[0]]
@@ -107,8 +77,8 @@ class Registry:
         block = self._block(wanted, embedding, seconds)
         with self._lock:
             kept = self._put(wanted.key, block)
-        if self.tier is not None:
-            self.tier.save(wanted.key, block)
+            if self.tier is not None:
+                self.tier.save(wanted.key, block)
         return block if kept else None
 
     def begin(self, wanted: Wanted) -> tuple[VisualEmbeddingBlock | None, Flight | None, bool]:
@@ -129,26 +99,34 @@ class Registry:
             return None, flight, False
 
     @contextmanager
-    def lead(self, wanted: Wanted, flight: Flight) -> Generator[Run, None, None]:
-        """Whatever happens inside, the flight is over afterwards. An encoder's error is told to those who wait, the
-        leader among them, by the flight; only interruptions and cancellations come out of here."""
-        run = Run(lambda: self._from_tier(wanted))
-        token = leading.set((*leading.get(), flight))
+    def lead(self, errands: Sequence[Errand]) -> Generator[None, None, None]:
+        """Whatever happens inside, the errands' flights are over afterwards. An encoder's error is told by the flights
+        to all who wait, the leader among them; only interruptions and cancellations come out of here."""
+        for errand in errands:
+            errand.begun = True
+        token = leading.set((*leading.get(), *(errand.flight for errand in errands)))
         try:
-            yield run
-            self._land(wanted, flight, run)
+            yield
         except Exception as error:
-            with self._lock:
-                counters = self._counters[wanted.key[0]]
-                counters.misses += 1
-                counters.encoder_failures += 1
-                self._forget(flight)
-            flight.fail(error)
+            for errand in errands:
+                self._fail(errand, error)
         except BaseException:
-            self.abandon(flight)
+            for errand in errands:
+                self.abandon(errand.flight)
             raise
+        else:
+            for errand in errands:
+                try:
+                    self._land(errand)
+                except Exception as error:
+                    self._fail(errand, error)
         finally:
             leading.reset(token)
+
+    def recall_all(self, errands: Iterable[Errand]) -> None:
+        """Fetches from the tier what it has."""
+        for errand in errands:
+            errand.recalled = self._from_tier(errand.wanted)
 
     def abandon(self, flight: Flight) -> None:
         """Ends a flight of which nothing can be said, so that another caller leads the next."""
@@ -237,23 +215,31 @@ class Registry:
             counters.disk_corrupt += recalled.corrupt
         return block
 
-    def _land(self, wanted: Wanted, flight: Flight, run: Run) -> None:
-        seconds = time.perf_counter() - run.started
-        block = run.recalled or self._block(wanted, run.output, seconds)
+    def _land(self, errand: Errand) -> None:
+        key, flight = errand.wanted.key, errand.flight
+        block = errand.recalled or self._block(errand.wanted, errand.output, errand.seconds)
         with self._lock:
-            counters = self._counters[wanted.key[0]]
-            if run.recalled is not None:
+            counters = self._counters[key[0]]
+            if errand.recalled is not None:
                 counters.served(block)
             else:
                 counters.misses += 1
                 counters.encoder_runs += 1
-                counters.encoder_seconds += seconds
+                counters.encoder_seconds += errand.seconds
             if not flight.discard:
-                self._put(wanted.key, block)
+                self._put(key, block)
+                if self.tier is not None and errand.recalled is None:
+                    self.tier.save(key, block)
             self._forget(flight)
         flight.land(block)
-        if self.tier is not None and run.recalled is None and not flight.discard:
-            self.tier.save(wanted.key, block)
+
+    def _fail(self, errand: Errand, error: Exception) -> None:
+        with self._lock:
+            counters = self._counters[errand.wanted.key[0]]
+            counters.misses += 1
+            counters.encoder_failures += 1
+            self._forget(errand.flight)
+        errand.flight.fail(error)
 
     def _block(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
         check_embedding(embedding, finite=self._check_finite)

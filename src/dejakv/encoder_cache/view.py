@@ -1,12 +1,8 @@
 """A view: the registry as one encoder of one partition sees it. This is what engines and servers hold."""
 
-import asyncio
 import hashlib
-import inspect
-import time
-from collections.abc import Awaitable, Callable, Generator
-from contextvars import copy_context
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from dejakv.encoder_cache.block import (
     MODALITIES,
@@ -16,9 +12,10 @@ from dejakv.encoder_cache.block import (
     check_content_hash,
     check_modality,
 )
+from dejakv.encoder_cache.errand import Wanted
 from dejakv.encoder_cache.eviction import Key
-from dejakv.encoder_cache.registry import Registry, Wanted
-from dejakv.encoder_cache.single_flight import Abandoned, Flight
+from dejakv.encoder_cache.fetch import Compute, adrive, alone, drive
+from dejakv.encoder_cache.registry import Registry
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.tensors import size_of
 from dejakv.errors import InputError
@@ -31,14 +28,6 @@ def compute_content_hash(raw_bytes: bytes) -> str:
     if not raw_bytes:
         raise InputError("no bytes to hash: the picture, sound or clip is empty; check how it was read")
     return hashlib.sha256(raw_bytes).hexdigest()
-
-
-class Step(NamedTuple):
-    """What `get_or_compute` has to wait for, after running the encoder if it leads."""
-
-    wanted: Wanted
-    flight: Flight
-    leads: bool
 
 
 class EncoderView:
@@ -73,10 +62,16 @@ class EncoderView:
         if modality not in MODALITIES:
             check_modality(modality)
         key = (self.partition, self.encoder_epoch, modality, content_hash)
-        block = self._registry.lookup(key)
-        if block is None and self._registry.tier is not None:
-            return self._registry.recall(self._wanted(key, None))
-        return block
+        return self._registry.take(key) or self._registry.recall(self._wanted(key, None))
+
+    def wait_for(
+        self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
+    ) -> VisualEmbeddingBlock | None:
+        """The block as soon as somebody has it, another process that shares the disk tier included; else None.
+
+        For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
+        """
+        return self._registry.await_output(self._wanted(self._key(content_hash, modality), None), timeout_s, poll_s)
 
     def store(
         self,
@@ -108,20 +103,9 @@ class EncoderView:
         If `compute` raises, its error goes to everyone who waited, nothing is kept, and the next call tries again. If
         the computing caller is interrupted (KeyboardInterrupt, cancellation), one of those who wait takes over.
         """
-        steps = self._fetch(self._wanted(self._key(content_hash, modality), resolution))
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if step.leads:
-                        self._lead(step.wanted, step.flight, compute)
-                    block = step.flight.wait()
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(block)
-        except StopIteration as end:
-            return end.value
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
+        block = self._registry.take(wanted.key) or drive(self._registry, [wanted], alone(compute))[0]
+        return block.embedding
 
     async def aget_or_compute(
         self,
@@ -134,20 +118,20 @@ class EncoderView:
 
         Cancelling the caller ends its waiting; the encoder run goes on, for those who wait and for those to come.
         """
-        steps = self._fetch(self._wanted(self._key(content_hash, modality), resolution))
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if step.leads:
-                        self._start(step.wanted, step.flight, compute)
-                    block = await step.flight.arrival()
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(block)
-        except StopIteration as end:
-            return end.value
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
+        block = self._registry.take(wanted.key) or (await adrive(self._registry, [wanted], alone(compute)))[0]
+        return block.embedding
+
+    def get_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
+        """The embeddings, in order. `compute(indices)` is called once, for those that nobody has and nobody is
+        computing, or not at all; it returns one embedding for each index (a list, or one stacked tensor)."""
+        blocks = drive(self._registry, self._all_wanted(content_hashes, modality), compute)
+        return [block.embedding for block in blocks]
+
+    async def aget_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
+        """The same for tasks."""
+        blocks = await adrive(self._registry, self._all_wanted(content_hashes, modality), compute)
+        return [block.embedding for block in blocks]
 
     def serve(
         self,
@@ -192,51 +176,6 @@ class EncoderView:
         """This partition's figures."""
         return self._registry.stats(self.partition, 0)
 
-    def _fetch(self, wanted: Wanted) -> Generator[Step, VisualEmbeddingBlock, Any]:
-        """The body of both faces: yields what to wait for (and whether to run the encoder first), is sent what came."""
-        while True:
-            block, flight, leads = self._registry.begin(wanted)
-            if flight is None:
-                return cast(VisualEmbeddingBlock, block).embedding
-            try:
-                if leads:
-                    return (yield Step(wanted, flight, True)).embedding
-                with self._registry.waiting(flight) as arrived:
-                    block = yield Step(wanted, flight, False)
-                    arrived(block)
-                    return block.embedding
-            except Abandoned:
-                continue
-
-    def _lead(self, wanted: Wanted, flight: Flight, compute: Callable[[], Any]) -> None:
-        with self._registry.lead(wanted, flight) as run:
-            if not run.recall():
-                run.output = compute()
-                if inspect.iscoroutine(run.output):
-                    run.output.close()
-                    raise InputError("`compute` is asynchronous: pass an `async def` to `await aget_or_compute(...)`")
-
-    async def _alead(self, wanted: Wanted, flight: Flight, compute: Callable[[], Awaitable[Any]]) -> None:
-        with self._registry.lead(wanted, flight) as run:
-            if self._registry.tier is None or not await asyncio.to_thread(run.recall):
-                run.started = time.perf_counter()
-                run.output = await compute()
-
-    def _start(self, wanted: Wanted, flight: Flight, compute: Callable[[], Any]) -> None:
-        """Starts the encoder where no caller's cancellation reaches it."""
-        loop = asyncio.get_running_loop()
-        try:
-            if inspect.iscoroutinefunction(compute) or inspect.iscoroutinefunction(type(compute).__call__):
-                task = loop.create_task(self._alead(wanted, flight, compute))
-                flight.led_by(task)
-                task.add_done_callback(lambda _: self._registry.abandon(flight))  # cancelled before it began
-            else:
-                context = copy_context()
-                loop.run_in_executor(None, lambda: context.run(self._lead, wanted, flight, compute))
-        except BaseException:
-            self._registry.abandon(flight)
-            raise
-
     def _key(self, content_hash: str, modality: str) -> Key:
         check_modality(modality)
         check_content_hash(content_hash)
@@ -245,3 +184,6 @@ class EncoderView:
     def _wanted(self, key: Key, resolution: Resolution | None, encoder_model: str | None = None) -> Wanted:
         label = self.encoder_model if encoder_model is None else encoder_model
         return Wanted(key, resolution, label, self._place)
+
+    def _all_wanted(self, content_hashes: Sequence[str], modality: str) -> list[Wanted]:
+        return [self._wanted(self._key(content_hash, modality), None) for content_hash in content_hashes]

@@ -2,15 +2,16 @@
 
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 from dejakv.encoder_cache.block import Resolution, VisualCacheResult, VisualEmbeddingBlock
 from dejakv.encoder_cache.controller import StableBlocks
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.policy import PolicyName, policy_named
-from dejakv.encoder_cache.registry import Registry, Tier
+from dejakv.encoder_cache.registry import Registry
 from dejakv.encoder_cache.shelf import Shelf
 from dejakv.encoder_cache.stats import EncoderCacheStats
+from dejakv.encoder_cache.tier import Tier
 from dejakv.encoder_cache.view import EncoderView, compute_content_hash
 from dejakv.errors import ConfigError
 from dejakv.request import DEFAULT_PARTITION
@@ -135,6 +136,22 @@ class VisualKVCache:
         if partition is None:
             with self._recommended_lock:
                 self._recommended = 0
+
+    def flush(self) -> None:
+        """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""
+        if self._registry.tier is not None:
+            self._registry.tier.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the disk tier. What is in memory stays usable."""
+        if self._registry.tier is not None:
+            self._registry.tier.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def dp_mode(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
