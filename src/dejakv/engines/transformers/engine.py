@@ -18,7 +18,6 @@ from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.fingerprint import encoder_epoch, model_epoch
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
-from dejakv.engines.transformers.pictures import PictureBook
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision

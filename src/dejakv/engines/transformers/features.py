@@ -49,7 +49,7 @@ def given_features(base: Any, rows: ImageRows | None) -> Iterator[dict[str, Any]
         return
     device, dtype = base.device, base.dtype
 
-    def get_image_features(pixel_values: Any = None, **_: Any) -> Any:
+    def get_image_features(pixel_values: Any = None, *_: Any, **__: Any) -> Any:
         return rows.output(device, dtype)
 
     base.__dict__["get_image_features"] = get_image_features

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
 from dejakv.engines.transformers.capabilities import ATTENTION
+from dejakv.engines.transformers.processors import load_processor
 from dejakv.errors import ConfigError, ModelError
 from dejakv.models import resolve
 
@@ -49,7 +50,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
             attn_implementation=attn,
             trust_remote_code=trust_remote_code,
         )
-        processor = AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code) if images else None
+        processor = load_processor(where, trust_remote_code) if images else None
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)

@@ -1,6 +1,6 @@
 """The model's tower behind the encoder registry: a picture known by its digest does not run it again."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
