@@ -1,0 +1,122 @@
+"""Records: GQA's fields, and that what they claim about answers holds."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.datasets.shapes_language import Reference
+from dejakv.datasets.shapes_programs import KINDS, Query, answer, find, sample
+from dejakv.datasets.shapes_records import Wording, entailed, full_answer, question_id, record, semantic_text, wordings
+from dejakv.datasets.shapes_scene import Scene, Thing, make_scene
+
+GQA = {
+    "id",
+    "imageId",
+    "question",
+    "answer",
+    "fullAnswer",
+    "semantic",
+    "semanticStr",
+    "groups",
+    "types",
+    "entailed",
+    "equivalent",
+}
+RED_BALL = Thing("ball", "red", "small", 0, 0, 2, 2, 8)
+GRAY_CUBE = Thing("cube", "gray", "large", 2, 1, 33, 17, 14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_has_gqas_fields(kind: str) -> None:
+    scene, query, rng = make_scene(random.Random(0), 4), None, random.Random(kind)
+    while query is None:
+        scene = make_scene(rng, 4)
+        query = sample(scene, rng, kind)
+    wording = Wording(1, 1)
+    made = record("pic-7", scene, query, wording)
+    assert set(made) >= GQA
+    assert made["imageId"] == "pic-7"
+    assert made["question"] == wording.text(query)
+    assert made["answer"] == answer(query, scene)
+    assert made["id"] not in made["equivalent"]
+    assert len(made["equivalent"]) == len(set(made["equivalent"])) == len(wordings(query)) - 1
+    assert set(made["equivalent"]) <= set(made["entailed"])
+    assert {"structural", "semantic", "detailed"} == set(made["types"])
+    assert {"global", "local"} == set(made["groups"])
+
+
+def test_semantic_string_as_in_gqa() -> None:
+    scene = Scene((RED_BALL, GRAY_CUBE))
+    query = Query("color", (Reference("cube", size="large"),))
+    made = record("p", scene, query, Wording(0))
+    assert made["semanticStr"] == "select: cube (1)->filter size: large [0]->query: color [1]"
+    assert made["semantic"][1] == {"operation": "filter size", "dependencies": [0], "argument": "large"}
+    assert semantic_text(made["semantic"]) == made["semanticStr"]
+    absent = record("p", scene, Query("exist", (Reference("cone"),)), Wording(0))
+    assert absent["semanticStr"] == "select: cone (-)->exist: ? [0]"
+
+
+@pytest.mark.parametrize(
+    ("query", "said", "sentence"),
+    [
+        (Query("color", (Reference("ball"),)), "red", "The ball is red."),
+        (Query("shape", (Reference(color="red"),)), "ball", "The red thing is a ball."),
+        (Query("exist", (Reference("ball", "orange"),)), "yes", "Yes, there is an orange ball."),
+        (Query("exist", (Reference("ball", "orange"),)), "no", "No, there is no orange ball."),
+        (Query("count", (Reference("cube"),)), "1", "There is 1 cube."),
+        (Query("count", (Reference("cube"),)), "0", "There are 0 cubes."),
+        (
+            Query("same color", (Reference("ball"), Reference("cube"))),
+            "no",
+            "No, the ball and the cube do not have the same color.",
+        ),
+        (Query("left", (Reference("ball"), Reference("cube"))), "yes", "Yes, the ball is left of the cube."),
+        (Query("below", (Reference("ball"), Reference("cube"))), "no", "No, the ball is not below the cube."),
+    ],
+)
+def test_full_answers_are_sentences(query: Query, said: str, sentence: str) -> None:
+    assert full_answer(query, said) == sentence
+
+
+@given(st.integers(0, 10**6), st.sampled_from(KINDS))
+def test_what_is_entailed_has_one_answer_wherever_the_first_answer_is_the_same(seed: int, kind: str) -> None:
+    rng = random.Random(seed)
+    seen: dict[tuple[Query, str], set[str]] = {}
+    scene = make_scene(rng, 4)
+    query = sample(scene, rng, kind)
+    if query is None:
+        return
+    said = answer(query, scene)
+    for _ in range(60):
+        other = make_scene(rng, rng.randint(2, 6))
+        alone = all(len(find(other, r)) == 1 for r in query.references) or kind in ("exist", "count")
+        if not alone or answer(query, other) != said:
+            continue
+        if len(query.references) == 2 and not _apart(other, query):
+            continue
+        for follows in entailed(query, said):
+            seen.setdefault((follows, said), set()).add(answer(follows, other))
+    assert all(len(answers) == 1 for answers in seen.values())
+
+
+def _apart(scene: Scene, query: Query) -> bool:
+    a, b = (scene.things[find(scene, r)[0]] for r in query.references)
+    if query.kind in ("left", "right"):
+        return a.column != b.column
+    return query.kind not in ("above", "below") or a.row != b.row
+
+
+def test_ids_depend_on_picture_query_and_wording() -> None:
+    one, two = Query("color", (Reference("ball"),)), Query("size", (Reference("ball"),))
+    ids = {question_id(p, q, w) for p in ("a", "b") for q in (one, two) for w in wordings(one)}
+    assert len(ids) == 2 * 2 * len(wordings(one))
+
+
+def test_splits_of_wordings() -> None:
+    query = Query("color", (Reference("ball"),))
+    seen, held_out = wordings(query, "seen"), wordings(query, "held-out")
+    assert {*seen, *held_out} == set(wordings(query))
+    assert not any(w.held_out(query) for w in seen)
+    assert all(w.held_out(query) for w in held_out)
