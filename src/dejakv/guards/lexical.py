@@ -1,0 +1,80 @@
+"""A veto on wording: whatever an embedding says, other content words, numbers, polarity or another kind of question is
+another question.
+
+"Turn on" and "turn off" score .915 in an embedding where a real paraphrase scores .673: no threshold separates them.
+"""
+
+from collections.abc import Mapping
+
+from dejakv.guards.base import Verdict
+from dejakv.guards.reading import Reading, read
+from dejakv.guards.words import NEGATIONS, OPPOSITES, SYNONYMS
+from dejakv.levels.base import Match
+from dejakv.request import Request
+from dejakv.store.base import ChunkMeta
+
+
+class LexicalGuard:
+    """Accepts two texts whose readings are equal, rejects all others; see `dejakv.guards.reading`.
+
+    synonyms  further words, each with the word it may stand for: `{"automobile": "car"}`; singular, lower case
+    """
+
+    name = "lexical"
+
+    def __init__(self, synonyms: Mapping[str, str] | None = None) -> None:
+        self._synonyms = {**SYNONYMS, **(synonyms or {})}
+        for word in self._synonyms:  # a chain of synonyms ends at one word
+            self._synonyms[word] = self._root(word)
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        reason = self.difference(request.chunk, donor.chunk)
+        if reason:
+            return Verdict("reject", self.name, reason)
+        return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
+
+    def difference(self, one: str, other: str) -> str:
+        """What makes two texts different questions, in words; empty if nothing does. Symmetric but for its wording."""
+        return explain(read(one, self._synonyms), read(other, self._synonyms))
+
+    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
+        """Learns nothing: the words are what they are."""
+
+    def _root(self, word: str) -> str:
+        seen: list[str] = []
+        while word in self._synonyms and word not in seen:
+            seen.append(word)
+            word = self._synonyms[word]
+        return min(seen) if word in seen else word
+
+
+def explain(one: Reading, other: Reading) -> str:
+    """The first difference in the order of weight; empty if the readings are equal."""
+    if one == other:
+        return ""
+    if one.negations != other.negations:
+        return f"polarity: {_negated(one)} against {_negated(other)}"
+    if one.numbers != other.numbers:
+        return f"numbers: {_list(one.numbers)} against {_list(other.numbers)}"
+    if one.kind != other.kind or one.question != other.question:
+        return f"question type: {one.kind} against {other.kind}"
+    if one.asked != other.asked or one.same != other.same:
+        return f"asked: {one.same} {one.asked or 'nothing named'} against {other.same} {other.asked or 'nothing named'}"
+    left = [word for word in one.content if word not in other.content]
+    right = [word for word in other.content if word not in one.content]
+    for pair in OPPOSITES:
+        if (pair[0] in left and pair[1] in right) or (pair[1] in left and pair[0] in right):
+            return f"opposites: {pair[0]} and {pair[1]}"
+    if left or right:
+        return f"content words: {_list(left)} against {_list(right)}"
+    if one.content != other.content:
+        return f"order: {_list(one.content)} against {_list(other.content)}"
+    return f"verb: {one.verb} against {other.verb}"
+
+
+def _negated(reading: Reading) -> str:
+    return _list([word for word in reading.content if word in NEGATIONS])
+
+
+def _list(words: list[str] | tuple[str, ...]) -> str:
+    return " ".join(words) or "none"

@@ -1,0 +1,157 @@
+"""The words that the lexical guard knows, as data. All of it is English; other languages get only what needs no words.
+
+Whatever is not listed here is a content word and must be equal in both texts: a gap costs a hit, never an answer.
+"""
+
+SYNONYMS: dict[str, str] = {
+    # the shapes vocabulary
+    "sphere": "ball",
+    "box": "cube",
+    "pyramid": "cone",
+    "hoop": "ring",
+    "plus": "cross",
+    "object": "thing",
+    "little": "small",
+    "tiny": "small",
+    "big": "large",
+    "grey": "gray",
+    "violet": "purple",
+    # spelling and everyday words
+    "colour": "color",
+    "photo": "picture",
+    "photograph": "picture",
+    "image": "picture",
+    "automobile": "car",
+    "bicycle": "bike",
+    "television": "tv",
+    "couch": "sofa",
+    "whom": "who",
+    "which": "what",
+    "begin": "start",
+    "purchase": "buy",
+    "select": "choose",
+    "kilogram": "kg",
+    "kilogramme": "kg",
+    "gram": "g",
+    "gramme": "g",
+    "milligram": "mg",
+    "kilometer": "km",
+    "kilometre": "km",
+    "meter": "m",
+    "metre": "m",
+    "centimeter": "cm",
+    "centimetre": "cm",
+    "millimeter": "mm",
+    "millimetre": "mm",
+    "liter": "l",
+    "litre": "l",
+    "milliliter": "ml",
+    "millilitre": "ml",
+    "hour": "h",
+    "minute": "min",
+    "second": "sec",
+    "percent": "%",
+    "dollar": "$",
+    "euro": "€",
+    "pound": "£",
+}
+"""Word -> the word that stands for it. Plurals follow: "boxes" is "cubes". Both must be singular."""
+
+ATTRIBUTES = frozenset("color size shape material height width length weight age".split())
+"""What may be asked of a thing. The one that is asked for may stand anywhere: "the ball is what color"."""
+
+VALUES: dict[str, frozenset[str]] = {"size": frozenset({"small", "large"})}
+"""Attribute -> all its values, where "is it A or B" asks for the attribute."""
+
+MEASURES: dict[str, str] = {
+    "large": "size",
+    "small": "size",
+    "tall": "height",
+    "high": "height",
+    "wide": "width",
+    "heavy": "weight",
+    "old": "age",
+}
+"""How <adjective> -> what <attribute>."""
+
+OPPOSITES: tuple[tuple[str, str], ...] = (
+    ("left", "right"),
+    ("above", "below"),
+    ("on", "off"),
+    ("up", "down"),
+    ("in", "out"),
+    ("with", "without"),
+    ("before", "after"),
+    ("over", "under"),
+    ("inside", "outside"),
+    ("large", "small"),
+    ("more", "less"),
+    ("most", "least"),
+    ("first", "last"),
+    ("start", "stop"),
+    ("open", "close"),
+    ("enable", "disable"),
+    ("allow", "deny"),
+    ("increase", "decrease"),
+    ("add", "remove"),
+    ("buy", "sell"),
+    ("win", "lose"),
+    ("same", "different"),
+    ("true", "false"),
+    ("all", "none"),
+    ("max", "min"),
+    ("maximum", "minimum"),
+    ("accept", "reject"),
+    ("push", "pull"),
+    ("hot", "cold"),
+    ("to", "from"),
+)
+"""Only so that a reason can say "opposite"; words that differ are a rejection anyway."""
+
+NEGATIONS = frozenset(
+    "not no never none nobody nothing nowhere neither nor without cannot hardly barely except".split()
+)
+
+PHRASES: tuple[tuple[str, str], ...] = (
+    (r"\b(?:to|on|at) the (left|right)(?: hand)?(?: side)? of\b", r"\1 of"),
+    (r"\b(?:further|more) (left|right) than\b", r"\1 of"),
+    (r"\b(?:higher up|further up|higher) than\b", "above"),
+    (r"\b(?:lower down|further down|lower) than\b", "below"),
+    (r"\bon top of\b", "above"),
+    (r"\b(?:underneath|beneath)\b", "below"),
+    (r"\bshares? (?:a|an|one|the|the same|the one) (color|size|shape)\b", r"have the same \1"),
+    (r"\bhave one (color|size|shape)\b", r"have the same \1"),
+    (r"\bof the same (color|size|shape)\b", r"the same \1"),
+    (r"\bwhat number of\b", "how many"),
+    (r"\bwhat is the number of (?!the |this |that |an? |my |your )", "how many "),
+    (r"^(?:the )?number of (?!the |this |that |an? |my |your )", "how many "),
+    (r"^count(?: all)?(?: of)?(?: the)? ", "how many "),
+    (r"\bin the (?:picture|image|photo|photograph|scene)\b", " "),
+    (r"^(?:is|are) there\b", "exist"),
+    (r"^(?:do|can|could) you (?:see|find|spot)\b", "exist"),
+    (r"^(?:does|can) (?:the|this) (?:picture|image|photo|photograph|scene) (?:contain|show|include|have)\b", "exist"),
+    (r"^can (.+) be seen$", r"exist \1"),
+    (r"\b(?:are|is) there$", " "),
+    (r"\bthere (?:are|is)$", " "),
+    (r"\b(?:do|can) you see$", " "),
+    (r"\b(?:does|do) (?:the|this) (?:picture|image|photo|photograph|scene) (?:contain|show|include|have)$", " "),
+)
+"""Regular expressions over the lower-case text, applied in order: wordings that ask the same."""
+
+FRAMES = (
+    r"^(?:please |kindly )+",
+    r"^(?:can|could|would|will) you (?:please |kindly )?(?=(?:tell me|say|name|count)\b)",
+    r"^(?:i want to know|i would like to know|i'd like to know|do you know)\b",
+    r"^(?:tell me|let me know|say)\b(?! about)",
+    r"^name(?= the\b)",
+    r" please$",
+)
+"""What only wraps a question; taken off in order."""
+
+NUMBERS: dict[str, str] = {
+    word: str(value)
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+        "eighteen nineteen twenty".split()
+    )
+} | {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90"}
