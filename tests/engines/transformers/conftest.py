@@ -91,11 +91,11 @@ def image_models() -> dict[str, Callable[[], tuple[Any, Any]]]:
         config = hf.LlavaConfig(
             vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4, "projection_dim": 16},
             text_config={"model_type": "llama", "vocab_size": v, **SMALL},
-            image_token_index=ids["<image>"],
+            image_token_index=ids["<|image_pad|>"],
             vision_feature_layer=-1,
         )
         images = hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-        processor = hf.LlavaProcessor(image_processor=images, tokenizer=tok, patch_size=4, vision_feature_select_strategy="default", image_token="<image>", num_additional_image_tokens=1)
+        processor = hf.LlavaProcessor(image_processor=images, tokenizer=tok, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
         return hf.LlavaForConditionalGeneration(config), processor
 
     def qwen2_5_vl() -> tuple[Any, Any]:
@@ -164,7 +164,7 @@ def picture(seed: int, width: int = 24, height: int = 16) -> Media:
     return Media(file.getvalue(), name=f"{seed}.png")
 
 
-PLACEHOLDER = {"llava": "<image>", "internvl": "<IMG_CONTEXT>", "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
+PLACEHOLDER = {"llava": "<|image_pad|>", "internvl": "<IMG_CONTEXT>", "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
 
 
 def request(prompt: str, media: tuple[Media, ...] = (), **sampling: Any) -> Request:

@@ -1,8 +1,10 @@
 """The engine on Hugging Face transformers: prepare a request, run it from given state, hand the new state back."""
 
+import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from transformers.cache_utils import Cache
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.capabilities import Capabilities, check_attention, from_config, self_check
+from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.decoding import Clock, OnToken
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.fingerprint import encoder_epoch, model_epoch
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
+from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
@@ -42,11 +46,14 @@ class TransformersEngine:
         self.processor = processor
         self._attention = check_attention(self.model)
         self._lock = threading.RLock()
+        self._base = vision_base(self.model)
         found = from_config(self.model)
         self.capabilities: Capabilities = self_check(self.model, found) if check else found
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
         if self.vision is not None:
-            self.capabilities = _with_images(self.capabilities)
+            self.capabilities = (
+                check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
+            )
         self.epoch = ""
         self.refresh_epoch()
 
@@ -86,6 +93,19 @@ class TransformersEngine:
             self.vision.epoch = encoder_epoch(self.model, self.processor, self._attention)
         return self.epoch
 
+    @property
+    def encoder_cache(self) -> Any:
+        """The registry of tower outputs, None if there is none."""
+        return self.vision.registry if self.vision is not None else None
+
+    def for_arm(self, arm: str) -> "TransformersEngine":
+        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared."""
+        other = copy.copy(self)
+        if self.vision is not None:
+            registry = self.vision.registry if arm == "cache" else None
+            other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
+        return other
+
     def prepare(self, request: Request) -> Prepared:
         """Token ids with pictures expanded, and their spans. Pixels are processed when a picture is first seen.
 
@@ -93,7 +113,7 @@ class TransformersEngine:
         """
         if not request.prompt.strip():
             raise InputError("the prompt is empty: give a question")
-        if request.media and self.vision is None:
+        if request.media and (self.vision is None or not self.capabilities.images):
             why = self.capabilities.reasons.get("images", "it is a text model")
             raise InputError(f"{type(self.model).__name__} takes no pictures ({why}): choose an image-text model")
         if self.vision is not None and (request.media or self.vision.book.image_token in request.prompt):
@@ -147,11 +167,10 @@ class TransformersEngine:
             inject = time.perf_counter() - clock.began
             runs, extra = 0, dict[str, Any]()
             rows = None
+            place = self.vision.positions(ids, prepared) if self.vision is not None else positions(self._base, ids)
+            if place is not None:
+                extra = {"position_ids": place}
             if self.vision is not None and prepared.spans:
-                place = positions(
-                    self.vision.base, ids, self.vision.book.image_token_id, prepared.spans, self.vision.book
-                )
-                extra = {"position_ids": place} if place is not None else {}
                 rows, runs = self.vision.rows(prepared, held)
             beams = int(arguments.get("num_beams") or 1) * int(arguments.get("num_return_sequences") or 1)
             if beams > 1 and planned is None and n - held > 1:
@@ -159,7 +178,7 @@ class TransformersEngine:
                 rows = None
             if beams > 1 and planned is None:
                 cache.batch_repeat_interleave(beams)
-            base = self.vision.base if self.vision is not None else None
+            base = self._base
             call = lambda **given: type(self.model).generate(self.model, **given)  # noqa: E731
             with given_features(base, rows) as features:
                 output = decoding.generate(
@@ -238,7 +257,7 @@ class TransformersEngine:
         place = extra.get("position_ids")
         if place is None:
             place = torch.arange(n, device=ids.device)[None]
-        base = self.vision.base if self.vision is not None else None
+        base = self._base
         with torch.inference_mode(), given_features(base, rows) as features:
             self.model(
                 input_ids=ids[:, held : n - 1],
@@ -275,10 +294,6 @@ def _without_adapter_wrapper(model: Any) -> Any:
     if getattr(model, "active_peft_config", None) is not None and model.active_peft_config.is_prompt_learning:
         raise ModelError("prompt-learning adapters put virtual tokens before the prompt: merge the adapter or use LoRA")
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _with_images(found: Capabilities) -> Capabilities:
-    return Capabilities(found.reuse, found.capture, True, found.reasons)
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -61,15 +61,22 @@ def spans_of(
 
 
 def positions(
-    base: Any, ids: torch.Tensor, image_token: int | None, spans: Sequence[Span], book: PictureBook | None
+    base: Any,
+    ids: torch.Tensor,
+    image_token: int | None = None,
+    spans: Sequence[Span] = (),
+    book: PictureBook | None = None,
 ) -> torch.Tensor | None:
     """Positions of the whole prompt where they are not simply 0..n-1: `[4, 1, n]` for M-RoPE (text, time, height, width).
 
     They are made from the whole prompt, so that a run that starts from reused state has the positions it would have had.
     None where the model counts for itself. Raises: InputError for a picture whose size is not known.
     """
-    if base is None or book is None or not spans or not hasattr(base, "get_rope_index"):
+    if base is None or not hasattr(base, "get_rope_index"):
         return None
+    text = torch.arange(ids.shape[1], device=ids.device)[None, None]
+    if book is None or not spans:
+        return text.expand(4, -1, -1)
     pictures = [book.known(span.digest) for span in spans]
     if any(picture is None or picture.grid is None for picture in pictures):
         raise InputError(
@@ -78,5 +85,4 @@ def positions(
     grids = torch.tensor([picture.grid for picture in pictures if picture is not None])
     kinds = (ids == image_token).int()
     three, _ = type(base).get_rope_index(base, ids, mm_token_type_ids=kinds, image_grid_thw=grids.to(ids.device))
-    text = torch.arange(ids.shape[1], device=ids.device)[None, None]
     return torch.cat([text.to(three.dtype), three])

@@ -8,6 +8,7 @@ import torch
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.features import ImageRows, rows_from
 from dejakv.engines.transformers.pictures import PictureBook, image_token_of, run_tower, vision_base
+from dejakv.engines.transformers.prompts import positions
 from dejakv.errors import InputError, ModelError
 from dejakv.request import Media
 
@@ -69,6 +70,10 @@ class Vision:
             return features
         view = self.registry.view(self.epoch, partition)
         return _as_tensor(view.get_or_compute(digest, "image", lambda: self._compute(media, digest)))
+
+    def positions(self, ids: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
+        """See `prompts.positions`."""
+        return positions(self.base, ids, self.book.image_token_id, prepared.spans, self.book)
 
     def take_runs(self) -> int:
         """Runs of the tower since this was last asked."""
