@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejakv.store.eviction import Policy
+from dejakv.store.eviction import Budget, Policy
 
 VERSION = 1
 JOURNAL_ROWS = 10_000
@@ -35,6 +35,12 @@ CREATE TRIGGER dropped AFTER DELETE ON chunks BEGIN
     UPDATE totals SET entries = entries - 1, bytes = bytes - old.nbytes;
     INSERT INTO removed (id) VALUES (old.id); END;
 """
+_REASONS = {
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_READONLY: "read_only",
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "busy",
+}
 _COLUMNS = "id, partition, epoch, meta, file, file_bytes, checksum, nbytes"
 
 
@@ -187,6 +193,11 @@ class _Connection:
         return connection
 
 
+def reason_of(error: sqlite3.Error) -> str:
+    """Why a write failed, as refusals are counted: `full`, `read_only`, `busy` or `error`."""
+    return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
+
+
 def insert(connection: sqlite3.Connection, row: Row) -> None:
     """Adds a row as the one used last."""
     connection.execute(
@@ -213,21 +224,35 @@ def delete(connection: sqlite3.Connection, ids: Iterable[str], file: str | None 
     return gone
 
 
-def victims(
-    connection: sqlite3.Connection, policy: Policy, nbytes: int, entries: int, protected: Collection[str]
-) -> list[str] | None:
-    """Ids to evict so that at least `nbytes` and `entries` become free, or None if what is not protected does not suffice."""
+def make_room(
+    connection: sqlite3.Connection,
+    policy: Policy,
+    budget: Budget,
+    protected: Collection[str] = (),
+    *,
+    id: str | None = None,
+    nbytes: int = 0,
+) -> tuple[list[str] | None, str]:
+    """What to evict before `id` with `nbytes` comes in or is replaced (no id: to meet the budget as it is), and why.
+
+    Why is `bytes` or `entries`; the ids are None if what is not protected does not suffice.
+    """
+    entries, held = connection.execute("SELECT entries, bytes FROM totals").fetchone()
+    old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
+    excess = budget.excess_bytes(held + nbytes - (old[0] if old else 0))
+    surplus = budget.excess_entries(entries + (id is not None and old is None))
+    reason = "bytes" if excess else "entries"
     chosen: list[str] = []
     freed = 0
-    if nbytes or entries:
-        for id, size in connection.execute(f"SELECT id, nbytes FROM chunks ORDER BY {', '.join(policy.fields)}"):
-            if id in protected:
+    if excess or surplus:
+        for other, size in connection.execute(f"SELECT id, nbytes FROM chunks ORDER BY {', '.join(policy.fields)}"):
+            if other == id or other in protected:
                 continue
-            chosen.append(id)
+            chosen.append(other)
             freed += size
-            if freed >= nbytes and len(chosen) >= entries:
+            if freed >= excess and len(chosen) >= surplus:
                 break
-    return chosen if freed >= nbytes and len(chosen) >= entries else None
+    return (chosen if freed >= excess and len(chosen) >= surplus else None), reason
 
 
 _NEXT_USE = "(SELECT coalesce(max(last_used), 0) + 1 FROM chunks)"

@@ -1,14 +1,8 @@
-"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept over restarts.
-
-<folder>/catalog.sqlite   what is known of each chunk          (0600)
-<folder>/chunks/ab/...    one safetensors file a chunk
-<folder>/temporary/...    files that are being written
-<folder>/quarantine/...   damaged files, a few of the latest
-"""
+"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept over restarts (see `layout`)."""
 
 import sqlite3
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +12,17 @@ from dejakv.identity import digest_of
 from dejakv.store import catalog as sql
 from dejakv.store import files
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats
-from dejakv.store.catalog import Catalog, Row
+from dejakv.store.catalog import Row
 from dejakv.store.codec import CorruptChunk, Encoded, decode, encode
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
+from dejakv.store.layout import Layout, open_folder
 from dejakv.store.memory import stamped
 from dejakv.store.metacodec import decode_meta, encode_meta
+from dejakv.store.usage import PendingUses, Pins
 
-CATALOG = "catalog.sqlite"
 _KNOWN_ROWS = 1024
 _PENDING_USES = 256
-_SQLITE_REASONS = {
-    sqlite3.SQLITE_FULL: "full",
-    sqlite3.SQLITE_READONLY: "read_only",
-    sqlite3.SQLITE_BUSY: "busy",
-    sqlite3.SQLITE_LOCKED: "busy",
-}
 
 
 @dataclass(frozen=True)
@@ -63,37 +52,33 @@ class DiskStore:
         self._policy = policy_named(policy)
         self._counters = Counters()
         self._listeners = Listeners()
-        self._pins: Counter[str] = Counter()
-        self._uses: dict[str, int] = {}
+        self._pins = Pins()
+        self._uses = PendingUses()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._lock = threading.RLock()
-        self._chunks = self.folder / "chunks"
-        self._temporary = self.folder / "temporary"
-        self._quarantine = self.folder / "quarantine"
-        self._catalog = self._open()
+        self._lock = threading.Lock()
+        self._layout = Layout(self.folder)
+        self._catalog, damaged = open_folder(self._layout)
+        if damaged:
+            self._counters.corrupt()
         self._shrink()
 
     def put(self, chunk: Chunk) -> bool:
         meta = stamped(chunk.meta, chunk.tensor)
-        temporary = self._temporary / files.new_name(digest_of(meta.id)[:32]).replace("/", "-")
         try:
             encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
-            size = encoded.nbytes + len(blob)
-            if self._budget.excess_bytes(size):
+            if self._budget.excess_bytes(encoded.nbytes + len(blob)):
                 return self._refuse(meta.partition, "too_large")
-            files.write_file(temporary, (encoded.header, encoded.data))
-            return self._commit(meta, blob, encoded, temporary)
-        except StoreError as error:
+            name = files.new_name(digest_of(meta.id)[:32])
+            temporary = self._layout.temporary / name.replace("/", "-")
+            with files.written(temporary, (encoded.header, encoded.data)):
+                return self._commit(meta, blob, encoded, name, temporary)
+        except (StoreError, UnicodeError) as error:
             logger.warning("a chunk cannot be stored: %s", error)
             return self._refuse(meta.partition, "invalid")
         except OSError as error:
             return self._refuse(meta.partition, files.reason_of(error))
         except sqlite3.Error as error:
-            return self._refuse(
-                meta.partition, _SQLITE_REASONS.get(getattr(error, "sqlite_errorcode", 1) & 0xFF, "error")
-            )
-        finally:
-            files.remove(temporary)
+            return self._refuse(meta.partition, sql.reason_of(error))
 
     def get(self, id: str) -> Chunk | None:
         for _ in range(2):
@@ -113,8 +98,9 @@ class DiskStore:
             except OSError as error:
                 logger.warning("chunk %s cannot be read: %s", id, error)
                 break
-            self._used(id)
             self._counters.hit(known.row.partition)
+            if self._uses.add(id) >= _PENDING_USES:
+                self.flush()
             return chunk
         else:
             known = self._lookup(id)
@@ -137,11 +123,20 @@ class DiskStore:
             logger.warning("the catalog of %s cannot be read: %s", self.folder, error)
 
     def delete(self, id: str) -> bool:
-        return bool(self._take_out([id]))
+        try:
+            return bool(self._take_out([id]))
+        except sqlite3.Error as error:
+            logger.warning("chunk %s cannot be deleted: %s", id, error)
+            return False
 
     def clear(self, partition: str | None = None) -> int:
-        files.empty_quarantine(self._quarantine, None if partition is None else _owner(partition))
-        return len(self._take_out([row.id for row in self._catalog.rows(partition, None)]))
+        """Also removes what was set aside. Raises: StoreError if the catalog cannot be written; nothing is removed then."""
+        try:
+            removed = len(self._take_out([row.id for row in self._catalog.rows(partition, None)]))
+        except sqlite3.Error as error:
+            raise StoreError(f"the store in {self.folder} cannot be cleared ({error}): check its rights") from error
+        files.empty_quarantine(self._layout.quarantine, None if partition is None else _owner(partition))
+        return removed
 
     def stats(self, partition: str | None = None) -> StoreStats:
         try:
@@ -152,17 +147,13 @@ class DiskStore:
 
     def pin(self, id: str) -> bool:
         """Keeps an entry from being evicted by this process until `unpin`; pins count. False if the entry is unknown."""
-        with self._lock:
-            if self._lookup(id) is None:
-                return False
-            self._pins[id] += 1
-            return True
+        if self._lookup(id) is None:
+            return False
+        self._pins.add(id)
+        return True
 
     def unpin(self, id: str) -> None:
-        with self._lock:
-            self._pins[id] -= 1
-            if self._pins[id] <= 0:
-                del self._pins[id]
+        self._pins.remove(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Also told of what other processes have taken out, when this one next looks into the catalog."""
@@ -170,7 +161,7 @@ class DiskStore:
 
     def flush(self) -> None:
         """Notes the uses that are still pending."""
-        uses = self._take_uses()
+        uses = self._uses.take()
         try:
             with self._catalog.transaction() as connection:
                 _note(connection, uses)
@@ -181,40 +172,17 @@ class DiskStore:
         self.flush()
         self._catalog.close()
 
-    def _open(self) -> Catalog:
-        files.private_folder(self.folder, (CATALOG, "chunks", "temporary", "quarantine"))
-        try:
-            for folder in (self._chunks, self._temporary):
-                folder.mkdir(mode=0o700, exist_ok=True)
-            try:
-                catalog = Catalog(self.folder / CATALOG)
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError as error:
-                logger.warning("the catalog of %s is set aside, the store starts empty: %s", self.folder, error)
-                self._counters.corrupt()
-                for name in (CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm"):
-                    files.set_aside(self.folder / name, self._quarantine, "catalog")
-                catalog = Catalog(self.folder / CATALOG)
-            # In a transaction no other process stands between its rename and its commit.
-            with catalog.transaction() as connection:
-                files.sweep(
-                    self._chunks, {file for (file,) in connection.execute("SELECT file FROM chunks")}, self._temporary
-                )
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(
-                f"the store in {self.folder} cannot be opened ({error}): free space, check the rights"
-            ) from error
-        return catalog
-
-    def _commit(self, meta: ChunkMeta, blob: bytes, encoded: Encoded, temporary: Path) -> bool:
-        name, size = files.new_name(digest_of(meta.id)[:32]), encoded.nbytes + len(blob)
+    def _commit(self, meta: ChunkMeta, blob: bytes, encoded: Encoded, name: str, temporary: Path) -> bool:
+        size = encoded.nbytes + len(blob)
         row = Row(meta.id, meta.partition, meta.epoch, blob, name, encoded.nbytes, encoded.checksum, size)
-        final, uses = self._chunks / name, self._take_uses()
+        final, uses = self._layout.chunks / name, self._uses.take()
         try:
             with self._catalog.transaction() as connection:
                 _note(connection, uses)
-                victims, reason = self._make_room(connection, meta.id, size)
+                protected = self._pins.held()
+                victims, reason = sql.make_room(
+                    connection, self._policy, self._budget, protected, id=meta.id, nbytes=size
+                )
                 if victims is None:
                     return self._refuse(meta.partition, "pinned")
                 gone = sql.delete(connection, [*victims, meta.id])
@@ -230,22 +198,13 @@ class DiskStore:
         self._finish(gone, kept=meta.id)
         return True
 
-    def _make_room(self, connection: sqlite3.Connection, id: str, size: int) -> tuple[list[str] | None, str]:
-        entries, held = connection.execute("SELECT entries, bytes FROM totals").fetchone()
-        old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
-        bytes_over = self._budget.excess_bytes(held + size - (old[0] if old else 0))
-        entries_over = self._budget.excess_entries(entries + (0 if old else 1))
-        victims = sql.victims(connection, self._policy, bytes_over, entries_over, {id, *self._pins})
-        return victims, "bytes" if bytes_over else "entries"
-
     def _shrink(self) -> None:
         """Meets a budget smaller than what the folder held."""
         with self._catalog.transaction() as connection:
-            entries, held = connection.execute("SELECT entries, bytes FROM totals").fetchone()
-            bytes_over, entries_over = self._budget.excess_bytes(held), self._budget.excess_entries(entries)
-            gone = sql.delete(connection, sql.victims(connection, self._policy, bytes_over, entries_over, ()) or ())
+            victims, reason = sql.make_room(connection, self._policy, self._budget)
+            gone = sql.delete(connection, victims or ())
         for removed in gone:
-            self._counters.evicted(removed.partition, "bytes" if bytes_over else "entries")
+            self._counters.evicted(removed.partition, reason)
         self._finish(gone)
 
     def _take_out(self, ids: list[str]) -> list[sql.Removed]:
@@ -259,9 +218,9 @@ class DiskStore:
         with self._lock:
             for removed in gone:
                 self._known.pop(removed.id, None)
-                self._uses.pop(removed.id, None)
+                self._uses.discard(removed.id)
         for removed in gone:
-            files.remove(self._chunks / removed.file)
+            files.remove(self._layout.chunks / removed.file)
         self._listeners.tell(removed.id for removed in gone if removed.id != kept)
 
     def _discard(self, row: Row, cause: CorruptChunk) -> None:
@@ -271,7 +230,7 @@ class DiskStore:
         try:
             with self._catalog.transaction() as connection:
                 gone = sql.delete(connection, [row.id], row.file)
-            files.set_aside(self._chunks / row.file, self._quarantine, _owner(row.partition))
+            files.set_aside(self._layout.chunks / row.file, self._layout.quarantine, _owner(row.partition))
             self._finish(gone)
         except sqlite3.Error as error:
             logger.warning("the damaged chunk %s cannot be taken out: %s", row.id, error)
@@ -289,7 +248,7 @@ class DiskStore:
                 known = self._decoded(row) if row else None
                 if known is not None:
                     self._remember(known)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             logger.warning("the catalog of %s cannot be read: %s", self.folder, error)
             return None
         return known
@@ -311,23 +270,10 @@ class DiskStore:
                 self._known.popitem(last=False)
 
     def _load(self, known: _Known) -> Chunk:
-        buffer = files.read_file(self._chunks / known.row.file)
+        buffer = files.read_file(self._layout.chunks / known.row.file)
         if buffer.size != known.row.file_bytes:
             raise CorruptChunk(f"chunk {known.row.id}: {buffer.size} bytes in place of {known.row.file_bytes}")
         return Chunk(known.meta, decode(known.row.id, buffer, known.row.checksum))
-
-    def _used(self, id: str) -> None:
-        with self._lock:
-            # Taken out and put in again, so that the order of the dictionary is the order of the last uses.
-            self._uses[id] = self._uses.pop(id, 0) + 1
-            many = len(self._uses) >= _PENDING_USES
-        if many:
-            self.flush()
-
-    def _take_uses(self) -> dict[str, int]:
-        with self._lock:
-            uses, self._uses = self._uses, {}
-        return uses
 
     def _refuse(self, partition: str, reason: str) -> bool:
         self._counters.refused(partition, reason)

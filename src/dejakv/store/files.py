@@ -10,14 +10,13 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dejakv.errors import StoreError
 
 MAP_FROM_BYTES = 1 << 20
 QUARANTINE_FILES = 16
@@ -34,47 +33,34 @@ def reason_of(error: OSError) -> str:
     return "read_only" if error.errno in _READ_ONLY else "error"
 
 
-def private_folder(folder: Path, own: tuple[str, ...]) -> None:
-    """Makes `folder` for this user alone (0700). An existing one may hold nothing but names that begin as in `own`.
+@contextmanager
+def written(temporary: Path, parts: Iterable[Any]) -> Generator[None]:
+    """Writes the buffers to a new file of mode 0600; inside the block it is on the disk, waiting for `publish`.
 
-    Raises: StoreError if it holds other files, belongs to someone else, or cannot be made.
+    The file stays locked all the while, which tells `sweep` of another process that it is no leftover. Whatever happens,
+    the temporary name is gone afterwards.
+    Raises: OSError.
     """
+    descriptor = _new_locked(temporary)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir() if not path.name.startswith(own)]
-        if others:
-            raise StoreError(f"{folder} holds other files ({others[0]}): give a new or empty folder for the cache")
-        status = folder.stat()
-        if status.st_uid != os.geteuid():
-            raise StoreError(
-                f"{folder} belongs to another user: stored state reveals prompts, give a folder of your own"
-            )
-        if status.st_mode & 0o077:
-            os.chmod(folder, 0o700)
-    except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be used as a cache folder ({error}): give a folder you may write to"
-        ) from error
-
-
-def write_file(temporary: Path, parts: Iterable[Any]) -> None:
-    """Writes the buffers to a new file of mode 0600 and has it on the disk before it returns.
-
-    The file is locked while it is written, which tells `sweep` of another process that it is no leftover.
-    Raises: OSError; nothing is left behind then.
-    """
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         for part in parts:
             rest = memoryview(part).cast("B")
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
     finally:
+        remove(temporary)
+        os.close(descriptor)
+
+
+def _new_locked(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        # Swept between its creation and its lock.
         os.close(descriptor)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats, Tensor
 from dejakv.store.counters import Counters, Listeners
 from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
+from dejakv.store.usage import Pins
 
 
 def footprint(chunk: Chunk) -> int:
@@ -44,7 +45,7 @@ class MemoryStore:
         self._chunks: dict[str, Chunk] = {}
         self._bytes_of: Counter[str] = Counter()
         self._entries_of: Counter[str] = Counter()
-        self._pins: Counter[str] = Counter()
+        self._pins = Pins()
         self._counters = Counters()
         self._listeners = Listeners()
         self._lock = threading.RLock()
@@ -58,7 +59,7 @@ class MemoryStore:
                 return False
             bytes_over = self._budget.excess_bytes(self._order.bytes - self._order.size(id) + size)
             entries_over = self._budget.excess_entries(len(self._order) + (id not in self._chunks))
-            evicted = self._order.evict(bytes_over, entries_over, {id, *self._pins})
+            evicted = self._order.evict(bytes_over, entries_over, {id} | self._pins.held())
             if evicted is None:
                 self._counters.refused(partition, "pinned")
                 return False
@@ -122,14 +123,11 @@ class MemoryStore:
         with self._lock:
             if id not in self._chunks:
                 return False
-            self._pins[id] += 1
+            self._pins.add(id)
             return True
 
     def unpin(self, id: str) -> None:
-        with self._lock:
-            self._pins[id] -= 1
-            if self._pins[id] <= 0:
-                del self._pins[id]
+        self._pins.remove(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self._listeners.add(listener)

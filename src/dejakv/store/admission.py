@@ -1,0 +1,137 @@
+"""What is worth storing: prompts long enough, seen before, and not more bytes a second than the disk should take."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from dejakv.errors import ConfigError
+from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.counters import Counters
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Rules for what a store takes; zeros and False admit everything.
+
+    min_tokens      shorter prompts are refused (`too_short`)
+    second_sight    a prompt is refused the first time it comes (`first_sight`): most never come again
+    max_write_rate  bytes a second; more is refused (`rate`). The first chunk over the limit still passes and is paid off
+                    before the next, so that a chunk larger than a second's worth can be stored at all
+    remembered      how many ids second sight remembers, the latest ones
+    """
+
+    min_tokens: int = 0
+    second_sight: bool = False
+    max_write_rate: int = 0
+    remembered: int = 65_536
+
+    def __post_init__(self) -> None:
+        for name in ("min_tokens", "max_write_rate"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is negative: give a limit, or 0 for none")
+        if self.remembered < 1:
+            raise ConfigError(f"remembered={self.remembered}: second sight must remember at least 1 id")
+
+
+class Gate:
+    """Applies an `Admission`. Thread-safe. `clock` gives seconds that only grow."""
+
+    def __init__(self, rules: Admission, clock: Clock = time.monotonic) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._allowance = float(rules.max_write_rate)
+        self._filled = clock()
+        self._lock = threading.Lock()
+
+    def unwanted(self, id: str, tokens: int) -> str | None:
+        """Why a prompt is not worth capturing, or None. Counts as a sight of it."""
+        if tokens < self._rules.min_tokens:
+            return "too_short"
+        if self._rules.second_sight:
+            with self._lock:
+                known = id in self._seen
+                self._seen[id] = None
+                self._seen.move_to_end(id)
+                if len(self._seen) > self._rules.remembered:
+                    self._seen.popitem(last=False)
+            if not known:
+                return "first_sight"
+        return None
+
+    def overrate(self, nbytes: int) -> str | None:
+        """`rate` if the bytes of the last second used up what a second may take; else they are booked and it is None."""
+        rate = self._rules.max_write_rate
+        if not rate:
+            return None
+        with self._lock:
+            now = self._clock()
+            self._allowance = min(float(rate), self._allowance + rate * (now - self._filled))
+            self._filled = now
+            if self._allowance <= 0:
+                return "rate"
+            self._allowance -= nbytes
+        return None
+
+
+class AdmittingStore:
+    """A store that takes only what an `Admission` lets in; everything else is the inner store's."""
+
+    def __init__(self, inner: Store, rules: Admission, clock: Clock = time.monotonic) -> None:
+        self.inner = inner
+        self._gate = Gate(rules, clock)
+        self._counters = Counters()
+
+    def wants(self, id: str, tokens: int) -> bool:
+        """Whether it would pay to capture this prompt's state. Ask before capturing; counts as a sight of the prompt."""
+        return self._gate.unwanted(id, tokens) is None
+
+    def put(self, chunk: Chunk) -> bool:
+        meta = chunk.meta
+        reason = self._gate.unwanted(meta.id, meta.num_tokens) or self._gate.overrate(chunk.tensor.nbytes)
+        if reason is not None:
+            self._counters.refused(meta.partition, reason)
+            return False
+        return self.inner.put(chunk)
+
+    def get(self, id: str) -> Chunk | None:
+        return self.inner.get(id)
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        return self.inner.meta(id)
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        return self.inner.metas(partition, epoch)
+
+    def delete(self, id: str) -> bool:
+        return self.inner.delete(id)
+
+    def clear(self, partition: str | None = None) -> int:
+        return self.inner.clear(partition)
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        inner = self.inner.stats(partition)
+        own = self._counters.stats(partition, entries=0, bytes=0)
+        return replace(inner, refused={**inner.refused, **own.refused})
+
+    def pin(self, id: str) -> bool:
+        pin = getattr(self.inner, "pin", None)
+        return bool(pin is not None and pin(id))
+
+    def unpin(self, id: str) -> None:
+        unpin = getattr(self.inner, "unpin", None)
+        if unpin is not None:
+            unpin(id)
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        self.inner.on_evict(listener)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def close(self) -> None:
+        self.inner.close()

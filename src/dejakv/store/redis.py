@@ -1,0 +1,243 @@
+"""A store in Redis or Valkey, for several machines. Optional: `pip install 'dejakv[redis]'`.
+
+The server sees the content of prompts: use a password and TLS (`rediss://`) on a network that is not yours alone.
+Keys, all in one hash slot: `dejakv:{<namespace>}:` and
+    m:<id>  c:<id>       description (`metacodec`) and tensor (a safetensors file, `codec`)
+    order                sorted set of ids, the first goes first
+    sizes  parts  held   hashes id -> bytes, id -> partition, partition -> bytes;  p:<partition> the set of its ids
+    bytes  clock         total, and a count of uses
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dejakv.errors import ConfigError, MissingExtraError, StoreError
+from dejakv.identity import digest_of
+from dejakv.store.base import Chunk, ChunkMeta, StoreStats
+from dejakv.store.breaker import Breaker
+from dejakv.store.codec import CorruptChunk, decode, encode
+from dejakv.store.counters import Counters, Listeners, logger
+from dejakv.store.eviction import Budget, PolicyName, policy_named
+from dejakv.store.memory import stamped
+from dejakv.store.metacodec import decode_meta, encode_meta
+from dejakv.store.redis_scripts import DROP, PUT, TOUCH
+
+_PAGE = 256
+
+
+class Unreachable(StoreError):
+    """The server does not answer, or did not lately and is not asked. Stores catch it."""
+
+
+class RedisStore:
+    """Chunks in a server. Thread-safe; any number of clients may share a namespace, under the budgets each was given.
+
+    url           `redis://[:password@]host:port/db`, `rediss://...` or `unix:///path`
+    max_bytes, max_entries  budgets over all clients, 0 for none
+    max_chunk     larger tensors are refused (`too_large`): Redis holds no value above 512 MB
+    timeout       seconds that connecting, or one read, may take
+    breaker       decides when a server that failed is asked again
+
+    An unreachable server is a miss, or a refusal `unreachable`; opening does not need it to be up. What other clients evict
+    is found missing, not announced to the listeners.
+    Raises: MissingExtraError without the package, ConfigError for a wrong url.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        max_bytes: int = 0,
+        max_entries: int = 0,
+        policy: PolicyName = "lru",
+        *,
+        namespace: str = "default",
+        max_chunk: int = 256 << 20,
+        timeout: float = 0.5,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self._budget = Budget(max_bytes, max_entries)
+        self._policy = policy_named(policy)
+        self._max_chunk = max_chunk
+        self._breaker = breaker or Breaker()
+        self._prefix = f"dejakv:{{{digest_of(namespace)[:12]}}}:"
+        self._counters = Counters()
+        self._listeners = Listeners()
+        self._client, self._errors = _connect(url, timeout)
+
+    def put(self, chunk: Chunk) -> bool:
+        meta = stamped(chunk.meta, chunk.tensor)
+        try:
+            encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
+            size = encoded.nbytes + len(blob)
+            if self._budget.excess_bytes(size) or chunk.tensor.nbytes > self._max_chunk:
+                return self._refuse(meta.partition, "too_large")
+            values = (
+                *(meta.id, meta.partition, size, self._budget.max_bytes, self._budget.max_entries, self._policy.name),
+                *(blob, encoded.header + encoded.data.tobytes()),
+            )
+            gone = self._ask(lambda client: client.eval(PUT, 1, self._prefix, *values))
+        except Unreachable:
+            return self._refuse(meta.partition, "unreachable")
+        except (StoreError, UnicodeError) as error:
+            logger.warning("a chunk cannot be stored: %s", error)
+            return self._refuse(meta.partition, "invalid")
+        except self._errors.RedisError as error:
+            return self._refuse(meta.partition, _reason_of(error))
+        self._counters.put(meta.partition)
+        for _, partition, reason in gone:
+            self._counters.evicted(partition.decode(), reason.decode())
+        self._listeners.tell(other.decode() for other, _, _ in gone)
+        return True
+
+    def get(self, id: str) -> Chunk | None:
+        def read(client: Any) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            pipe.mget(self._key("m", id), self._key("c", id))
+            pipe.eval(TOUCH, 1, self._prefix, id, self._policy.name)
+            return pipe.execute()[0]
+
+        blob, body = self._try(read, [None, None])
+        if blob is None or body is None:
+            if blob is not None or body is not None:
+                # The server itself evicted one of the two: the rest of the entry is of no use.
+                self.delete(id)
+            self._counters.miss()
+            return None
+        meta = self._decoded(id, blob)
+        if meta is not None:
+            try:
+                tensor = decode(id, np.frombuffer(body, dtype=np.uint8))
+                self._counters.hit(meta.partition)
+                return Chunk(meta, tensor)
+            except CorruptChunk as error:
+                self._discard(id, error, meta.partition)
+        self._counters.miss(meta.partition if meta else None)
+        return None
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        blob = self._try(lambda client: client.get(self._key("m", id)), None)
+        return self._decoded(id, blob) if blob is not None else None
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        ids = self._ids(partition)
+        for start in range(0, len(ids), _PAGE):
+            page = ids[start : start + _PAGE]
+            keys = [self._key("m", id) for id in page]
+            blobs: list[bytes | None] = self._try(lambda client, keys=keys: client.mget(keys), [])
+            for id, blob in zip(page, blobs, strict=False):
+                meta = self._decoded(id, blob) if blob is not None else None
+                if meta is not None and partition in (None, meta.partition) and epoch in (None, meta.epoch):
+                    yield meta
+
+    def delete(self, id: str) -> bool:
+        known = bool(self._try(lambda client: client.eval(DROP, 1, self._prefix, id), 0))
+        if known:
+            self._listeners.tell([id])
+        return known
+
+    def clear(self, partition: str | None = None) -> int:
+        return sum(self.delete(id) for id in self._ids(partition))
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        """Entries and bytes of all clients (0 while the server is unreachable), counters of this one."""
+
+        def read(client: Any) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            if partition is None:
+                pipe.zcard(self._prefix + "order").get(self._prefix + "bytes")
+            else:
+                pipe.scard(self._key("p", partition)).hget(self._prefix + "held", partition)
+            return pipe.execute()
+
+        entries, held = self._try(read, [0, 0])
+        return self._counters.stats(partition, entries=entries, bytes=int(held or 0))
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        self._listeners.add(listener)
+
+    def flush(self) -> None:
+        """Nothing is ever pending."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._prefix}{kind}:{name}"
+
+    def _ids(self, partition: str | None) -> list[str]:
+        def read(client: Any) -> Any:
+            if partition is None:
+                return client.zrange(self._prefix + "order", 0, -1)
+            return client.smembers(self._key("p", partition))
+
+        return [id.decode() for id in self._try(read, [])]
+
+    def _ask(self, call: Callable[[Any], Any]) -> Any:
+        """The server's answer. Raises: Unreachable, or RedisError for a refusal of the server's."""
+        if not self._breaker.allow():
+            raise Unreachable("the server did not answer lately")
+        try:
+            answer = call(self._client)
+        except (self._errors.ConnectionError, self._errors.TimeoutError, OSError) as error:
+            self._breaker.failed()
+            logger.warning("the Redis server does not answer: %s", error)
+            raise Unreachable(str(error)) from error
+        except self._errors.RedisError:
+            self._breaker.succeeded()
+            raise
+        self._breaker.succeeded()
+        return answer
+
+    def _try(self, call: Callable[[Any], Any], otherwise: Any) -> Any:
+        try:
+            return self._ask(call)
+        except Unreachable:
+            return otherwise
+        except self._errors.RedisError as error:
+            logger.warning("the Redis server refused: %s", error)
+            return otherwise
+
+    def _decoded(self, id: str, blob: bytes) -> ChunkMeta | None:
+        try:
+            meta = decode_meta(blob)
+            if meta.id != id:
+                raise CorruptChunk(f"chunk {id}: its description is another one's")
+            return meta
+        except CorruptChunk as error:
+            self._discard(id, error, None)
+            return None
+
+    def _discard(self, id: str, cause: CorruptChunk, partition: str | None) -> None:
+        logger.warning("a damaged chunk is removed: %s", cause)
+        self._counters.corrupt(partition)
+        self.delete(id)
+
+    def _refuse(self, partition: str, reason: str) -> bool:
+        self._counters.refused(partition, reason)
+        return False
+
+
+def _connect(url: str, timeout: float) -> tuple[Any, Any]:
+    try:
+        import redis
+        from redis import exceptions
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise MissingExtraError("redis", "redis", "a store in Redis") from error
+    try:
+        # No retries: the breaker decides when to try again, and a request is not kept waiting for it.
+        make: Any = redis.Redis.from_url
+        client = make(url, socket_connect_timeout=timeout, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
+    except ValueError as error:
+        raise ConfigError(f"redis url {url!r} is wrong ({error}): give redis://host:port/db") from error
+    return client, exceptions
+
+
+def _reason_of(error: Exception) -> str:
+    words = str(error)
+    if words.startswith("OOM") or "maxmemory" in words:
+        return "full"
+    return "read_only" if words.startswith("READONLY") else "error"

@@ -1,0 +1,114 @@
+"""Two stores as one: a fast one in front of a larger one (memory over disk, disk over Redis)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.counters import Counters, Listeners
+
+
+class TieredStore:
+    """Every chunk goes to both; one found only in the back is put in front. Thread-safe if the tiers are.
+
+    An entry is in the store while either has it, and listeners are told once neither has. What the back takes out (a
+    removal by another process too) goes from the front as well.
+    """
+
+    def __init__(self, front: Store, back: Store) -> None:
+        self.front = front
+        self.back = back
+        self._only_in_front: set[str] = set()
+        self._counters = Counters()
+        self._listeners = Listeners()
+        front.on_evict(self._left_front)
+        back.on_evict(self._left_back)
+
+    def put(self, chunk: Chunk) -> bool:
+        """True if at least one tier took it: a disk that is full still leaves the memory."""
+        behind = self.back.put(chunk)
+        before = self.front.put(chunk)
+        if before and not behind:
+            self._only_in_front.add(chunk.meta.id)
+        elif behind:
+            self._only_in_front.discard(chunk.meta.id)
+        if before or behind:
+            self._counters.put(chunk.meta.partition)
+        return before or behind
+
+    def get(self, id: str) -> Chunk | None:
+        chunk = self.front.get(id)
+        if chunk is None:
+            chunk = self.back.get(id)
+            if chunk is not None:
+                self.front.put(chunk)
+        if chunk is None:
+            self._counters.miss()
+        else:
+            self._counters.hit(chunk.meta.partition)
+        return chunk
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        return self.front.meta(id) or self.back.meta(id)
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        seen: set[str] = set()
+        for meta in self.front.metas(partition, epoch):
+            seen.add(meta.id)
+            yield meta
+        for meta in self.back.metas(partition, epoch):
+            if meta.id not in seen:
+                yield meta
+
+    def delete(self, id: str) -> bool:
+        before, behind = self.front.delete(id), self.back.delete(id)
+        return before or behind
+
+    def clear(self, partition: str | None = None) -> int:
+        # Clearing the back takes its entries out of the front too: what the front then still has, only the front had.
+        removed = self.back.clear(partition)
+        return removed + self.front.clear(partition)
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        """Counters of the whole; refusals, evictions and damage are those of the back. A chunk in both counts once."""
+        back, front = self.back.stats(partition), self.front.stats(partition)
+        alone = [meta for meta in self.front.metas(partition) if meta.id in self._only_in_front]
+        held = self._counters.stats(
+            partition,
+            entries=max(front.entries, back.entries + len(alone)),
+            bytes=max(front.bytes, back.bytes + sum(meta.nbytes for meta in alone)),
+        )
+        return replace(held, refused=back.refused, evictions=back.evictions, corrupt=back.corrupt + front.corrupt)
+
+    def pin(self, id: str) -> bool:
+        """Keeps the entry in the tiers that have it and know pins. False if none does."""
+        held = [bool(tier.pin(id)) for tier in self._tiers_with("pin")]
+        return any(held)
+
+    def unpin(self, id: str) -> None:
+        for tier in self._tiers_with("unpin"):
+            tier.unpin(id)
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        self._listeners.add(listener)
+
+    def flush(self) -> None:
+        self.front.flush()
+        self.back.flush()
+
+    def close(self) -> None:
+        self.front.close()
+        self.back.close()
+
+    def _left_front(self, id: str) -> None:
+        self._only_in_front.discard(id)
+        if self.back.meta(id) is None:
+            self._listeners.tell([id])
+
+    def _left_back(self, id: str) -> None:
+        # If the front has it, its own removal tells the listeners.
+        if not self.front.delete(id):
+            self._listeners.tell([id])
+
+    def _tiers_with(self, method: str) -> list[Any]:
+        return [tier for tier in (self.front, self.back) if hasattr(tier, method)]

@@ -1,0 +1,70 @@
+"""Who is using an entry, and uses that are still to be noted."""
+
+import threading
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from dejakv.store.base import Store
+
+
+class Pins:
+    """Counts of users by id. A pinned entry is not evicted; it can still be deleted. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, id: str) -> None:
+        with self._lock:
+            self._counts[id] += 1
+
+    def remove(self, id: str) -> None:
+        with self._lock:
+            self._counts[id] -= 1
+            if self._counts[id] <= 0:
+                del self._counts[id]
+
+    def held(self) -> set[str]:
+        with self._lock:
+            return set(self._counts)
+
+
+@contextmanager
+def pinned(store: Store, id: str) -> Generator[bool]:
+    """Keeps an entry from being evicted inside the block. False if it is unknown or the store has no pins.
+
+    Not needed for safety: a chunk that was got stays readable when its entry is evicted.
+    """
+    pin, unpin = getattr(store, "pin", None), getattr(store, "unpin", None)
+    held = bool(pin is not None and pin(id))
+    try:
+        yield held
+    finally:
+        if held and unpin is not None:
+            unpin(id)
+
+
+class PendingUses:
+    """Uses to be written later, in the order of the last use of each id. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._hits: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, id: str) -> int:
+        """Notes a use; how many ids are pending."""
+        with self._lock:
+            # Taken out and put in again: a dictionary keeps the order of insertion.
+            self._hits[id] = self._hits.pop(id, 0) + 1
+            return len(self._hits)
+
+    def discard(self, id: str) -> None:
+        with self._lock:
+            self._hits.pop(id, None)
+
+    def take(self) -> dict[str, int]:
+        """All that is pending, which is then no longer."""
+        with self._lock:
+            taken, self._hits = self._hits, {}
+        return taken
