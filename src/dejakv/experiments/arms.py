@@ -13,10 +13,10 @@ from dejakv.pipeline import Pipeline
 def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig) -> Pipeline:
     """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels."""
     if arm == "none":
-        return Pipeline(engine.without_reuse())
+        return Pipeline(engine.for_arm("none"))
     if arm == "prefix":
-        return Pipeline(engine.with_prefix_only(), prefix_cache(config))
-    return Pipeline(engine, build_cache(config, engine))
+        return Pipeline(engine.for_arm("prefix"), prefix_cache(config))
+    return Pipeline(engine.for_arm("cache"), build_cache(config, engine))
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:

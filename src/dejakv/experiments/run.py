@@ -77,7 +77,7 @@ def _run_arms(
     arms = settings.arms if settings.cache_mode == "live" else tuple(arm for arm in settings.arms if arm != "cache")
     pipelines = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
     sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
-    _warm_up(Pipeline(engine.without_reuse()), chosen[:WARM_UP], prompter, sampling)
+    _warm_up(Pipeline(engine.for_arm("none")), chosen[:WARM_UP], prompter, sampling)
     rows: list[Row] = []
     names = list(pipelines)
     for number, sample in enumerate(chosen):

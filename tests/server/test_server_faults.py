@@ -1,0 +1,177 @@
+"""Back-pressure, clients that leave, shutdown, and whatever schemathesis thinks of."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from dejakv.errors import ConfigError
+from dejakv.pipeline import Pipeline
+from dejakv.request import Request, Sampling
+from dejakv.server.app import create_app
+from dejakv.server.keys import ApiKeys
+from dejakv.server.settings import ServerSettings
+from dejakv.server.stops import cut, safe_length
+from dejakv.server.worker import Cancelled, QueueFullError, Worker
+
+LONG = Request("long", "ann lives in paris. " * 40, "x", sampling=Sampling(900))
+SHORT = Request("short", "ann lives in paris.", "x", sampling=Sampling(1))
+
+
+class Endless:
+    """An engine's `generation_config` without an end token, so that a request takes as long as it may."""
+
+    def __init__(self, engine: Any) -> None:
+        self.config = engine.model.generation_config
+        self.before = (self.config.eos_token_id, self.config.suppress_tokens)
+
+    def __enter__(self) -> None:
+        self.config.suppress_tokens = [2]
+
+    def __exit__(self, *_: object) -> None:
+        self.config.eos_token_id, self.config.suppress_tokens = self.before
+
+
+def test_a_full_queue_refuses_at_once_and_a_leaving_client_stops_the_engine(engine: Any) -> None:
+    async def scenario() -> None:
+        worker = Worker(Pipeline(engine), max_queue=1)
+        running = worker.submit(LONG)
+        async for piece in running.stream():
+            assert isinstance(piece, str)
+            break  # the engine is in the middle of it
+        first = worker.submit(LONG)
+        with pytest.raises(QueueFullError):
+            worker.submit(SHORT)
+        first.cancel()
+        running.cancel()
+        began = time.perf_counter()
+        while worker.waiting:
+            await asyncio.sleep(0.01)
+        answer = await worker.submit(SHORT).answer()
+        assert len(answer.token_ids) == 1
+        assert time.perf_counter() - began < 5
+        assert worker.cancelled == 2
+        worker.close(5)
+
+    with Endless(engine):
+        asyncio.run(scenario())
+
+
+def test_429_with_retry_after(engine: Any) -> None:
+    settings = ServerSettings(max_queue=1, retry_after=7)
+
+    async def scenario() -> None:
+        app = create_app(settings, engine)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+                body = {"prompt": LONG.prompt, "max_new_tokens": 200, "temperature": 0}
+                answers = await asyncio.gather(*(client.post("/v1/generate", json=body) for _ in range(8)))
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.headers["retry-after"] == "7"
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: Any, server: Any) -> None:
+    body = {"model": "docs-lm", "prompt": LONG.prompt, "max_tokens": 64, "stream": True, "temperature": 1}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    assert httpx.get(f"{server.url}/ready", timeout=30).json()["status"] == "ready"
+    assert (
+        httpx.post(
+            f"{server.url}/v1/completions", json={"prompt": "ann lives in", "max_tokens": 1}, timeout=60
+        ).status_code
+        == 200
+    )
+
+
+def test_clear_during_generate(engine: Any) -> None:
+    with TestClient(create_app(ServerSettings(), engine)) as client:
+        import threading
+
+        answers: list[int] = []
+        body = {"prompt": LONG.prompt, "max_new_tokens": 60, "temperature": 0}
+        thread = threading.Thread(target=lambda: answers.append(client.post("/v1/generate", json=body).status_code))
+        thread.start()
+        for _ in range(5):
+            assert client.post("/v1/cache/clear").status_code == 200
+        thread.join()
+        assert answers == [200]
+
+
+def test_shutdown_finishes_the_saves(engine: Any, tmp_path: Any) -> None:
+    settings = ServerSettings(cache_dir=str(tmp_path / "cache"))
+    body = {"prompt": "ann lives in paris. bob lives in rome.", "max_new_tokens": 2, "temperature": 0}
+    with TestClient(create_app(settings, engine)) as client:
+        first = client.post("/v1/generate", json=body).json()
+    with TestClient(create_app(settings, engine)) as client:
+        second = client.post("/v1/generate", json=body).json()
+    assert (second["reuse"], second["text"]) == ("exact", first["text"])
+
+
+def test_keys_from_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalpha\n\nbeta\n")
+    keys = ApiKeys.load("", file)
+    partitions = {keys.partition(f"Bearer {key}") for key in ("alpha", "beta")}
+    assert len(partitions) == 2
+    assert None not in partitions
+    assert "alpha" not in str(partitions)
+    assert keys.partition("Basic alpha") is None
+    with pytest.raises(ConfigError, match="cannot read"):
+        ApiKeys.load("", tmp_path / "none")
+    file.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        ApiKeys.load("", file)
+
+
+def test_stop_sequences_split_over_pieces() -> None:
+    assert cut("abcdef", ["cd", "ef"]) == ("ab", True)
+    assert cut("abc", ["", "x"]) == ("abc", False)
+    assert safe_length("abc", ["cd"]) == 2
+    assert safe_length("abx", ["cd"]) == 3
+
+
+def test_cancelled_is_no_error_of_the_package() -> None:
+    assert not isinstance(Cancelled(), ValueError)
+
+
+def test_openapi_has_no_server_error(engine: Any) -> None:
+    """schemathesis makes requests from the server's own OpenAPI document; none may end in a 5xx."""
+    import schemathesis
+
+    app = create_app(ServerSettings(max_new_tokens=4), engine)
+    with TestClient(app):
+        schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+
+        ran = 0
+        for operation in schema.get_all_operations():
+            strategy = operation.ok().as_strategy()
+            ran += _exercise(strategy)
+        assert ran > 50
+
+
+def _exercise(strategy: Any) -> int:
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    ran = 0
+
+    @given(case=strategy)
+    @settings(
+        max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate], database=None
+    )
+    def run(case: Any) -> None:
+        nonlocal ran
+        ran += 1
+        answer = case.call()
+        assert answer.status_code < 500, (case.path, answer.text)
+
+    run()
+    return ran

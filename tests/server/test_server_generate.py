@@ -1,0 +1,142 @@
+"""SemShareKV's endpoint and the cache's, over the bundled documents model."""
+
+import random
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dejakv.datasets.docs import edit, make_document, prompt_of
+
+RNG = random.Random(5)
+DOCUMENT = make_document(RNG, facts=24)
+EDITED = edit(DOCUMENT, RNG, facts=1)
+FACT = DOCUMENT.facts[0]
+QUESTION = EDITED.questions[0].text
+PROMPT = prompt_of(DOCUMENT.text, QUESTION)
+GREEDY = {"temperature": 0, "max_new_tokens": 4}
+
+
+def generate(client: TestClient, prompt: str = PROMPT, key: str | None = None, **more: Any) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    answer = client.post("/v1/generate", json={"prompt": prompt, **GREEDY, **more}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    return answer.json()
+
+
+def test_the_second_time_is_exact_and_equal(client: TestClient) -> None:
+    first, second = generate(client), generate(client)
+    assert (first["cache_hit"], first["used_semshare"], first["ref_key"]) == (False, False, None)
+    assert first["store_key"].startswith("p")
+    assert (second["cache_hit"], second["reuse"], second["tokens_computed"]) == (True, "exact", 1)
+    assert second["text"] == first["text"]
+    assert second["ref_key"] == first["store_key"]
+    assert set(second["timings"]) == {"ttft_ms", "latency_ms", "lookup_ms", "inject_ms"}
+
+
+def test_a_similar_prompt_is_blended_and_never_stored_then_promoted(client: TestClient) -> None:
+    base = generate(client)
+    similar = prompt_of(EDITED.target.text, QUESTION)
+    blended = generate(client, similar)
+    assert (blended["used_semshare"], blended["reuse"], blended["store_key"]) == (True, "blend", None)
+    assert blended["ref_key"] == base["store_key"]
+    assert 0.8 <= blended["retrieved_sim"] <= 1.0
+    assert 0 < blended["tokens_computed"] < blended["tokens_computed"] + blended["tokens_reused"]
+    promoted = generate(client, similar)
+    assert promoted["reuse"] in ("none", "prefix")
+    assert promoted["store_key"] is not None
+    assert generate(client, similar)["reuse"] == "exact"
+
+
+def test_without_semshare_only_exact_things_are_reused(client: TestClient) -> None:
+    generate(client)
+    similar = prompt_of(EDITED.target.text, QUESTION)
+    plain = generate(client, similar, use_semshare=False)
+    assert plain["reuse"] in ("none", "prefix")
+    assert not plain["used_semshare"]
+
+
+def test_a_threshold_of_its_own(client: TestClient) -> None:
+    generate(client)
+    similar = prompt_of(EDITED.target.text, QUESTION)
+    assert generate(client, similar, sim_threshold=1.0)["reuse"] in ("none", "prefix")
+    assert generate(client, similar, sim_threshold=0.0, use_semshare=False)["used_semshare"] is False
+
+
+def test_names_are_the_callers_own(two_tenants: TestClient) -> None:
+    mine = generate(two_tenants, key="alpha", store_key="report")
+    assert mine["store_key"] == "report"
+    assert generate(two_tenants, key="alpha")["ref_key"] == "report"
+    theirs = generate(two_tenants, key="beta", store_key="report")
+    assert (theirs["cache_hit"], theirs["ref_key"], theirs["store_key"]) == (False, None, "report")
+
+
+def test_partitions_see_only_themselves(two_tenants: TestClient) -> None:
+    generate(two_tenants, key="alpha")
+    headers = {"Authorization": "Bearer beta"}
+    empty = two_tenants.get("/v1/cache/stats", headers=headers).json()
+    assert (empty["entries"], empty["bytes"], empty["lookups"]) == (0, 0, 0)
+    assert two_tenants.post("/v1/cache/clear", headers=headers).json() == {"cleared": 0}
+    full = two_tenants.get("/v1/cache/stats", headers={"Authorization": "Bearer alpha"}).json()
+    assert (full["entries"], full["lookups"], full["misses"]) == (1, 1, 1)
+    assert full["bytes"] > 0
+    assert not generate(two_tenants, key="beta")["cache_hit"]
+
+
+def test_clear_empties(client: TestClient) -> None:
+    generate(client)
+    assert client.post("/v1/cache/clear").json() == {"cleared": 1}
+    assert client.get("/v1/cache/stats").json()["entries"] == 0
+    assert not generate(client)["cache_hit"]
+
+
+@pytest.mark.parametrize("key", [None, "gamma", ""])
+def test_unknown_keys_are_refused(two_tenants: TestClient, key: str | None) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    for method, path in (("POST", "/v1/generate"), ("GET", "/v1/cache/stats"), ("POST", "/v1/chat/completions")):
+        answer = two_tenants.request(method, path, json={"prompt": "x"}, headers=headers)
+        assert answer.status_code == 401
+        assert "API key" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"prompt": ""}, 422, "prompt"),
+        ({"prompt": "   "}, 400, "empty"),
+        ({"prompt": "x " * 4000}, 400, "context"),
+        ({"prompt": "x", "max_new_tokens": -1}, 422, "max_new_tokens"),
+        ({"prompt": "x", "max_new_tokens": 65}, 400, "limit of 64"),
+        ({"prompt": "x", "sim_threshold": 1.2}, 422, "sim_threshold"),
+        ({"prompt": "x", "temperature": -1}, 422, "temperature"),
+        ({"prompt": "x", "store_key": "../../etc"}, 422, "store_key"),
+        ({"prompt": "x", "partition": "other"}, 422, "partition"),
+        ({}, 422, "prompt"),
+    ],
+)
+def test_bad_bodies(client: TestClient, body: dict[str, Any], status: int, says: str) -> None:
+    answer = client.post("/v1/generate", json=body)
+    assert answer.status_code == status, answer.text
+    assert says in answer.json()["error"]["message"]
+
+
+def test_malformed_and_oversized(client: TestClient) -> None:
+    assert client.post("/v1/generate", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    limit = client.app.state.service.settings.max_body_bytes  # type: ignore[attr-defined]
+    assert client.post("/v1/generate", content=b"x" * (limit + 1)).status_code == 413
+
+    def endless() -> Any:
+        for _ in range(limit // 65536 + 2):
+            yield b"x" * 65536
+
+    assert client.post("/v1/generate", content=endless()).status_code == 413
+
+
+def test_health_ready_metrics_and_docs(client: TestClient) -> None:
+    generate(client)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json()["status"] == "ready"
+    text = client.get("/metrics").text
+    assert 'dejakv_server_requests_total{outcome="served"} 1.0' in text
+    assert client.get("/docs").status_code == 200

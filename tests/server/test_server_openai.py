@@ -1,0 +1,134 @@
+"""The openai client, unchanged, against a real server."""
+
+import base64
+import random
+import threading
+from io import BytesIO
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from dejakv.datasets.docs import make_document, prompt_of
+
+DOCUMENT = make_document(random.Random(11), facts=20)
+FACTS = DOCUMENT.facts
+
+
+def question(number: int) -> str:
+    from dejakv.datasets.docs import ask
+
+    return ask(FACTS[number % len(FACTS)], random.Random(number))
+
+
+def client_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def messages(text: str) -> list[Any]:
+    return [{"role": "system", "content": DOCUMENT.text}, {"role": "user", "content": text}]
+
+
+def test_chat_equals_completion_and_reports_usage(server: Any) -> None:
+    client = client_of(server)
+    chat = client.chat.completions.create(model="docs-lm", messages=messages(question(0)), temperature=0, max_tokens=4)
+    plain = client.completions.create(
+        model="docs-lm", prompt=prompt_of(DOCUMENT.text, question(0)), temperature=0, max_tokens=4
+    )
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.choices[0].finish_reason == "stop"
+    assert chat.usage is not None
+    assert plain.usage is not None
+    assert plain.usage.prompt_tokens == chat.usage.prompt_tokens
+    assert [m.id for m in client.models.list()] == ["docs-lm"]
+
+
+def test_streaming_gives_the_same_text(server: Any) -> None:
+    client = client_of(server)
+    ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(1)), "temperature": 0, "max_tokens": 4}
+    whole = client.chat.completions.create(**ask).choices[0].message.content
+    pieces, usage = [], None
+    for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        pieces += [choice.delta.content or "" for choice in chunk.choices]
+    assert "".join(pieces) == whole
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+
+
+def test_stop_sequences(server: Any) -> None:
+    client = client_of(server)
+    ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(2)), "temperature": 0, "max_tokens": 4}
+    word = client.chat.completions.create(**ask).choices[0].message.content
+    assert word is not None
+    stopped = client.chat.completions.create(**ask, stop=[word[1:]])
+    assert stopped.choices[0].message.content == word[:1]
+    streamed = client.chat.completions.create(**ask, stop=[word[1:]], stream=True)
+    assert "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices) == word[:1]
+
+
+@pytest.mark.parametrize("reuse", ["off", "exact"])
+def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> None:
+    """With reuse off and with exact reuse: at the same time or one after another makes no difference."""
+
+    def ask(number: int) -> str:
+        return client_of(server).chat.completions.create(
+            model="docs-lm", messages=messages(question(number % 16)), temperature=0, max_tokens=4,
+            extra_body={"dejakv": {"reuse": reuse}},
+        ).choices[0].message.content or ""  # fmt: skip
+
+    serial = [ask(number) for number in range(16)]
+    answers: dict[int, str] = {}
+    threads = [threading.Thread(target=lambda n=n: answers.__setitem__(n, ask(n))) for n in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answers[n] for n in range(64)] == [serial[n % 16] for n in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"messages": []}, 422, "messages"),
+        ({"messages": [{"role": "user", "content": " "}]}, 400, "no text"),
+        ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 400, "docs-lm"),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 422, "n"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
+                ]
+            },
+            400,
+            "data URL",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"reuse": "magic"}}, 422, "reuse"),
+        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"threshold": 3}}, 422, "threshold"),
+    ],
+)
+def test_bad_bodies(server: Any, body: dict[str, Any], status: int, says: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert answer.status_code == status, answer.text
+    assert says in answer.json()["error"]["message"]
+
+
+def test_pictures_by_data_url() -> None:
+    from dejakv.errors import InputError
+    from dejakv.server.images import media_from_url
+
+    buffer = BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    assert media_from_url(url).data == buffer.getvalue()
+    for bad in (
+        "file:///etc/passwd",
+        "data:image/png;base64,!!",
+        "data:image/png;base64,AAAA",
+        "data:text/html;base64,AAAA",
+    ):
+        with pytest.raises(InputError):
+            media_from_url(bad)

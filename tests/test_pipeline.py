@@ -1,0 +1,193 @@
+"""The whole path over the bundled documents model: what is exact stays exact, what is not is asked for and never kept."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.docs import ask, make_document, prompt_of
+from dejakv.errors import InputError
+from dejakv.pipeline import Answer, Pipeline
+from dejakv.request import Request, Sampling
+
+RNG = random.Random(3)
+DOCUMENT = make_document(RNG, facts=20)
+OTHER = make_document(RNG, facts=20)
+FACT = DOCUMENT.facts[3]
+ADOPT = SemanticCacheConfig(reuse="adopt", index_encoder="model", similarity_threshold=0.0, min_gain=1)
+EXACT = SemanticCacheConfig(index_encoder="model")
+
+
+def request(question: str, context: str = DOCUMENT.text, **more: Any) -> Request:
+    prompt = prompt_of(context, question)
+    return Request("r", prompt, more.pop("chunk", question), sampling=Sampling(4), **more)
+
+
+def wordings() -> tuple[str, str]:
+    """One question in two wordings."""
+    found = sorted({ask(FACT, random.Random(seed)) for seed in range(40)})
+    return found[0], found[1]
+
+
+@pytest.fixture
+def served(docs_engine: Any) -> Iterator[Any]:
+    caches: list[Any] = []
+
+    def make(config: SemanticCacheConfig) -> Any:
+        cache = build_cache(config, docs_engine, background=False)
+        caches.append(cache)
+        return Pipeline(docs_engine, cache)
+
+    yield make
+    for cache in caches:
+        cache.close()
+
+
+def uncached(engine: Any, wanted: Request) -> Answer:
+    return Pipeline(engine).answer(wanted)
+
+
+def test_an_exact_hit_gives_the_uncached_tokens(docs_engine: Any, served: Any) -> None:
+    pipeline, wanted = served(EXACT), request(wordings()[0])
+    plain = uncached(docs_engine, wanted)
+    first, second = pipeline.answer(wanted), pipeline.answer(wanted)
+    assert (first.record.provenance, first.record.stored) == ("miss", True)
+    assert (second.record.provenance, second.record.method) == ("hit (text:exact)", "exact")
+    assert second.record.computed_tokens == 1
+    assert plain.token_ids == first.token_ids == second.token_ids
+    assert second.record.statuses["exact_text"] == "hit"
+    assert second.record.statuses["semantic_text"] == "skip"
+
+
+def test_another_question_on_the_document_reuses_the_prefix(docs_engine: Any, served: Any) -> None:
+    pipeline = served(EXACT)
+    pipeline.answer(request(wordings()[0]))
+    wanted = request(ask(DOCUMENT.facts[7], random.Random(1)))
+    answer = pipeline.answer(wanted)
+    assert (answer.record.method, answer.record.provenance) == ("prefix", "hit (prefix)")
+    assert answer.record.computed_tokens < 0.2 * answer.record.prompt_tokens
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_adopt_is_never_served_to_who_did_not_ask(served: Any) -> None:
+    pipeline = served(replace(ADOPT, reuse="exact", lexical_guard=False))
+    one, other = wordings()
+    pipeline.answer(request(one))
+    answer = pipeline.answer(request(other))
+    assert answer.record.method == "prefix"
+    assert "not asked for" in answer.record.reason
+
+
+def test_adopt_runs_the_donors_prompt_and_is_promoted_the_second_time(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False))
+    one, other = wordings()
+    donor = pipeline.answer(request(one))
+    adopted = pipeline.answer(request(other))
+    assert (adopted.record.method, adopted.record.provenance) == ("adopt", "hit (text:semantic)")
+    assert (adopted.record.approximate, adopted.record.stored) == (True, False)
+    assert adopted.record.donor == donor.record.key
+    assert (adopted.token_ids, adopted.cached_answer) == (donor.token_ids, donor.text)
+    promoted = pipeline.answer(request(other))
+    assert promoted.record.method == "prefix"
+    assert "promoted" in promoted.record.reason
+    assert promoted.record.stored
+    assert pipeline.answer(request(other)).record.method == "exact"
+    assert pipeline.cache.stats("default").promotions == 1
+    assert promoted.token_ids == uncached(docs_engine, request(other)).token_ids
+
+
+def test_a_request_may_switch_reuse_off_for_itself(served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False))
+    one, other = wordings()
+    pipeline.answer(request(one))
+    assert not pipeline.answer(request(other, reuse="off")).record.approximate
+    assert pipeline.answer(request(one, reuse="off")).record.method == "exact"
+
+
+def test_min_gain_prefers_the_exact_prefix(served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False, min_gain=10_000))
+    one, other = wordings()
+    pipeline.answer(request(one))
+    answer = pipeline.answer(request(other))
+    assert answer.record.method == "prefix"
+    assert "min_gain" in answer.record.reason
+
+
+def test_the_lexical_guard_says_why(served: Any) -> None:
+    pipeline = served(ADOPT)
+    names = [fact for fact in DOCUMENT.facts if fact.attribute == FACT.attribute and fact.name != FACT.name]
+    other = names[0] if names else DOCUMENT.facts[0]
+    pipeline.answer(request(ask(FACT, random.Random(0))))
+    answer = pipeline.answer(request(ask(other, random.Random(0))))
+    assert not answer.record.approximate
+    assert "lexical" in answer.record.reason
+
+
+def test_partitions_and_documents_do_not_meet(served: Any) -> None:
+    pipeline, question = served(EXACT), wordings()[0]
+    pipeline.answer(request(question))
+    elsewhere = pipeline.answer(request(question, partition="other"))
+    assert elsewhere.record.method == "none"
+    other = pipeline.answer(request(question, OTHER.text))
+    assert other.record.method == "none"
+
+
+def test_no_store_leaves_nothing(served: Any) -> None:
+    pipeline, wanted = served(EXACT), request(wordings()[0])
+    pipeline.answer(wanted, no_store=True)
+    assert pipeline.cache.store.stats().entries == 0
+    assert pipeline.answer(wanted).record.method == "none"
+
+
+def test_a_restart_finds_everything_and_another_model_nothing(docs_engine: Any, tmp_path: Path) -> None:
+    config = replace(EXACT, cache_dir=str(tmp_path / "cache"))
+    wanted = request(wordings()[0])
+    first = build_cache(config, docs_engine)
+    before = Pipeline(docs_engine, first).answer(wanted)
+    first.close()
+    second = build_cache(config, docs_engine)
+    after = Pipeline(docs_engine, second).answer(wanted)
+    assert (after.record.method, after.token_ids) == ("exact", before.token_ids)
+    lookup = second.lookup(docs_engine.prepare(wanted), "another epoch")
+    assert (lookup.match, lookup.prefix) == (None, None)
+    second.close()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
+def test_a_damaged_chunk_is_a_miss_with_the_right_answer(docs_engine: Any, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "cache"
+    config = replace(EXACT, cache_dir=str(folder))
+    wanted = request(wordings()[0])
+    cache = build_cache(config, docs_engine)
+    before = Pipeline(docs_engine, cache).answer(wanted)
+    cache.close()
+    (chunk,) = folder.rglob("*.safetensors")
+    data = bytearray(chunk.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    chunk.write_bytes(bytes(data if damage == "flip" else data[: len(data) // 2]))
+    cache = build_cache(config, docs_engine)
+    pipeline = Pipeline(docs_engine, cache)
+    answer = pipeline.answer(wanted)
+    assert (answer.record.method, answer.token_ids) == ("none", before.token_ids)
+    assert cache.store.stats().corrupt == 1
+    cache.flush()
+    assert pipeline.answer(wanted).record.method == "exact"
+    cache.close()
+
+
+def test_sampling_with_a_seed_is_the_same_from_a_hit(docs_engine: Any, served: Any) -> None:
+    wanted = replace(request(wordings()[0]), sampling=Sampling(8, temperature=1.5, seed=4))
+    pipeline = served(EXACT)
+    answers = [uncached(docs_engine, wanted), pipeline.answer(wanted), pipeline.answer(wanted)]
+    assert len({answer.token_ids for answer in answers}) == 1
+
+
+def test_an_empty_prompt_is_refused(served: Any) -> None:
+    with pytest.raises(InputError, match="empty"):
+        served(EXACT).answer(Request("r", " ", ""))
