@@ -5,19 +5,40 @@ A reading keeps the order of content words, so "is A left of B" is not "is B lef
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dejakv.guards import words as data
 from dejakv.levels.exact import normalize
 
+Phrase = tuple[re.Pattern[str], str]
+
+PHRASES: tuple[Phrase, ...] = tuple((re.compile(pattern), wording) for pattern, wording in data.PHRASES)
+_FRAMES = tuple(re.compile(pattern) for pattern in data.FRAMES)
+_IF = re.compile(r"^(?:if|whether)\b")
+_WHICH = re.compile(r"\bwhich\b")
+_CONTRACTIONS = tuple(
+    (re.compile(pattern), wording)
+    for pattern, wording in (
+        (r"\bcan't\b", "can not"),
+        (r"\bwon't\b", "will not"),
+        (r"n't\b", " not"),
+        (r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", r"\1 is"),
+        (r"'re\b", " are"),
+        (r"'ll\b", " will"),
+        (r"'s\b", " possessive"),
+    )
+)
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+(?:[-'][^\W\d_]+)*|[%$€£+*/=<>&@#]|-(?=\d)")
 _BE = frozenset("is are am was were be been being".split())
 _DO = frozenset("do does did".split())
 _MODAL = frozenset("can could will would shall should may might must".split())
 _PAST = frozenset("was were did".split())
 _WH = frozenset("what who whose where when why how".split())
-_DROPPED = frozenset(("the", "a", "an", "of"))
+_DROPPED = frozenset(("the", "an", "of"))
+_NO_NOUNS = frozenset(
+    "to from or and right wrong correct left above below in on at by for with than as of the not".split()
+)
 _SPATIAL = frozenset("left right above below".split())
 _LINKS = frozenset("and with as".split())
 _ENDING_S = ("ss", "us", "is")
@@ -49,17 +70,19 @@ class Reading:
         return sum(word in data.NEGATIONS for word in self.content)
 
 
-def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS) -> Reading:
-    """The reading of a text. Case, white space and closing punctuation do not matter."""
-    plain = normalize(text).replace("’", "'").replace("‘", "'")
-    plain = _contractions(plain)
-    for pattern in data.FRAMES:
-        plain = re.sub(pattern, "", plain).strip()
-    framed = plain != _contractions(normalize(text).replace("’", "'").replace("‘", "'"))
-    plain = re.sub(r"^(?:if|whether)\b", "verify", plain) if framed else plain
-    plain = re.sub(r"\bwhich\b", "what", plain)
-    for pattern, wording in data.PHRASES:
-        plain = " ".join(re.sub(pattern, wording, plain).split())
+def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterable[Phrase] = PHRASES) -> Reading:
+    """The reading of a text. Case, white space and closing punctuation do not matter. About 70 microseconds."""
+    plain = bare = _contractions(normalize(text))
+    for frame in _FRAMES:
+        plain = frame.sub("", plain).strip()
+    framed = plain != bare
+    if framed:
+        plain = _IF.sub("verify", plain)
+    plain = _WHICH.sub("what", plain)
+    for pattern, wording in phrases:
+        changed, times = pattern.subn(wording, plain)
+        if times:
+            plain = " ".join(changed.split())
     tokens = [_canonical(token, synonyms) for token in _TOKEN.findall(plain)]
     return _read(tokens, framed, text.rstrip().endswith(("?", "？")))
 
@@ -83,8 +106,16 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
         light |= {"lie", "lies", "found"}
     if any(t in light for t in tokens):
         verb = "be"
-    content = tuple(t for t in tokens if t not in light and t not in _DROPPED)
+    content = tuple(t for i, t in enumerate(tokens) if t not in light and not _is_article(tokens, i))
     return Reading(kind, f"{verb} past" if past else verb, asked, same, content, question and kind == "other")
+
+
+def _is_article(tokens: list[str], place: int) -> bool:
+    """Also "of". An "a" that no word follows is a name: "from A to B"."""
+    if tokens[place] != "a":
+        return tokens[place] in _DROPPED
+    after = tokens[place + 1] if place + 1 < len(tokens) else ""
+    return len(after) > 1 and after[0].isalpha() and after not in _NO_NOUNS
 
 
 def _kind(tokens: list[str], framed: bool) -> tuple[str, list[str]]:
@@ -139,14 +170,11 @@ def _asked(kind: str, tokens: list[str]) -> tuple[str, list[str], str]:
 
 
 def _contractions(text: str) -> str:
-    text = re.sub(r"\bcan't\b", "can not", text)
-    text = re.sub(r"\bwon't\b", "will not", text)
-    text = re.sub(r"\bcannot\b", "can not", text)
-    text = re.sub(r"n't\b", " not", text)
-    text = re.sub(r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", r"\1 is", text)
-    text = re.sub(r"'re\b", " are", text)
-    text = re.sub(r"'ll\b", " will", text)
-    return re.sub(r"'s\b", " possessive", text)
+    text = text.replace("’", "'").replace("‘", "'").replace("cannot", "can not")
+    if "'" in text:
+        for pattern, wording in _CONTRACTIONS:
+            text = pattern.sub(wording, text)
+    return text
 
 
 def _canonical(token: str, synonyms: Mapping[str, str]) -> str:
