@@ -4,7 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dejakv.encoder_cache.block import VisualEmbeddingBlock
@@ -121,7 +121,8 @@ class Registry:
                 except Exception as error:
                     self._fail(errand, error)
         finally:
-            leading.reset(token)
+            with suppress(ValueError):  # a coroutine that is collected unfinished ends outside its context
+                leading.reset(token)
 
     def recall_all(self, errands: Iterable[Errand]) -> None:
         """Fetches from the tier what it has."""
