@@ -167,3 +167,16 @@ def changed(prompt: Sequence[int], share: float, seed: int, keep_last: int = 24)
     for place in rng.sample(range(len(prompt) - keep_last), int(share * len(prompt))):
         out[place] = rng.choice([token for token in VOCABULARY if token != out[place]])
     return out
+
+
+BLENDING = {
+    "mode": "exact",
+    "modes": ["off", "exact", "blend"],
+    "index_encoder": "model",
+    "similarity_threshold": 0.5,
+    "lexical_guard": False,
+    "blend_max_share": 1.0,
+}
+"""Requests may ask for blend; the guards are wide open, since what is tested is that state never leaks."""
+
+EXTENSION = "dejakv.engines.vllm.bind.WorkerExtension"

@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,17 +20,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.assembly import blender_for, scheduler_side, worker_side
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.finder import ConnectorCache, Finder
-from dejakv.engines.vllm.fingerprint import adapter_epoch, server_epoch
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.refusals import refuse_unsupported
-from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
-from dejakv.engines.vllm.stores import open_store
 from dejakv.engines.vllm.worker import WorkerSide
 
 
@@ -45,20 +41,13 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         compat.recompute_failed_loads(vllm_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
         self._counts = Counts()
+        scheduling = role == KVConnectorRole.SCHEDULER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        store = open_store(self.settings, vllm_config)
-        if role == KVConnectorRole.SCHEDULER:
-            base = server_epoch(vllm_config)
-            epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
-            cache = ConnectorCache(store, (), (), self.settings.cache_config())
-            finder = Finder(cache, self.settings, epoch_of)
-            self._scheduler = SchedulerSide(
-                self.settings, finder, compat.hash_block_tokens(kv_cache_config), self._counts
-            )
+        if scheduling:
+            self._scheduler = scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
         else:
-            saver = Saver(store, self.settings.max_pending_bytes)
-            self._worker = WorkerSide(store, saver, self.settings.load_timeout_s)
+            self._worker = worker_side(vllm_config, self.settings)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -118,7 +107,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = compat.attention_layers(self._vllm_config, kv_caches)
-        self._work.paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
+        paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
+        self._work.paged = paged
+        self._work.blender = blender_for(self._vllm_config, self.settings, paged)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._work.start_loads(self._plan())

@@ -34,7 +34,7 @@ def weights_fingerprint(model: str, revision: str | None, load_format: str, seed
     nothing of them is found again after a restart, which is safe, and said in the log."""
     if load_format == "dummy":
         return f"dummy:{seed}"
-    folder = Path(model) if Path(model).is_dir() else _hub_folder(model, revision)
+    folder = model_folder(model, revision)
     found = folder_fingerprint(folder) if folder else None
     if found is None:
         log.warning("no weight files of %s were found to fingerprint: its KV will not be found after a restart", model)
@@ -62,8 +62,7 @@ def server_epoch(vllm_config: Any) -> str:
 
 def adapter_epoch(epoch: str, lora_request: Any) -> str:
     """The epoch of one LoRA adapter: its name, its id and its files' content."""
-    path = Path(lora_request.lora_path)
-    folder = path if path.is_dir() else _hub_folder(str(lora_request.lora_path), None)
+    folder = model_folder(str(lora_request.lora_path), None)
     content = (folder_fingerprint(folder) if folder else None) or f"unknown:{secrets.token_hex(16)}"
     return epoch_of({"base": epoch, "name": lora_request.lora_name, "id": lora_request.lora_int_id, "files": content})
 
@@ -76,7 +75,10 @@ def _content(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hub_folder(model: str, revision: str | None) -> Path | None:
+def model_folder(model: str, revision: str | None) -> Path | None:
+    """Where a model's files lie on this disk: the folder itself, or a hub model's snapshot; None if they do not."""
+    if Path(model).is_dir():
+        return Path(model)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -9,24 +9,10 @@ from dejakv.store.base import ChunkMeta
 
 
 @dataclass(frozen=True)
-class BlendOrder:
-    """How a donor's state becomes this prompt's: see `dejakv.engines.vllm.blend`.
-
-    token_ids  of the target up to where vLLM goes on by itself
-    share      of the rows that are recomputed
-    """
-
-    token_ids: tuple[int, ...]
-    share: float
-    map: str
-    selector: str
-
-
-@dataclass(frozen=True)
 class Load:
     """Put a stored chunk's tokens `start..start+tokens-1` into the request's blocks.
 
-    blend  None: exact state, copied as it is
+    blend  token ids of the target up to where vLLM goes on by itself, for approximate state; empty: exact, copied as it is
     """
 
     request_id: str
@@ -34,7 +20,7 @@ class Load:
     block_ids: tuple[int, ...]
     start: int
     tokens: int
-    blend: BlendOrder | None = None
+    blend: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from dejakv.engines.vllm.compat import rekey_tail
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
-from dejakv.engines.vllm.messages import BlendOrder, Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.store.base import ChunkMeta
 
@@ -99,17 +99,12 @@ class SchedulerSide:
         found = tracked.found
         assert found.donor is not None
         stop = self._stop(found, request)
-        order: BlendOrder | None = None
+        blend: tuple[int, ...] = ()
         if found.method == "blend":
-            settings = self.settings
-            order = BlendOrder(
-                tuple(request.prompt_token_ids[:stop]), settings.blend_share, settings.blend_map, settings.blend_selector
-            )
+            blend = tuple(request.prompt_token_ids[:stop])
             tracked.approximate = True
             self.finder.cache.served_approximately(found.key)
-        self._loads.append(
-            Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, order)
-        )
+        self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:

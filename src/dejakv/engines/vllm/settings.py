@@ -34,8 +34,9 @@ class ConnectorSettings:
     load_timeout_s     a load that takes longer is a miss
     similarity_threshold, index_encoder, lexical_guard, chunk_window
                        how a donor is found and judged for blend (see SemanticCacheConfig)
-    blend_share, blend_map, blend_selector
-                       share of rows recomputed, and how tokens are mapped and rows chosen
+    blend_share, blend_map, blend_selector, blend_max_share
+                       share of rows recomputed, how tokens are mapped and rows chosen, and the share above which a prompt
+                       that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
     inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
     inner_isolated     the inner connector keys by cache_salt and LoRA; without it only requests that have neither reach it
@@ -64,6 +65,7 @@ class ConnectorSettings:
     blend_share: float = 0.15
     blend_map: str = "context"
     blend_selector: str = "value"
+    blend_max_share: float = 0.8
     blend_tail: int = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
     inner_isolated: bool = False
@@ -77,6 +79,8 @@ class ConnectorSettings:
         for name in self.modes:
             if name not in MODES:
                 raise ConfigError(f"modes contains {name!r}: choose from {', '.join(MODES)}")
+        if self.may_blend and self.blend_selector == "query":
+            raise ConfigError("blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity")
         for name in ("lookup_timeout_s", "load_timeout_s", "blend_tail"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")

@@ -37,7 +37,7 @@ class DejaKVStats(KVConnectorStats):
 
 
 class DejaKVPromMetrics(KVConnectorPromMetrics):
-    """`dejakv_vllm_*_total` counters, labelled by engine and, where there is one, by reason or result."""
+    """`vllm:dejakv_*_total` counters, labelled by engine and, where there is one, by reason or result."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
@@ -45,7 +45,7 @@ class DejaKVPromMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {
             name: self._counter_cls(
-                name=f"dejakv_vllm_{name}", documentation=about, labelnames=[*labelnames, *([label] if label else [])]
+                name=f"vllm:dejakv_{name}", documentation=about, labelnames=[*labelnames, *([label] if label else [])]
             )
             for name, (about, label) in METRICS.items()
         }

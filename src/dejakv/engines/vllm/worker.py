@@ -5,33 +5,27 @@ blend it also pays for the rows that are recomputed.
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from dejakv.engines.vllm.blend import Blender, Draft
 from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.tensors import to_store, to_torch
+from dejakv.errors import InputError, ModelError
 from dejakv.store.base import Chunk, Store
-
-Blend = Callable[[Load, Chunk], "Mixed"]
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """A blended state for the tokens of a load, and how many rows it took (mean over layers)."""
-
-    state: torch.Tensor
-    computed: int
 
 
 @dataclass(frozen=True)
 class _Fetched:
+    """A chunk with the state to copy as it is, or with what a blend starts from."""
+
     chunk: Chunk
     state: torch.Tensor | None
+    draft: Draft | None = None
 
 
 @dataclass
@@ -46,14 +40,15 @@ class _Loading:
 class WorkerSide:
     """One instance in the worker.
 
-    blend  makes a blended state in the engine loop; None where blend is not possible
+    blender  None where blend is not possible
     """
 
     store: Store
     saver: Saver
     load_timeout_s: float
     paged: PagedKV | None = None
-    blend: Blend | None = None
+    blender: Blender | None = None
+    problem: str = ""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
     _loading: list[_Loading] = field(default_factory=list[_Loading])
     _loaded: list[Loaded] = field(default_factory=list[Loaded])
@@ -97,7 +92,8 @@ class WorkerSide:
         """What is confirmed since the last report; None if nothing is."""
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
-        return StepReport(stored, dropped, loaded) if stored or dropped or loaded else None
+        problem, self.problem = self.problem, ""
+        return StepReport(stored, dropped, loaded, problem) if stored or dropped or loaded or problem else None
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -130,12 +126,35 @@ class WorkerSide:
             return "the donor's state is gone or cannot be read"
         if chunk.tensor.shape != self.paged.shape(chunk.meta.num_tokens):
             return "the donor's state has another shape than this model's"
-        if load.blend is not None:
-            return _Fetched(chunk, None)
+        if load.blend:
+            return self._draft(load, chunk)
         if chunk.meta.num_tokens < load.start + load.tokens:
             return "the donor's state is shorter than what was planned"
         part = to_torch(chunk.tensor)[:, :, :, load.start : load.start + load.tokens].clone()
         return _Fetched(chunk, part) if part.dtype == self.paged.dtype else "the donor's state has another dtype"
+
+    def _draft(self, load: Load, chunk: Chunk) -> "_Fetched | str":
+        """In a thread too: the token map, the keys moved, what must be computed."""
+        if self.blender is None:
+            return "blend is not possible in this worker"
+        try:
+            return _Fetched(chunk, None, self.blender.draft(load.blend, chunk))
+        except InputError as error:
+            return str(error)
+        except Exception as error:
+            return f"the blend failed: {type(error).__name__}: {error}"
+
+    def _mix(self, load: Load, chunk: Chunk, draft: Draft) -> tuple[torch.Tensor, int]:
+        """In the engine loop: the rows that need it. The tokens before `load.start` stand as vLLM holds them."""
+        assert self.paged is not None
+        assert self.blender is not None
+        why = self.blender.check(chunk)
+        if why:
+            self.problem = why
+            raise ModelError(why)
+        exact = self.paged.gather(load.block_ids, load.start) if load.start else None
+        mixed = self.blender.mix(draft, exact)
+        return mixed.state[:, :, :, load.start :], mixed.computed
 
     def _put_in(self, item: _Loading) -> Loaded:
         assert self.paged is not None
@@ -150,10 +169,8 @@ class WorkerSide:
         try:
             state = fetched.state
             if state is None:
-                if self.blend is None:
-                    return Loaded(load.request_id, 0, 0.0, problem="blend is not possible in this worker")
-                mixed = self.blend(load, fetched.chunk)
-                state, computed = mixed.state, mixed.computed
+                assert fetched.draft is not None
+                state, computed = self._mix(load, fetched.chunk, fetched.draft)
             self.paged.scatter(load.block_ids, load.start, state)
         except Exception as error:  # the blocks are recomputed by vLLM: a failed load costs time, never the engine
             return Loaded(load.request_id, 0, 0.0, problem=f"the load failed: {type(error).__name__}: {error}")

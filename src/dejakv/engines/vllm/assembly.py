@@ -1,0 +1,92 @@
+"""Puts the two sides of the connector together from a vLLM config. Whatever is wrong with the settings is said here."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dejakv.build import build_guards, build_levels
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.bind import bound_model
+from dejakv.engines.vllm.blend import Blender
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.embeddings import InputEmbeddings
+from dejakv.engines.vllm.finder import ConnectorCache, Finder
+from dejakv.engines.vllm.fingerprint import adapter_epoch, model_folder, server_epoch
+from dejakv.engines.vllm.llama import Decoder, why_not
+from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.saver import Saver
+from dejakv.engines.vllm.scheduler import SchedulerSide
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.stores import open_store
+from dejakv.engines.vllm.worker import WorkerSide
+from dejakv.errors import ConfigError, ModelError
+from dejakv.identity import epoch_of as fingerprint_of
+from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.sentences import sentence_ends
+
+
+def scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts) -> SchedulerSide:
+    """Raises ConfigError, StoreError or MissingExtraError."""
+    base = server_epoch(vllm_config)
+    epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
+    store = open_store(settings, vllm_config)
+    config = settings.cache_config()
+    if settings.may_blend:
+        tokenizer = tokenizer_of(vllm_config)
+        embeddings = InputEmbeddings(_folder(vllm_config), tokenizer, base) if config.index_encoder == "model" else None
+        levels = build_levels(config, embeddings)
+        embedder = fingerprint_of({level.name: str(getattr(level, "fingerprint", "")) for level in levels})
+        cache = ConnectorCache(store, levels, build_guards(config, levels), config, embedder=embedder)
+        finder = Finder(
+            cache, settings, epoch_of, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+        )
+    else:
+        finder = Finder(ConnectorCache(store, (), (), config), settings, epoch_of)
+    return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)
+
+
+def worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
+    """Raises ConfigError or StoreError."""
+    store = open_store(settings, vllm_config)
+    return WorkerSide(store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s)
+
+
+def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender | None:
+    """What blends with the worker's model; None if no request may ask for it.
+
+    Raises: ConfigError if the model was not handed over, ModelError if it is not built in a way that is known.
+    """
+    if not settings.may_blend:
+        return None
+    model = bound_model(vllm_config)
+    why = why_not(model)
+    if why:
+        raise ModelError(f"blend is not possible: {why}. Leave blend out of mode and modes")
+    config = BlendConfig(
+        map=settings.blend_map,
+        selector=settings.blend_selector,
+        share=settings.blend_share,
+        max_share=settings.blend_max_share,
+    )
+    ends = sentence_ends(tokenizer_of(vllm_config))
+    return Blender(Decoder(model), config, paged.dtype, paged.device, ends)
+
+
+def tokenizer_of(vllm_config: Any) -> Any:
+    """The server's tokenizer. Raises ConfigError where it was told to have none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if vllm_config.model_config.skip_tokenizer_init:
+        raise ConfigError("blend compares prompts as text and needs the tokenizer: run without --skip-tokenizer-init")
+    return cached_tokenizer_from_config(vllm_config.model_config)
+
+
+def _folder(vllm_config: Any) -> Path:
+    model = vllm_config.model_config
+    folder = model_folder(str(model.model), model.revision)
+    if folder is None:
+        raise ConfigError(
+            f"index_encoder='model' reads the weight files of {model.model}, which are not on this disk:"
+            " name a sentence-transformers model instead"
+        )
+    return folder

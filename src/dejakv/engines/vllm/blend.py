@@ -1,0 +1,168 @@
+"""Blend inside vLLM's worker: a similar donor's state, token by token, and the rows that differ computed afresh.
+
+In a thread: token map, keys moved, rows that must be computed. In the engine loop: those rows, layer by layer. Maps, needs,
+schedules and selectors are the transformers engine's (`dejakv.reuse`).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dejakv.engines.vllm.llama import Decoder
+from dejakv.engines.vllm.tensors import to_torch
+from dejakv.errors import InputError
+from dejakv.reuse.blend import BlendConfig, find
+from dejakv.reuse.schedule import Schedule
+from dejakv.reuse.selector import Selector, choose, relative_error
+from dejakv.reuse.token_map import Donors
+from dejakv.store.base import Chunk
+
+CHECKED_TOKENS = 64
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is known before the model runs.
+
+    ids     target tokens `[n]`
+    state   the donor's, in target order and keys moved: `[2, layers, kv_heads, n, head_dim]`
+    forced  rows that are computed in every layer `[n]`; similarity of the map `[n]`
+    """
+
+    ids: torch.Tensor
+    state: torch.Tensor
+    forced: torch.Tensor
+    similarity: torch.Tensor
+    schedule: Schedule
+    selector: Selector
+
+
+@dataclass(frozen=True)
+class Blended:
+    """The state of all `n` tokens, and rows computed: the mean over layers, rounded up."""
+
+    state: torch.Tensor
+    computed: int
+
+
+class Blender:
+    """Blends with one model. `dtype` and `device` are the KV cache's; `ends` are ids of tokens that end a sentence."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: BlendConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ends: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._ends = ends
+        self._checked: str | None = None
+
+    def draft(self, token_ids: tuple[int, ...], chunk: Chunk) -> Draft:
+        """To be called in a thread: everything that needs no forward pass.
+
+        Raises: InputError for a prompt that has too little in common with the donor.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        found, must = find(ids, Donors.of(chunk.meta.token_ids), self._embed, self.config, self._ends)
+        if must.share > self.config.max_share:
+            raise InputError(
+                f"too little in common with the donor: {must.share:.0%} of the rows would be computed,"
+                f" max_share is {self.config.max_share:.0%}"
+            )
+        source = torch.from_numpy(found.source)
+        state = to_torch(chunk.tensor).to(self.device)[:, :, :, source.to(self.device)]
+        target = torch.arange(len(ids), device=self.device)
+        state[0] = self.decoder.moved(state[0], source.to(self.device), target)
+        return Draft(
+            torch.from_numpy(ids).to(self.device),
+            state.to(self.dtype),
+            torch.from_numpy(must.forced).to(self.device),
+            torch.from_numpy(found.similarity).to(self.device),
+            self.config.schedule_for(len(self.decoder.layers)),
+            Selector(self.config.selector),
+        )
+
+    @torch.inference_mode()
+    def mix(self, draft: Draft, exact: torch.Tensor | None = None) -> Blended:
+        """Computes the rows that need it.
+
+        exact  state of the first tokens as vLLM holds it, `[2, layers, kv_heads, m, head_dim]`: it stands as it is
+        """
+        n, layers = len(draft.ids), len(self.decoder.layers)
+        state = draft.state
+        held = 0
+        if exact is not None:
+            held = exact.shape[3]
+            state[:, :, :, :held] = exact
+        rows = torch.arange(held, n, device=self.device)
+        hidden, residual = self.decoder.embed(draft.ids[rows]), None
+        total = 0
+        for index in range(layers):
+            keys, values = state[0, index], state[1, index]
+            wanted = max(1, round(draft.schedule.rows(index, n) * (n - held) / n))
+            normed, residual = self.decoder.normed(index, hidden, residual)
+            if wanted < len(rows):
+                kept = self._kept(draft, index, rows, normed, wanted)
+                rows, normed, residual = rows[kept], normed[kept], residual[kept]
+            total += len(rows)
+            q, k, v = self.decoder.project(index, normed)
+            q, k = self.decoder.rotate(index, rows, q, k)
+            keys[:, rows] = k.view(len(rows), *keys.shape[::2]).transpose(0, 1).to(self.dtype)
+            values[:, rows] = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1).to(self.dtype)
+            mixed = self.decoder.attend(index, rows, q, keys, values)
+            hidden, residual = self.decoder.feed(index, mixed, residual)
+        return Blended(state, math.ceil(total / layers))
+
+    def check(self, chunk: Chunk) -> str:
+        """Recomputes the first tokens of a stored, exact state and compares; empty if this forward is the engine's.
+
+        Done once, with the first donor: its state came from vLLM's own forward of the same weights.
+        """
+        if self._checked is None:
+            count = min(CHECKED_TOKENS, chunk.meta.num_tokens)
+            there = to_torch(chunk.tensor)[:, :, :, :count].to(self.device)
+            layers = len(self.decoder.layers)
+            ids = torch.tensor(chunk.meta.token_ids[:count], device=self.device)
+            every = torch.ones(count, dtype=torch.bool, device=self.device)
+            draft = Draft(
+                ids, torch.zeros_like(there), every, every.float(), Schedule((1.0,) * layers), Selector("similarity")
+            )
+            made = self.mix(draft).state
+            error = float((made.float() - there.float()).abs().max() / there.float().abs().max().clamp_min(1e-6))
+            limit = TOLERANCE[self.dtype]
+            self._checked = "" if error <= limit else (
+                f"blend was switched off: recomputing a stored state gave another one (relative error {error:.2g},"
+                f" {limit:g} is allowed), so this model is not built as it seems"
+            )
+        return self._checked
+
+    def _kept(
+        self, draft: Draft, index: int, rows: torch.Tensor, normed: torch.Tensor, wanted: int
+    ) -> torch.Tensor:
+        keys, values = draft.state[0, index], draft.state[1, index]
+        selector = draft.selector
+        if selector.deviation and index > 0:
+            q, k, v = self.decoder.project(index, normed)
+            fresh = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1)
+            scores = relative_error(fresh[None], values[None, :, rows].to(fresh.dtype))
+            if selector.name == "kv":
+                k = self.decoder.rotate(index, rows, q, k)[1].view(len(rows), *keys.shape[::2]).transpose(0, 1)
+                scores = scores + relative_error(k[None], keys[None, :, rows].to(k.dtype))
+        else:
+            scores = selector.fixed_scores(draft.similarity)[rows]
+        return choose(scores, draft.forced[rows], wanted)
+
+    def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            vectors = self.decoder.embed(torch.from_numpy(np.ascontiguousarray(ids)).to(self.device))
+        return vectors.float().cpu().numpy()

@@ -1,0 +1,113 @@
+"""A layer-by-layer forward over chosen rows, for decoders built like Llama's (Llama, Mistral, Qwen2 and relatives).
+
+It uses vLLM's own modules for everything but attention, which sees all of the prompt's K and V in one tensor.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dejakv.reuse.rope import turn
+
+_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+_ATTENTION = ("qkv_proj", "o_proj", "rotary_emb", "q_size", "kv_size", "scaling")
+_FOREIGN = ("q_norm", "k_norm", "sinks", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def why_not(model: Any) -> str:
+    """Why this model is not built like Llama, empty if it is."""
+    decoder = getattr(model, "model", None)
+    if decoder is None or not hasattr(decoder, "layers") or not hasattr(decoder, "embed_input_ids"):
+        return f"{type(model).__name__} is not built like Llama: it has no model.layers"
+    for layer in decoder.layers:
+        missing = [name for name in _LAYER if not hasattr(layer, name)]
+        missing += [name for name in _ATTENTION if not hasattr(getattr(layer, "self_attn", None), name)]
+        foreign = [name for name in _FOREIGN if hasattr(layer, name) or hasattr(getattr(layer, "self_attn", None), name)]
+        if missing or foreign:
+            return f"{type(model).__name__} is not built like Llama: its layers " + (
+                f"lack {', '.join(missing)}" if missing else f"have {', '.join(foreign)}"
+            )
+        if not hasattr(layer.self_attn.rotary_emb, "cos_sin_cache"):
+            return f"{type(model).__name__} rotates keys in a way that is not known here"
+    return ""
+
+
+class Decoder:
+    """The model's layers, one call each. Hidden states are `[rows, hidden]`, K and V `[kv_heads, tokens, head_dim]`."""
+
+    def __init__(self, model: Any) -> None:
+        self._decoder = model.model
+        self.layers = list(model.model.layers)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._decoder.embed_input_ids(ids)
+
+    def normed(self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's input after its first norm, and the residual stream."""
+        layer = self.layers[index]
+        if residual is None:
+            return layer.input_layernorm(hidden), hidden
+        return layer.input_layernorm(hidden, residual)
+
+    def project(self, index: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k (not rotated) and v, `[rows, size]`."""
+        attention = self.layers[index].self_attn
+        made, _ = attention.qkv_proj(normed)
+        return made.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+
+    def rotate(
+        self, index: int, rows: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layers[index].self_attn.rotary_emb(rows, q.contiguous(), k.contiguous())
+
+    def attend(
+        self, index: int, rows: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of the rows to all tokens up to themselves, projected: `[rows, hidden]`."""
+        attention = self.layers[index].self_attn
+        head_dim = keys.shape[-1]
+        queries = q.view(len(rows), -1, head_dim).transpose(0, 1)
+        seen = torch.arange(keys.shape[1], device=rows.device)[None] <= rows[:, None]
+        out = F.scaled_dot_product_attention(
+            queries[None], keys[None].to(q.dtype), values[None].to(q.dtype), attn_mask=seen, scale=attention.scaling,
+            enable_gqa=True,
+        )[0]
+        return attention.o_proj(out.transpose(0, 1).reshape(len(rows), -1))[0]
+
+    def feed(self, index: int, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.layers[index]
+        normed, residual = layer.post_attention_layernorm(mixed, residual)
+        return layer.mlp(normed), residual
+
+    def moved(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """All layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source`, turned to positions `target`."""
+        return torch.stack([self._turned(rotary, layer, source, target) for rotary, layer in zip(self._rotaries(), keys, strict=True)])
+
+    def _rotaries(self) -> Iterator[Any]:
+        for layer in self.layers:
+            yield layer.self_attn.rotary_emb
+
+    @staticmethod
+    def _turned(rotary: Any, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        still = source == target
+        if bool(still.all()):
+            return keys
+        table = rotary.cos_sin_cache.float()
+        half = table.shape[-1] // 2
+
+        def tables(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = table[positions]
+            return rows[:, :half], rows[:, half:]
+
+        cos, sin = turn(tables(target), tables(source))
+        wide, rest = keys[..., : 2 * half].float(), keys[..., 2 * half :]
+        if rotary.is_neox_style:
+            one, other = wide[..., :half], wide[..., half:]
+            turned = torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+        else:
+            one, other = wide[..., 0::2], wide[..., 1::2]
+            turned = torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
+        moved = torch.cat([turned.to(keys.dtype), rest], dim=-1)
+        return torch.where(still[None, :, None], keys, moved)  # what does not move stays bit for bit

@@ -1,0 +1,105 @@
+"""Blend through a real engine: its two exact ends, and what it must refuse."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
+
+from dejakv.engines.vllm import llama
+
+A = tokens(401, 11)
+B = changed(A, 0.2, 12)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with running(extra=BLENDING, worker_extension_cls=EXTENSION) as running_engine:
+        running_engine.ask([A], salt="donor-less")
+        running_engine.ask([A])
+        running_engine.settle()
+        yield running_engine
+
+
+def _blended(engine, prompt, **options):
+    (output,) = engine.ask([prompt], wish={"mode": "blend", **options})
+    return output
+
+
+def test_blend_exactness(engine):
+    """All rows recomputed equals exact; an identical donor with one row recomputed equals exact."""
+    (truth,) = engine.ask([B], salt="truth", wish={"mode": "off", "no_store": True})
+    blender = worker_side().blender
+    (chunk,) = [worker_side().store.get(meta.id) for meta in worker_side().store.metas(partition="default")]
+    assert blender.check(chunk) == ""
+
+    ids = torch.tensor(B)
+    draft = blender.draft(tuple(B), chunk)
+    every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
+    assert every.computed == len(B)
+    exact = _exact_state(engine, B)
+    assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
+
+    same = blender.draft(tuple(A), chunk)
+    forced = torch.zeros(len(A), dtype=torch.bool)
+    forced[-1] = True
+    from dejakv.reuse.schedule import Schedule
+
+    one = blender.mix(_with(same, forced=forced, schedule=Schedule((0.0,) * 4)))
+    assert one.computed == 1
+    stored = torch.from_numpy(chunk.tensor.data.copy())
+    assert torch.equal(one.state[:, :, :, :-1], stored[:, :, :, :-1])
+    assert (one.state - stored).abs().max() < 1e-4 * stored.abs().max()
+    assert ids.tolist() == B
+
+    engine.reset_prefix_cache()
+    full = _share(blender, 1.0)
+    with full:
+        output = _blended(engine, B)
+    assert output.told["method"] == "blend"
+    assert output.told["approximate"]
+    assert output.tokens == truth.tokens
+
+
+def _with(draft, **values):
+    from dataclasses import replace
+
+    return replace(draft, **values)
+
+
+def _share(blender, share):
+    """The blender with another share of recomputed rows, for a `with`."""
+    import contextlib
+    from dataclasses import replace
+
+    @contextlib.contextmanager
+    def patched():
+        before = blender.config
+        blender.config = replace(before, share=share, complete=0)
+        try:
+            yield
+        finally:
+            blender.config = before
+
+    return patched()
+
+
+def _exact_state(engine, prompt):
+    """What vLLM itself computes for a prompt, taken from the store."""
+    engine.ask([prompt], salt="exact-state")
+    engine.settle()
+    from dejakv.engines.vllm.keys import partition_of
+
+    (meta,) = worker_side().store.metas(partition=partition_of("exact-state"))
+    return torch.from_numpy(worker_side().store.get(meta.id).tensor.data.copy())
+
+
+def test_other_models_are_refused():
+    """A decoder that is not built like Llama is named with what is wrong about it."""
+    assert "has no model.layers" in llama.why_not(SimpleNamespace())
+    layer = SimpleNamespace(
+        input_layernorm=1, post_attention_layernorm=1, mlp=1,
+        self_attn=SimpleNamespace(qkv_proj=1, o_proj=1, rotary_emb=1, q_size=1, kv_size=1, scaling=1, q_norm=1),
+    )
+    model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))
+    assert "have q_norm" in llama.why_not(model)
