@@ -8,14 +8,61 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES: dict[str, str] = {}
+_HOMES = {
+    "attach": "dejakv.attach",
+    "build_cache": "dejakv.build",
+    "DejaKVError": "dejakv.errors",
+    "EmbeddingCache": "dejakv.levels.latent",
+    "ExactTextCache": "dejakv.levels.exact",
+    "FusionCache": "dejakv.levels.fusion",
+    "FusionProvider": "dejakv.levels.fusion",
+    "FusionState": "dejakv.levels.fusion",
+    "HierarchicalCache": "dejakv.cache",
+    "LRUCacheStore": "dejakv.reuse.token_store",
+    "LSHIndex": "dejakv.index.lsh",
+    "Media": "dejakv.request",
+    "Pipeline": "dejakv.pipeline",
+    "PrunableDynamicCache": "dejakv.reuse.prune",
+    "Request": "dejakv.request",
+    "Sampling": "dejakv.request",
+    "SemanticCacheConfig": "dejakv.config",
+    "SemanticTextCache": "dejakv.levels.semantic",
+    "TransformersEngine": "dejakv.engines.transformers",
+    "VisualEmbeddingBlock": "dejakv.encoder_cache",
+    "VisualKVCache": "dejakv.encoder_cache",
+}
 
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "DejaKVError",
+    "EmbeddingCache",
+    "ExactTextCache",
+    "FusionCache",
+    "FusionProvider",
+    "FusionState",
+    "HierarchicalCache",
+    "LRUCacheStore",
+    "LSHIndex",
+    "Media",
+    "Pipeline",
+    "PrunableDynamicCache",
+    "Request",
+    "Sampling",
+    "SemanticCacheConfig",
+    "SemanticTextCache",
+    "TransformersEngine",
+    "VisualEmbeddingBlock",
+    "VisualKVCache",
+    "__version__",
+    "attach",
+    "build_cache",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # a submodule of the same name (attach) must not take its place
+        return value
     raise AttributeError(f"module 'dejakv' has no attribute {name!r}")
 
 

@@ -56,6 +56,10 @@ class CacheCounts:
     promotions: int = 0
 
 
+def _no_vectors(_: Request) -> Vectors:
+    return {}
+
+
 def _asked(request: Request, config: SemanticCacheConfig) -> ReuseMethod:
     """What the request asks for, else what the cache is set to. `off` reuses nothing but what is exact."""
     if request.reuse is None:
@@ -88,7 +92,7 @@ class HierarchicalCache:
         self.levels = tuple(levels)
         self.guards = tuple(guards)
         self.embedder = embedder
-        self._embed = embed or (lambda _request: {})
+        self._embed = embed or _no_vectors
         self._prefix = PrefixIndex(store)
         self._served_approximately: OrderedDict[str, None] = OrderedDict()
         self._counts: dict[str, CacheCounts] = {}
@@ -265,8 +269,8 @@ class HierarchicalCache:
         if meta.kind != "kv":
             return
         request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
-        vectors = meta.vectors if meta.embedder == self.embedder else {}
-        query = Query(request, meta.space, lambda: vectors)
+        known = meta.embedder == self.embedder
+        query = Query(request, meta.space, lambda: meta.vectors if known else _no_vectors(request))
         self._prefix.add(meta)
         for level in self.levels:
             level.add(meta.id, query)

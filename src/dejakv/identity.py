@@ -6,6 +6,7 @@ state: weights, adapter, tokenizer, processor, dtype, engine layout) and the con
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -88,4 +89,4 @@ def common_prefix(
 
 
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in token_ids)
+    return array("I", token_ids).tobytes()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache, Lookup
 from dejakv.engines.base import Completion, Engine, Prepared, Start
+from dejakv.levels.base import Status
 from dejakv.planner import Plan
 from dejakv.records import Record
 from dejakv.request import Request
@@ -45,6 +46,8 @@ class Pipeline:
         lookup = self.cache.lookup(prepared, self.engine.epoch)
         chosen = self.cache.plan(prepared, lookup)
         completion, chosen = self._run(prepared, chosen, lookup, clock)
+        if self.cache.config.enable_fusion_cache:
+            lookup = replace(lookup, statuses={**lookup.statuses, "fusion": _fusion_status(prepared, completion)})
         answer = _answer(request, completion, chosen, lookup, clock, began, chosen.donors[:1] or None)
         if no_store:
             return answer
@@ -83,6 +86,14 @@ class Pipeline:
 def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:
     """The donor's prompt as this request's: its tokens and media spans, this one's sampling and partition."""
     return replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+
+
+def _fusion_status(prepared: Prepared, completion: Completion) -> Status:
+    """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
+    held = completion.prompt_tokens - completion.computed_tokens
+    if all(span.start + span.length <= held for span in prepared.spans):
+        return "skip"
+    return "miss" if completion.encoder_runs else "hit"
 
 
 class _FirstToken:

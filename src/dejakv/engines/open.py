@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from dejakv.config import SemanticCacheConfig
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.encoder_cache.disk import DiskTier
 from dejakv.experiments.settings import RunSettings
 
 
 def open_engine(settings: RunSettings) -> Any:
     """Loads the model. Raises ModelError or MissingExtraError."""
-    from dejakv.encoder_cache import VisualKVCache
-
-    registry = VisualKVCache(max_entries=1_000_000, max_vram_bytes=settings.cache.encoder_bytes)
+    registry = encoder_registry(settings.cache)
     if settings.engine == "vllm":
         from dejakv.engines.vllm import VLLMEngine
 
@@ -28,6 +29,12 @@ def open_engine(settings: RunSettings) -> Any:
         trust_remote_code=settings.trust_remote_code,
         encoder_cache=registry,
     )
+
+
+def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
+    """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process."""
+    tier = DiskTier.open(config.fusion_cache_dir) if config.enable_fusion_cache and config.fusion_cache_dir else None
+    return VisualKVCache(max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier)
 
 
 def open_templates(settings: RunSettings) -> Any:
