@@ -46,7 +46,9 @@ class Reference:
         """What leaves, or None if it is refused."""
         others = {name: item for name, item in self.items.items() if name != key}
         leaving = []
-        order = sorted((name for name in others if not others[name].pins), key=lambda n: (others[n].number, others[n].last))
+        order = sorted(
+            (name for name in others if not others[name].pins), key=lambda n: (others[n].number, others[n].last)
+        )
         if size > self.max_size:
             return None
         while len(others) + 1 > self.max_entries or sum(item.size for item in others.values()) + size > self.max_size:
@@ -67,9 +69,7 @@ class Reference:
 
 
 class EncoderCacheMachine(RuleBasedStateMachine):
-    @initialize(
-        policy=st.sampled_from(["lfu", "lru", "cost"]), entries=st.integers(1, 6), size=st.integers(4, 40)
-    )
+    @initialize(policy=st.sampled_from(["lfu", "lru", "cost"]), entries=st.integers(1, 6), size=st.integers(4, 40))
     def start(self, policy, entries, size):
         self.model = Reference(policy, entries, size)
         machine = self

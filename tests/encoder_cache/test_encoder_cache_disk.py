@@ -1,0 +1,225 @@
+"""The disk tier: restarts, damage, other epochs, other processes, slow disks."""
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.errors import StoreError
+
+
+def picture(value=1.0, rows=4):
+    return np.full((rows, 8), value, np.float32)
+
+
+def opened(folder, **settings):
+    return VisualKVCache(disk=DiskTier.open(folder), **settings)
+
+
+@pytest.mark.parametrize("make", [picture, lambda: torch.ones(4, 8, dtype=torch.bfloat16)], ids=["numpy", "torch"])
+def test_a_restart_keeps_the_outputs(tmp_path, make):
+    with opened(tmp_path / "c") as cache:
+        first = cache.view("e", "p").get_or_compute("h", "image", make, resolution=(9, 7))
+    with opened(tmp_path / "c") as cache:
+        view = cache.view("e", "p")
+        again = view.get_or_compute("h", "image", pytest.fail)
+        assert type(again) is type(first)
+        assert again.dtype == first.dtype
+        assert bool((again == first).all())
+        block = view.lookup("h")
+        assert block.resolution == (9, 7)
+        assert block.encoder_seconds is not None
+        stats = view.stats()
+        assert (stats.hits, stats.misses, stats.disk_hits, stats.encoder_runs) == (2, 0, 1, 0)
+        assert stats.encoder_seconds_saved > 0
+
+
+def test_lookup_finds_it_too_and_holds_it_in_memory(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", picture())
+    with opened(tmp_path / "c") as cache:
+        view = cache.view("e", "p")
+        assert view.lookup("h").embedding[0, 0] == 1
+        assert view.lookup("h").access_count == 1
+        assert view.lookup("other") is None
+        stats = view.stats()
+        assert (stats.hits, stats.misses, stats.disk_hits, stats.disk_misses, stats.entries) == (2, 1, 1, 1, 1)
+
+
+def test_what_memory_evicted_comes_back_from_disk(tmp_path):
+    with opened(tmp_path / "c", max_entries=1) as cache:
+        view = cache.view("e", "p")
+        view.store("a", "image", picture(1))
+        view.store("b", "image", picture(2))
+        cache.flush()
+        assert view.get_or_compute("a", "image", pytest.fail)[0, 0] == 1
+
+
+def test_another_epoch_or_partition_is_not_found(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", picture())
+    with opened(tmp_path / "c") as cache:
+        assert cache.view("f", "p").lookup("h") is None
+        assert cache.view("e", "q").lookup("h") is None
+        assert cache.view("e", "p").lookup("h", "video") is None
+        assert cache.stats().disk_corrupt == 0
+
+
+@pytest.mark.parametrize("damage", ["flip a bit", "truncate", "empty", "remove"])
+def test_a_damaged_entry_is_a_counted_miss_and_is_computed_again(tmp_path, damage):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", picture())
+    (file,) = tmp_path.glob("c/**/*.safetensors")
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        data[-3] ^= 1
+        file.write_bytes({"flip a bit": bytes(data), "truncate": bytes(data[:-9]), "empty": b""}[damage])
+    with opened(tmp_path / "c") as cache:
+        view = cache.view("e", "p")
+        assert view.get_or_compute("h", "image", lambda: picture(2))[0, 0] == 2
+        stats = view.stats()
+        assert (stats.disk_corrupt, stats.misses, stats.encoder_runs) == (1, 1, 1)
+    with opened(tmp_path / "c") as cache:
+        assert cache.view("e", "p").get_or_compute("h", "image", pytest.fail)[0, 0] == 2
+
+
+def test_a_description_that_lies_is_a_counted_miss(tmp_path):
+    from dataclasses import replace
+
+    from dejakv.store.base import Chunk
+
+    tier = DiskTier.open(tmp_path / "c")
+    with VisualKVCache(disk=tier) as cache:
+        cache.view("e", "p").store("h", "image", picture())
+        cache.flush()
+        chunk = tier.store.get(next(tier.store.metas()).id)
+        lies = {**chunk.meta.metadata, "shape": [400, 8]}
+        tier.store.put(Chunk(replace(chunk.meta, metadata=lies), chunk.tensor))
+        cache._registry._shelf.remove(("p", "e", "image", "h"))
+        assert cache.view("e", "p").lookup("h") is None
+        assert cache.stats().disk_corrupt == 1
+
+
+def test_the_folder_is_private(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", picture())
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
+    for file in tmp_path.glob("c/**/*.safetensors"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError):
+        DiskTier.open(tmp_path / "file")
+
+
+def test_clear_reaches_the_disk(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", picture())
+        cache.view("e", "q").store("h", "image", picture())
+        cache.clear("p")
+        assert cache.view("e", "p").lookup("h") is None
+        assert cache.view("e", "q").lookup("h") is not None
+    with opened(tmp_path / "c") as cache:
+        assert cache.view("e", "p").lookup("h") is None
+
+
+class SlowStore:
+    """A store whose disk hangs until `release` is set."""
+
+    def __init__(self):
+        self.release = threading.Event()
+        self.put_chunks = []
+
+    def put(self, chunk):
+        self.release.wait(10)
+        self.put_chunks.append(chunk)
+        return True
+
+    def meta(self, id):
+        return None
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_slow_disk_keeps_nobody_waiting_and_takes_bounded_memory():
+    store = SlowStore()
+    tier = DiskTier(store, max_pending_bytes=300)
+    cache = VisualKVCache(disk=tier)
+    for name in "abcd":  # 128 bytes each
+        assert cache.get_or_compute(name, "image", picture) is not None
+    assert tier.dropped == 2
+    store.release.set()
+    cache.close()
+    assert len(store.put_chunks) == 2
+
+
+def test_a_full_disk_costs_later_misses_only(tmp_path):
+    tier = DiskTier.open(tmp_path / "c", max_bytes=10)
+    with VisualKVCache(disk=tier) as cache:
+        assert cache.get_or_compute("h", "image", picture) is not None
+        cache.flush()
+        assert tier.dropped == 1
+
+
+def test_place_brings_what_comes_from_disk_where_it_is_needed(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        cache.view("e", "p").store("h", "image", torch.ones(2, 4))
+    with opened(tmp_path / "c") as cache:
+        placed = []
+        view = cache.view("e", "p", place=lambda tensor: placed.append(1) or tensor.to("meta"))
+        for _ in range(3):
+            assert view.get_or_compute("h", "image", pytest.fail).device.type == "meta"
+        assert placed == [1]
+
+
+WRITER = """
+import sys, time
+import numpy as np
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+with VisualKVCache(disk=DiskTier.open(sys.argv[1])) as cache:
+    print("open", flush=True)
+    sys.stdin.readline()
+    cache.view("e", "p").get_or_compute("h", "image", lambda: np.full((4, 8), 3, np.float32))
+"""
+
+
+def test_a_reader_sees_what_another_process_encodes(tmp_path):
+    """Open in both at once; the reader waits for an output that does not exist yet."""
+    with opened(tmp_path / "c") as cache:
+        view = cache.view("e", "p")
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "c")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert writer.stdout.readline().strip() == b"open"
+        assert view.wait_for("h", timeout_s=0.02) is None
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+        block = view.wait_for("h", timeout_s=20)
+        assert block is not None
+        assert block.embedding[0, 0] == 3
+        assert (view.stats().hits, view.stats().misses) == (1, 1)
+        writer.communicate(timeout=20)
+        assert writer.returncode == 0
+
+
+def test_wait_for_without_a_disk_sees_other_threads():
+    view = VisualKVCache().view("e", "p")
+    threading.Timer(0.02, lambda: view.store("h", "image", picture())).start()
+    assert view.wait_for("h", timeout_s=5) is not None

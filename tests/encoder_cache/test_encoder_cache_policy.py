@@ -1,0 +1,175 @@
+"""What leaves first, and that the documented formulas are what happens."""
+
+import numpy as np
+import pytest
+
+from dejakv.encoder_cache import QueueingController, VisualKVCache
+from dejakv.encoder_cache.eviction import EvictionQueue
+from dejakv.encoder_cache.policy import cost, lfu, lru
+
+
+def picture(rows=1):
+    return np.zeros((rows, 1))
+
+
+def held(cache, names):
+    before = cache._registry.peek
+    return "".join(name for name in names if before(("default", "", "image", name)))
+
+
+def fill(cache, names):
+    for name in names:
+        cache.store(name, "image", picture())
+
+
+def test_lfu_evicts_by_frequency_not_by_recency():
+    cache = VisualKVCache(max_entries=3)
+    fill(cache, "abc")
+    for name in "aabbc":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_lfu_breaks_ties_by_recency():
+    cache = VisualKVCache(max_entries=3)
+    fill(cache, "abc")
+    for name in "cba":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_lru_evicts_what_was_used_longest_ago():
+    cache = VisualKVCache(max_entries=3, policy="lru")
+    fill(cache, "abc")
+    for name in "bcaaab":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_cost_keeps_what_saves_most_seconds_a_byte():
+    cache = VisualKVCache(max_entries=3, policy="cost")
+    cache.store("slow", "image", picture(1), encoder_seconds=2.0)
+    cache.store("big", "image", picture(100), encoder_seconds=2.0)
+    cache.store("fast", "image", picture(1), encoder_seconds=0.5)
+    cache.store("new", "image", picture(1), encoder_seconds=1.0)
+    assert cache.lookup("big") is None
+    assert cache.lookup("slow") is not None
+    assert cache.lookup("fast") is not None
+
+
+def test_cost_takes_the_mean_for_what_nobody_measured():
+    cache = VisualKVCache(max_entries=3, policy="cost")
+    cache.store("low", "image", picture(), encoder_seconds=1.0)
+    cache.store("high", "image", picture(), encoder_seconds=3.0)
+    cache.store("unknown", "image", picture())
+    cache.store("new", "image", picture(), encoder_seconds=9.0)
+    assert cache.lookup("low") is None
+    assert cache.lookup("unknown") is not None
+
+
+def test_ageing_lets_go_of_what_was_popular_once():
+    """`age + uses`: an entry used n times outlives n turns of the cache, not more."""
+    cache = VisualKVCache(max_entries=10)
+    fill(cache, "a")
+    for _ in range(4):
+        cache.lookup("a")
+    survived = 0
+    while held(cache, "a"):
+        cache.store(f"one-off {survived}", "image", picture())
+        survived += 1
+    assert 4 * 9 <= survived <= 6 * 10
+
+
+def test_a_popular_entry_outlives_a_scan():
+    cache = VisualKVCache(max_entries=10)
+    fill(cache, "a")
+    for _ in range(50):
+        cache.lookup("a")
+    for number in range(300):
+        cache.store(str(number), "image", picture())
+    assert held(cache, "a")
+
+
+@pytest.mark.parametrize("policy", [lfu, lru, cost])
+def test_a_use_never_lowers_the_number(policy):
+    numbers = [policy(age, uses, 0.5) for age, uses in [(0, 1), (0, 2), (3, 3), (3, 9), (10, 10)]]
+    assert numbers == sorted(numbers)
+
+
+def test_the_formulas():
+    assert (lfu(5, 3, 0.1), lru(5, 3, 0.1), cost(5, 3, 0.1)) == (8, 0, pytest.approx(5.3))
+
+
+class Minimum(QueueingController):
+    def __init__(self, blocks):
+        self.blocks = blocks
+
+    def get_minimum_stable_blocks(self):
+        return self.blocks
+
+
+def test_the_controller_keeps_its_minimum_and_the_cache_does_not_hang():
+    cache = VisualKVCache(max_entries=3, queueing_controller=Minimum(3))
+    fill(cache, "abc")
+    assert cache.store("d", "image", picture()) is None
+    assert held(cache, "abcd") == "abc"
+    assert cache.stats().refusals == {"minimum": 1}
+
+
+def test_an_eviction_that_would_not_suffice_evicts_nothing():
+    """Room for the new one needs three to leave, the minimum allows two."""
+    cache = VisualKVCache(max_vram_bytes=5 * 8, queueing_controller=Minimum(3))
+    fill(cache, "abcde")
+    assert cache.store("new", "image", picture(3)) is None
+    assert held(cache, "abcde") == "abcde"
+    assert cache.stats().evictions == {}
+    assert cache.store("new", "image", picture(2)) is not None
+    assert cache.stats().evictions == {"bytes": 2}
+
+
+def test_replacing_is_not_evicting_and_works_at_the_minimum():
+    cache = VisualKVCache(max_entries=3, queueing_controller=Minimum(3))
+    fill(cache, "abc")
+    assert cache.store("b", "image", picture(2)) is not None
+    assert cache.stats().bytes == 4 * 8
+
+
+def test_a_replaced_entry_never_leaves_for_its_own_replacement():
+    cache = VisualKVCache(max_vram_bytes=4 * 8)
+    fill(cache, "abcd")
+    assert cache.store("a", "image", picture(3)) is not None
+    assert cache.lookup("a").embedding.shape == (3, 1)
+    assert cache.stats().bytes <= 32
+
+
+def test_the_queue_does_not_grow_with_entries_that_left():
+    cache = VisualKVCache(max_entries=100)
+    for number in range(5000):
+        cache.store(str(number % 50), "image", picture())
+    queue = cache._registry._shelf._queue
+    assert isinstance(queue, EvictionQueue)
+    assert len(queue._heap) < 300
+
+
+def test_evictions_at_100k_entries_cost_no_scan():
+    """Work, not time: heap items moved for each eviction are a handful, at 100,000 entries."""
+    cache = VisualKVCache(max_entries=100_000)
+    one = picture()
+    for number in range(100_000):
+        cache.store(str(number), "image", one)
+    queue = cache._registry._shelf._queue
+    pops, pop = [], queue.pop
+
+    def counted():
+        entry = pop()
+        pops.append(entry)
+        return entry
+
+    queue.pop = counted
+    for number in range(1000):
+        cache.store(f"new {number}", "image", one)
+    assert len(pops) == 1000
+    assert cache.stats().entries == 100_000
