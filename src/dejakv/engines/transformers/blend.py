@@ -1,0 +1,133 @@
+"""From donors' chunks and a token map to a cache that a model prefills partially."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
+from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.blend_probe import AttentionProbe
+from dejakv.engines.transformers.blend_seams import Seams
+from dejakv.engines.transformers.kv import to_torch
+from dejakv.errors import ModelError
+from dejakv.reuse.need import Need
+from dejakv.reuse.schedule import Schedule
+from dejakv.reuse.selector import Selector
+from dejakv.reuse.token_map import Donors, TokenMap
+from dejakv.store.base import Tensor as Stored
+
+
+@dataclass
+class PlannedBlend:
+    """What `TransformersEngine.run(planned=...)` takes."""
+
+    cache: BlendCache
+
+    def computed_tokens(self) -> int:
+        """Prompt rows computed, the mean over layers rounded up."""
+        trace = self.cache.trace
+        return math.ceil(trace.share * trace.tokens - 1e-9)
+
+
+@torch.inference_mode()
+def plan_cache(
+    model: Any,
+    target: Sequence[int],
+    states: Sequence[Stored],
+    donors: Donors,
+    found: TokenMap,
+    needed: Need,
+    schedule: Schedule,
+    selector: Selector,
+    *,
+    threshold: float | None = None,
+) -> PlannedBlend:
+    """Rearranges the donors' state into the target's order and moves its keys to the target's positions.
+
+    states     one stacked tensor a donor (`Chunk.tensor`), in the order of `donors`
+    threshold  see `RowPlan`
+
+    Raises: ModelError for a model that blending is refused for, or a state of another shape.
+    """
+    seams = seams_of(model)
+    device, dtype = model.device, model.dtype
+    tokens = len(target)
+    if len(schedule.shares) != len(seams.layers):
+        raise ModelError(f"the schedule names {len(schedule.shares)} layers, the model has {len(seams.layers)}")
+    complete = next((i for i, share in enumerate(schedule.shares) if share < 1.0), len(seams.layers))
+    injected = rearrange(seams, states, donors, found, device, dtype, first=complete)
+    empty = injected.new_empty((1, injected.shape[2], tokens, injected.shape[4])) if complete else injected
+    layers = [BlendLayer(empty, empty) for _ in range(complete)]
+    layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
+    similarity = torch.from_numpy(found.similarity).to(device)
+    forced = torch.from_numpy(needed.forced).to(device)
+    plan = RowPlan(schedule, selector, similarity, forced, threshold)
+    if selector.name == "query" and complete < len(layers):
+        scores = query_attention(model, seams, target, layers, plan, needed.tail)
+        plan = RowPlan(schedule, selector, similarity, forced, None, scores)
+    return PlannedBlend(BlendCache(layers, plan, seams))
+
+
+def rearrange(
+    seams: Seams,
+    states: Sequence[Stored],
+    donors: Donors,
+    found: TokenMap,
+    device: Any,
+    dtype: torch.dtype,
+    first: int = 0,
+) -> Tensor:
+    """The donors' K and V in target order, `[2, layers - first, kv_heads, tokens, head_dim]`, keys at target positions."""
+    tokens = len(found)
+    here = torch.arange(tokens, device=device)
+    out: Tensor | None = None
+    number = donors.number[found.source]
+    for index, (stored, length) in enumerate(zip(states, donors.lengths, strict=True)):
+        rows = np.flatnonzero(number == index)
+        if not rows.size and len(states) > 1:
+            continue
+        state = to_torch(stored)
+        if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
+            raise ModelError(
+                f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
+                f"{len(seams.layers)} layers: it is of another model"
+            )
+        source = torch.from_numpy(donors.positions[found.source[rows]]).to(device)
+        taken = state[:, first:].index_select(3, source.cpu()).to(device=device, dtype=dtype)
+        at = here[torch.from_numpy(rows).to(device)]
+        taken[0] = seams.move(taken[0], at, source, length, first)
+        if rows.size == tokens:
+            return taken
+        if out is None:
+            out = taken.new_empty((2, taken.shape[1], taken.shape[2], tokens, taken.shape[4]))
+        out.index_copy_(3, at, taken)
+    assert out is not None
+    return out
+
+
+def query_attention(
+    model: Any, seams: Seams, target: Sequence[int], layers: list[BlendLayer], plan: RowPlan, tail: int
+) -> Tensor:
+    """How much the prompt's last `tail` tokens attend to each token, over all layers: `[tokens]`.
+
+    One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
+    """
+    tokens = len(target)
+    forced = torch.zeros(tokens, dtype=torch.bool, device=plan.forced.device)
+    forced[tokens - tail :] = True
+    partial = Schedule(tuple(0.0 if share < 1.0 else 1.0 for share in plan.schedule.shares))
+    scratch = [BlendLayer(layer.keys, layer.values) for layer in layers]
+    cache = BlendCache(scratch, RowPlan(partial, Selector("similarity"), plan.similarity, forced), seams)
+    with AttentionProbe(tail) as probe:
+        model(
+            input_ids=torch.tensor([list(target)], device=model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    return probe.total(tokens)

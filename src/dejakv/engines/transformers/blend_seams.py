@@ -1,0 +1,120 @@
+"""What blending needs to know of a model: its decoder layers, how its keys rotate, where a layer's V comes from.
+
+Nothing is looked up by model name. How each layer's keys carry positions is learnt from the model itself: the same tokens
+are run at shifted positions, and whatever turns the first keys into the second is that layer's rotation (none at all in
+layers without positions, as Cohere2 has).
+"""
+
+import copy
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dejakv.errors import ModelError
+from dejakv.reuse.rope import ApplyRotary, Tables, rotate, turn
+
+
+@dataclass(frozen=True)
+class Mover:
+    """How one layer's keys move. `partial`: see `rope.rotate`; `kind`: the layer type its tables are made for."""
+
+    apply: ApplyRotary
+    partial: bool = False
+    kind: str | None = None
+
+
+@dataclass
+class Seams:
+    """A model as blending sees it. `movers[i]` is None where layer i's keys carry no position.
+
+    direct  V of a layer is `v_proj(input_layernorm(hidden))`, so it can be had without running the layer
+    """
+
+    layers: list[Any]
+    rotary: Any
+    movers: list[Mover | None]
+    direct: bool = False
+
+    def values(self, index: int, layer: Any, hidden: Tensor, like: Tensor) -> Tensor | None:
+        """V of the rows from the layer's input, `[batch, kv_heads, rows, head_dim]`; None where only the layer knows how."""
+        if not self.direct:
+            return None
+        made = layer.self_attn.v_proj(layer.input_layernorm(hidden))
+        return made.view(*hidden.shape[:2], -1, like.shape[-1]).transpose(1, 2)
+
+    def tables(self, positions: Tensor, kind: str | None) -> Tables:
+        """cos and sin in float32, `[1, tokens, d]`. Computed with a copy: some rotary modules remember the longest prompt."""
+        rotary = copy.deepcopy(self.rotary)
+        _forget(rotary)
+        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
+        extra = (kind,) if kind is not None else ()
+        with torch.no_grad():
+            cos, sin = rotary(probe, positions[None], *extra)
+        return cos.float(), sin.float()
+
+    def move(self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, first: int = 0) -> Tensor:
+        """Keys `[layers, kv_heads, tokens, head_dim]` of layers `first`.., from positions `source` to `target` (`[tokens]`).
+
+        source_length  tokens of the prompt they were computed in: tables may depend on it (dynamic NTK, longrope)
+        """
+        if not len(keys) or (torch.equal(target, source) and source_length <= int(target.max()) + 1):
+            return keys
+        moved = list(keys.unbind(0))
+        for mover in {m for m in self.movers[first:] if m is not None}:
+            here = [i for i, m in enumerate(self.movers[first:]) if m == mover]
+            everywhere = torch.arange(source_length, device=source.device)
+            cos, sin = self.tables(everywhere, mover.kind)
+            old = (cos[:, source], sin[:, source])
+            cos, sin = self.tables(torch.arange(int(target.max()) + 1, device=target.device), mover.kind)
+            tables = turn((cos[:, target], sin[:, target]), old)
+            turned = rotate(mover.apply, keys[here], tables, partial=mover.partial)
+            for place, i in enumerate(here):
+                moved[i] = turned[place]
+        return torch.stack(moved)
+
+
+def _forget(rotary: Any) -> None:
+    """Puts a copied rotary module back to what it was before it saw any prompt."""
+    for name, value in list(rotary.named_buffers(recurse=False)):
+        kept = getattr(rotary, name.replace("inv_freq", "original_inv_freq"), None)
+        if name.endswith("inv_freq") and "original" not in name and isinstance(kept, Tensor):
+            value.data = kept.clone()
+    original = getattr(rotary, "original_max_seq_len", None)
+    if isinstance(original, int) and isinstance(getattr(rotary, "max_seq_len_cached", None), int):
+        rotary.max_seq_len_cached = original
+
+
+def find_seams(model: Any) -> Seams:
+    """The parts, with movers still to be learnt (`blend_check.learn_movers`).
+
+    Raises: ModelError naming what is missing.
+    """
+    name = type(model).__name__
+    attention = getattr(model.config, "_attn_implementation", None)
+    text = getattr(model.config, "get_text_config", lambda: model.config)()
+    attention = getattr(text, "_attn_implementation", attention)
+    if attention not in ("sdpa", "eager"):
+        raise ModelError(
+            f"blend needs the attention implementation 'sdpa' or 'eager', {name} was loaded with {attention!r}: "
+            "other implementations cannot express rows that are not in a row; load it with --attn sdpa"
+        )
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    layers = getattr(body, "layers", None)
+    rotary = getattr(body, "rotary_emb", None)
+    if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
+        raise ModelError(
+            f"blend cannot work with {name}: its decoder has no list of layers with a rotary embedding; use exact"
+        )
+    used = list(layers[: text.num_hidden_layers])
+    apply = getattr(sys.modules[type(used[0]).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        raise ModelError(
+            f"blend cannot work with {name}: its module has no rotary function to move keys with; use exact"
+        )
+    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    kinds = list(text.layer_types) if by_kind else [None] * len(used)
+    return Seams(used, rotary, [Mover(apply, kind=kind) for kind in kinds])

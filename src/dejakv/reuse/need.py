@@ -1,0 +1,140 @@
+"""Rows that must be computed whatever the share says: what changed, what follows it in its sentence, and the question.
+
+Too little recomputation does not degrade gracefully: on edited documents a model answers as before the edit. KV of equal
+text after a changed value still tells of the old value, so the rest of the sentence goes with it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.errors import ConfigError
+from dejakv.reuse.segments import Segments, rarity, segments, weights_of
+from dejakv.reuse.token_map import Donors, Ids, TokenMap
+
+Rule = Literal["changed", "edits", "none"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+COPIED = 6
+"""Common context (left counted double) from which text counts as copied."""
+NEW_SHARE = 0.5
+"""A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
+LONGEST_TAIL = 64
+
+
+@dataclass(frozen=True)
+class Need:
+    """`forced[i]`: row i is computed in every layer. `changed`: the tokens that caused it, `tail`: rows of the question."""
+
+    forced: NDArray[np.bool_]
+    changed: NDArray[np.bool_]
+    tail: int
+
+    @property
+    def share(self) -> float:
+        return float(self.forced.mean())
+
+
+def need(
+    target: Ids,
+    donors: Donors,
+    found: TokenMap,
+    *,
+    ends: Ids | None = None,
+    rule: Rule = "changed",
+    tail: int | None = None,
+    min_similarity: float = 0.2,
+) -> Need:
+    """Which rows are forced.
+
+    rule            `changed`: every token that differs from its donor token, and the rest of its sentence;
+                    `edits`: only what changed inside copied text, and sentences that are new (reworded ones are left to
+                    the selector); `none`: the tail alone
+    tail            rows at the end that are the question; None: the last sentence of at least 4 tokens (at most 64)
+    min_similarity  below it a token is always computed
+
+    Raises: ConfigError for an unknown rule or a negative tail.
+    """
+    if rule not in RULES:
+        raise ConfigError(f"rule {rule!r} is unknown: choose one of {', '.join(RULES)}")
+    if tail is not None and tail < 1:
+        raise ConfigError(f"tail={tail}: at least the last row is computed, give 1 or more")
+    n = len(target)
+    parts = segments(target, ends)
+    rows = min(n, question_length(parts, n) if tail is None else tail)
+    forced = np.zeros(n, dtype=bool)
+    forced[n - rows :] = True
+    changed = np.zeros(n, dtype=bool)
+    if rule != "none":
+        differs = donors.ids[found.source] != target
+        weak = found.similarity < min_similarity
+        if rule == "changed":
+            changed = differs | weak
+        else:
+            there = segments(donors.ids, ends, donors.starts)
+            new = _new_sentences(target, donors, found, parts, there)
+            changed = (
+                _edits(found, differs, donors, there)
+                | (new[parts.number] & (differs | (found.context < COPIED)))
+                | weak
+            )
+        changed |= _sinks(found, donors)
+        changed[n - rows :] = False
+        forced |= rest_of_sentence(changed, parts)
+    return Need(forced, changed, rows)
+
+
+def question_length(parts: Segments, n: int) -> int:
+    """Rows from the start of the last sentence of at least 4 tokens to the end, at most 64."""
+    long = np.flatnonzero(parts.stops - parts.starts >= 4)
+    start = int(parts.starts[long[-1]]) if long.size else 0
+    return max(1, min(n - start, LONGEST_TAIL))
+
+
+def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.bool_]:
+    """The changed tokens and, in each sentence, everything behind the first of them."""
+    index = np.arange(len(changed))
+    first = np.full(len(parts), len(changed), dtype=np.int64)
+    np.minimum.at(first, parts.number[changed], index[changed])
+    return index >= first[parts.number]
+
+
+def _sinks(found: TokenMap, donors: Donors) -> NDArray[np.bool_]:
+    """A prompt's first token holds the attention sink: its state belongs to the first place and to no other."""
+    at_start = donors.positions[found.source] == 0
+    here = np.zeros(len(found), dtype=bool)
+    here[0] = True
+    return at_start != here
+
+
+def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:
+    """Tokens that differ between neighbours that were copied from one sentence, and tokens behind a deletion."""
+    n = len(found)
+    copied = ~differs & (found.context >= COPIED)
+    index = np.arange(n)
+    before = np.maximum.accumulate(np.where(~differs, index, -1))
+    after = np.minimum.accumulate(np.where(~differs, index, n)[::-1])[::-1]
+    inner = differs & (before >= 0) & (after < n)
+    one, other = np.maximum(before, 0), np.minimum(after, n - 1)
+    gap = found.source[other] - found.source[one]
+    # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
+    aligned = inner & (gap > 0) & (gap <= other - one + 4) & copied[one] & copied[other]
+    jump = np.zeros(n, dtype=bool)
+    step = found.source[1:] - found.source[:-1]
+    same = there.number[found.source[1:]] == there.number[found.source[:-1]]
+    jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
+    return aligned | jump
+
+
+def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+    """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
+    weight = weights_of(target, rarity(donors.ids, there))
+    equal = donors.ids[found.source] == target
+    pair = parts.number.astype(np.int64) * len(there) + there.number[found.source]
+    keys, inverse = np.unique(pair, return_inverse=True)
+    mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
+    most = np.zeros(len(parts))
+    np.maximum.at(most, keys // len(there), mass)
+    return most < NEW_SHARE * np.bincount(parts.number, weights=weight, minlength=len(parts))

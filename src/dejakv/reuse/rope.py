@@ -1,0 +1,39 @@
+"""Keys that were rotated for one position, turned to another, by the model's own rotary function.
+
+A cached key is R(source) k, R being the model's rotation of a position. Composed tables for R(target) R(source)^-1 move it
+in one turn: cos(t - s) = cos t cos s + sin t sin s, sin(t - s) = sin t cos s - cos t sin s, entry by entry, whatever the
+layout (halves, interleaved) and even where both ends have other frequencies (dynamic NTK). Models that scale their tables
+(yarn) put the scale into the keys: dividing by cos^2 + sin^2 of the source takes the source's scale out again.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ApplyRotary = Callable[..., tuple[Tensor, Tensor]]
+Tables = tuple[Tensor, Tensor]
+
+
+def turn(target: Tables, source: Tables) -> Tables:
+    """Tables that move keys from `source` positions to `target` positions, row by row. All `[..., tokens, d]` float32."""
+    (ct, st), (cs, ss) = target, source
+    scale = cs * cs + ss * ss
+    return (ct * cs + st * ss) / scale, (st * cs - ct * ss) / scale
+
+
+def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool) -> Tensor:
+    """Keys `[batch, heads, tokens, head_dim]`, rotated in float32 and handed back in their own type.
+
+    apply    the model's `apply_rotary_pos_emb`
+    tables   cos and sin, `[1 or batch, tokens, d]`
+    partial  only the first `d` numbers of a head carry positions and the function does not know (Phi, StableLM)
+    """
+    cos, sin = tables
+    wide = keys.float()
+    if not partial:
+        return apply(wide, wide, cos, sin)[1].to(keys.dtype)
+    width = cos.shape[-1]
+    turned = wide[..., :width]
+    turned = apply(turned, turned, cos, sin)[1]
+    return torch.cat([turned, wide[..., width:]], dim=-1).to(keys.dtype)

@@ -1,0 +1,75 @@
+"""Sentences, as far as token ids tell: which segment a token is in, and which donor segment a target segment resembles."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.reuse.token_map import Ids
+
+FIXED = 16
+"""Tokens in a segment where no token is known to end a sentence."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`number[i]` is token i's segment, `starts[s]` where segment s begins, `stops[s]` where it ends (exclusive)."""
+
+    number: Ids
+    starts: Ids
+    stops: Ids
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segments:
+    """Cut behind every token in `ends` (and before every index in `breaks`); runs of ends stay together."""
+    n = len(ids)
+    if ends is None or not len(ends):
+        cut = np.arange(n) % FIXED == 0
+    else:
+        ending = np.isin(ids, ends)
+        cut = np.zeros(n, dtype=bool)
+        cut[1:] = ending[:-1] & ~ending[1:]
+        cut[0] = True
+    cut[list(breaks)] = True
+    starts = np.flatnonzero(cut)
+    return Segments(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
+
+
+def rarity(ids: Ids, parts: Segments) -> dict[str, Ids | NDArray[np.float32]]:
+    """Inverse document frequency over segments: `{"ids": unique ids, "weight": log((S + 1) / df)}`."""
+    known, inverse = np.unique(ids, return_inverse=True)
+    pairs = np.unique(inverse.astype(np.int64) * len(parts) + parts.number)
+    frequency = np.bincount(pairs // len(parts), minlength=known.size)
+    return {"ids": known, "weight": np.log((len(parts) + 1) / frequency).astype(np.float32)}
+
+
+def weights_of(ids: Ids, table: dict[str, Ids | NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The rarity of each id; an unknown id weighs as the rarest."""
+    known, weight = table["ids"], table["weight"]
+    at = np.minimum(np.searchsorted(known, ids), known.size - 1)
+    return np.where(known[at] == ids, weight[at], weight.max()).astype(np.float32)
+
+
+def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
+    """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`, smoothed along the diagonal: neighbours
+    of segments that resemble each other are more likely to be each other's counterparts."""
+    table = rarity(donor, theirs)
+    known = table["ids"]
+    weight = table["weight"]
+
+    def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
+        at = np.minimum(np.searchsorted(known, ids), known.size - 1)
+        hit = known[at] == ids
+        bag = np.zeros((len(parts), known.size), dtype=np.float32)
+        bag[parts.number[hit], at[hit]] = weight[at[hit]]
+        lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
+        return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
+
+    alike = bags(target, mine) @ bags(donor, theirs).T
+    smooth = alike.copy()
+    smooth[1:, 1:] += 0.15 * alike[:-1, :-1]
+    smooth[:-1, :-1] += 0.15 * alike[1:, 1:]
+    return smooth

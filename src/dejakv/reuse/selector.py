@@ -1,0 +1,62 @@
+"""Which rows are worth computing: each selector scores rows, the highest scores are computed.
+
+| name         | looks at                                                    | source                        |
+| `value`      | how far the donor's V is from this prompt's, before a layer | SemShareKV, V alone           |
+| `kv`         | the same of K and V                                         | CacheBlend, arXiv 2405.16444  |
+| `similarity` | how badly the token map matched                             | -                             |
+| `query`      | how much the prompt's last tokens attend to the row         | ProphetKV                     |
+| `random`     | nothing: the control                                        | -                             |
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dejakv.errors import ConfigError
+
+SelectorName = Literal["value", "kv", "similarity", "query", "random"]
+SELECTORS: tuple[SelectorName, ...] = get_args(SelectorName)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """`deviation`: it compares fresh K or V with the donor's, so it needs the rows' input to a layer (and, to be worth
+    anything, at least one layer computed completely before)."""
+
+    name: str
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in SELECTORS:
+            raise ConfigError(f"selector {self.name!r} is unknown: choose one of {', '.join(SELECTORS)}")
+
+    @property
+    def deviation(self) -> bool:
+        return self.name in ("value", "kv")
+
+    def fixed_scores(self, similarity: Tensor) -> Tensor:
+        """Scores that need no model: `[tokens]`, from the token map (or, for `random`, from the seed)."""
+        if self.name == "random":
+            generator = torch.Generator().manual_seed(self.seed)
+            return torch.rand(similarity.shape, generator=generator).to(similarity.device)
+        return 1.0 - similarity
+
+
+def relative_error(new: Tensor, old: Tensor) -> Tensor:
+    """Squared distance over squared length, heads pooled: `[batch, heads, rows, d]` twice -> `[rows]` float32.
+
+    Of a batch (beams: copies of one prompt) the first counts.
+    """
+    new, old = new[:1].float(), old[:1].float()
+    return ((new - old).square().sum((0, 1, 3)) / new.square().sum((0, 1, 3)).clamp_min(1e-9)).float()
+
+
+def choose(scores: Tensor, forced: Tensor, count: int) -> Tensor:
+    """Indices, ascending, of all forced rows and the highest scores up to `count` rows. `scores` and `forced`: `[rows]`."""
+    wanted = max(count, int(forced.sum()))
+    if wanted >= scores.numel():
+        return torch.arange(scores.numel(), device=scores.device)
+    ranked = scores.float().masked_fill(forced, float("inf"))
+    return ranked.topk(wanted).indices.sort().values

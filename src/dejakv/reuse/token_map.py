@@ -1,0 +1,111 @@
+"""Which donor token stands in for which target token. The map decides the quality of blending, more than the selector.
+
+| name        | takes                                                                              |
+| `context`   | the longest common context; where that is short, the nearest embedding near it     |
+| `embedding` | the nearest embedding anywhere (SemShareKV, arXiv 2509.24832), exact cosine         |
+| `lsh`       | the same by random hyperplanes                                                      |
+| `align`     | a monotone alignment, as a diff tool makes it                                       |
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.errors import ConfigError, InputError
+
+Ids = NDArray[np.int64]
+Embed = Callable[[Ids], NDArray[np.float32]]
+"""Input embeddings `[k, hidden]` of `[k]` token ids. Negative ids (media, ends of donors) are never asked for."""
+
+MapName = Literal["context", "embedding", "lsh", "align"]
+MAPS: tuple[MapName, ...] = get_args(MapName)
+
+
+@dataclass(frozen=True)
+class Donors:
+    """One or more donors' token ids in a row. `starts[i]` is where donor i begins, `ends` excluded by the next start."""
+
+    ids: Ids
+    starts: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of(cls, *donors: Sequence[int] | Ids) -> "Donors":
+        """Raises InputError without donors or with an empty one."""
+        if not donors or any(len(donor) == 0 for donor in donors):
+            raise InputError("a token map needs donors of at least one token each")
+        lengths = [len(donor) for donor in donors]
+        starts = tuple(int(x) for x in np.cumsum([0, *lengths[:-1]]))
+        return cls(np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors]), starts)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def positions(self) -> Ids:
+        """Position of each token within its own donor."""
+        return np.arange(len(self.ids)) - np.repeat(np.asarray(self.starts), self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [int(x) for x in np.diff([*self.starts, len(self.ids)])]
+
+    @property
+    def number(self) -> Ids:
+        """Which donor each token belongs to."""
+        return np.repeat(np.arange(len(self.starts)), self.lengths)
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """source      `[n]` index into `Donors.ids` for every target token
+    similarity  `[n]` in [0, 1]: how well it fits; low values are recomputed first
+    context     `[n]` tokens of common context around the match (left counted double), 0 where the map does not know
+    """
+
+    source: Ids
+    similarity: NDArray[np.float32]
+    context: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def token_map(
+    name: str,
+    target: Sequence[int] | Ids,
+    donors: Donors,
+    embed: Embed,
+    *,
+    ends: Ids | None = None,
+    bits: int = 256,
+    rope_weight: float = 0.0,
+    seed: int = 0,
+) -> TokenMap:
+    """The named map. `ends`: token ids that end a sentence; `bits`, `rope_weight`, `seed`: of the embedding maps.
+
+    Raises: ConfigError for an unknown name, InputError for an empty target.
+    """
+    from dejakv.reuse.token_map_align import align_map
+    from dejakv.reuse.token_map_context import context_map
+    from dejakv.reuse.token_map_embedding import embedding_map, lsh_map
+
+    ids = np.asarray(target, dtype=np.int64)
+    if ids.size == 0:
+        raise InputError("an empty prompt has no token map: give at least one token")
+    if name == "context":
+        return context_map(ids, donors, embed, ends=ends)
+    if name == "align":
+        return align_map(ids, donors)
+    if name == "embedding":
+        return embedding_map(ids, donors, embed, rope_weight=rope_weight)
+    if name == "lsh":
+        return lsh_map(ids, donors, embed, bits=bits, seed=seed, rope_weight=rope_weight)
+    raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")
+
+
+def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows of length one (rows of zeros stay)."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

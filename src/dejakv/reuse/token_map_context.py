@@ -1,0 +1,222 @@
+"""The default map: the longest common context; where that is short, the nearest embedding near where it should stand.
+
+Three steps, each O(n log n) or hashed:
+ 1. windows of 25 down to 8 equal tokens are found by rolling hashes and extended along their diagonal: copied text;
+ 2. each sentence of the target finds the donor sentence it shares most rare tokens with: reworded text;
+ 3. a token that is not in copied text takes, near its sentence's counterpart (or near where its copied neighbours point),
+    the donor token with the best cosine plus a little for common context less a little for each position of distance.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.reuse.segments import Segments, resemblance, segments
+from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap, normalized
+
+REACH = 12
+LEVELS = ((12, 12), (12, 2), (2, 12), (6, 5), (3, 4))
+"""(tokens to the left, tokens to the right) of equal context that count as copied, longest first."""
+HALF = 24
+"""Positions to either side that step 3 looks at."""
+DISTANCE_COST, LEFT_BONUS, RIGHT_BONUS = 0.03, 0.06, 0.04
+OUTSIDE_COST = 0.05
+LEAST_ALIKE = 0.25
+"""Below this resemblance a sentence has no counterpart."""
+
+
+def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None) -> TokenMap:
+    """See the module. `ends`: ids of tokens that end a sentence. 2,000 tokens take under 5 ms on one core."""
+    theirs = _padded(donors)
+    mine = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
+    source = np.full(len(target), -1, dtype=np.int64)
+    _copied(target, mine, theirs, source)
+    left = np.flatnonzero(source < 0)
+    if left.size:
+        _near(target, donors, embed, ends, source, left)
+    return _judged(target, donors, embed, source)
+
+
+def _sentinels(count: int, salt: int) -> Ids:
+    return -(np.arange(count, dtype=np.int64) + 1 + salt * (1 << 40)) - (1 << 50)
+
+
+class _padded:
+    """Donor ids with walls between donors, so that no window crosses from one into the next."""
+
+    def __init__(self, donors: Donors) -> None:
+        parts: list[Ids] = []
+        for number, (start, length) in enumerate(zip(donors.starts, donors.lengths, strict=True)):
+            parts += [_sentinels(REACH, 2 * number + 3), donors.ids[start : start + length]]
+        parts.append(_sentinels(REACH, 2 * len(donors.starts) + 4))
+        self.ids = np.concatenate(parts)
+        self.place = np.arange(len(donors)) + REACH * (donors.number + 1)
+        self.back = np.full(len(self.ids), -1, dtype=np.int64)
+        self.back[self.place] = np.arange(len(donors))
+
+
+class _Hashes:
+    """Hashes of all windows of one sequence: differences of a prefix sum, scaled to be free of the position."""
+
+    def __init__(self, ids: Ids) -> None:
+        x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x ^= x >> np.uint64(29)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(32)
+        base, inverse = np.uint64(0x2545F4914F6CDD1D), np.uint64(pow(0x2545F4914F6CDD1D, -1, 1 << 64))
+        self.powers = np.multiply.accumulate(np.full(len(ids), base, dtype=np.uint64))
+        shrink = np.multiply.accumulate(np.full(len(ids), inverse, dtype=np.uint64))
+        self.sums = np.concatenate([np.zeros(1, np.uint64), np.add.accumulate(x * shrink)])
+
+    def of(self, begin: Ids, stop: Ids) -> NDArray[np.uint64]:
+        return (self.sums[stop] - self.sums[begin]) * self.powers[begin]
+
+
+def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
+    """Step 1. Fills `source` with donor indices of tokens in copied text."""
+    hashes, donor_hashes = _Hashes(mine), _Hashes(theirs.ids)
+    n, m = len(target), len(theirs.place)
+    for before, after in LEVELS:
+        todo = np.flatnonzero(source < 0)
+        if not todo.size:
+            return
+        there = donor_hashes.of(theirs.place - before, theirs.place + after + 1)
+        order = np.argsort(there, kind="stable")
+        ranked = there[order]
+        here = hashes.of(todo + REACH - before, todo + REACH + after + 1)
+        low = np.searchsorted(ranked, here)
+        found = ranked[np.minimum(low, m - 1)] == here
+        if not found.any():
+            continue
+        todo, low = todo[found], low[found]
+        # Among equal windows (sorted by place, since the sort is stable) the one nearest to where neighbours point.
+        group = np.cumsum(np.concatenate([[True], ranked[1:] != ranked[:-1]])) - 1
+        keys = group * (2 * m) + order
+        wish = group[low] * (2 * m) + np.clip(_expected(source, todo, n, m), 0, m - 1)
+        at = np.searchsorted(keys, wish)
+        after_at, before_at = np.minimum(at, m - 1), np.maximum(at - 1, 0)
+        fits = group[after_at] == group[low]
+        other = group[before_at] == group[low]
+        nearer = other & (~fits | (wish - keys[before_at] <= keys[after_at] - wish))
+        source[todo] = order[np.where(nearer, before_at, after_at)]
+        _extend(target, theirs, source)
+
+
+def _expected(source: Ids, todo: Ids, n: int, m: int) -> Ids:
+    """Where the nearest matched neighbour to the left (else right, else the same place) points to."""
+    known = np.flatnonzero(source >= 0)
+    if not known.size:
+        return todo * m // max(n, 1) if m < n else todo
+    before = np.searchsorted(known, todo) - 1
+    anchor = known[np.where(before >= 0, before, 0)]
+    return source[anchor] + (todo - anchor)
+
+
+def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
+    """Carries matches on to neighbours as long as tokens stay equal along the diagonal, both ways."""
+    n = len(target)
+    index = np.arange(n)
+    for step in (1, -1):
+        known = source >= 0
+        if step == 1:
+            anchor = np.maximum.accumulate(np.where(known, index, -1))
+        else:
+            anchor = np.minimum.accumulate(np.where(known, index, n)[::-1])[::-1]
+        has = (anchor >= 0) & (anchor < n)
+        safe = np.where(has, anchor, 0)
+        place = np.clip(theirs.place[np.maximum(source[safe], 0)] + index - safe, 0, len(theirs.ids) - 1)
+        equal = has & (theirs.ids[place] == target)
+        breaks = np.cumsum(~equal[::step])[::step]
+        unbroken = equal & (breaks == breaks[safe])
+        fill = unbroken & ~known
+        source[fill] = theirs.back[place[fill]]
+
+
+def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: Ids, left: Ids) -> None:
+    """Steps 2 and 3 for the tokens `left`."""
+    n, m = len(target), len(donors)
+    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
+    low, high, pointed = _place_of(target, donors, source, left, mine, theirs)
+    middle = np.clip((low + high) // 2, 0, m - 1)
+    window = np.clip(middle[:, None] + np.arange(-HALF, HALF + 1), 0, m - 1)
+    cosine = _cosines(target[left], donors.ids, embed, window)
+    scores = cosine
+    run = np.ones(window.shape, dtype=bool)
+    for back in (1, 2, 3):
+        run &= (left >= back)[:, None] & (target[left - back][:, None] == donors.ids[window - back]) & (window >= back)
+        scores = scores + LEFT_BONUS * run
+    run = np.ones(window.shape, dtype=bool)
+    for ahead in (1, 2):
+        there, here = np.minimum(window + ahead, m - 1), np.minimum(left + ahead, n - 1)
+        run &= (left + ahead < n)[:, None] & (target[here][:, None] == donors.ids[there]) & (window + ahead < m)
+        scores = scores + RIGHT_BONUS * run
+    outside = np.maximum(low[:, None] - window, 0) + np.maximum(window - high[:, None] + 1, 0)
+    scores = scores - OUTSIDE_COST * np.minimum(outside, REACH)
+    away = np.minimum(np.abs(window - pointed[:, None]), REACH)
+    scores = scores - np.where(pointed[:, None] >= 0, DISTANCE_COST, 0.0) * away
+    source[left] = window[np.arange(left.size), scores.argmax(1)]
+
+
+def _place_of(
+    target: Ids, donors: Donors, source: Ids, left: Ids, mine: Segments, theirs: Segments
+) -> tuple[Ids, Ids, Ids]:
+    """For each token: the donor range `[low, high)` of its sentence's counterpart, and the place its copied neighbours
+    point to (-1 where its sentence has no copied token)."""
+    n, m = len(target), len(donors)
+    alike = resemblance(target, mine, donors.ids, theirs)
+    best = alike.argmax(1)
+    strength = alike[np.arange(len(mine)), best]
+    part = mine.number[left]
+    low, high = theirs.starts[best[part]], theirs.stops[best[part]]
+    # The nearest copied token of the same sentence, else of any.
+    known = np.flatnonzero(source >= 0)
+    pointed = np.full(left.size, -1, dtype=np.int64)
+    guess = np.clip(left * m // max(n, 1), 0, m - 1)
+    if known.size:
+        after = np.minimum(np.searchsorted(known, left), known.size - 1)
+        before = np.maximum(np.searchsorted(known, left) - 1, 0)
+        one, other = known[before], known[after]
+        anchor = np.where(np.abs(left - one) <= np.abs(other - left), one, other)
+        guess = np.clip(source[anchor] + left - anchor, 0, m - 1)
+        inside = mine.number[anchor] == part
+        pointed = np.where(inside, guess, -1)
+    lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
+    return np.where(lost, guess, low), np.where(lost, guess + 1, high), pointed
+
+
+def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.float32]:
+    """Cosine of each token with each place of its window; equal ids count 1, media tokens fit themselves alone."""
+    mine, row = np.unique(ids, return_inverse=True)
+    theirs, column = np.unique(donor_ids, return_inverse=True)
+    used = np.zeros(theirs.size, dtype=bool)
+    used[column[window.ravel()]] = True
+    table = np.zeros((mine.size, theirs.size), dtype=np.float32)
+    here, there = np.flatnonzero(mine >= 0), np.flatnonzero(used & (theirs >= 0))
+    if here.size and there.size:
+        table[np.ix_(here, there)] = normalized(embed(mine[here])) @ normalized(embed(theirs[there])).T
+    found = np.minimum(np.searchsorted(theirs, mine), theirs.size - 1)
+    equal = theirs[found] == mine
+    table[equal, found[equal]] = 1.0
+    return table[row[:, None], column[window]]
+
+
+def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
+    """Similarity from the length of common context: equal tokens .6 to 1, others half their cosine."""
+    equal = donors.ids[source] == target
+    follows = np.zeros(len(target), dtype=bool)
+    follows[1:] = (
+        equal[1:]
+        & equal[:-1]
+        & (source[1:] == source[:-1] + 1)
+        & (donors.number[source[1:]] == donors.number[source[:-1]])
+    )
+    index = np.arange(len(target))
+    begin = np.maximum.accumulate(np.where(follows, 0, index))
+    starts_next = np.append(~follows[1:], True)
+    stop = np.minimum.accumulate(np.where(starts_next, index, len(target))[::-1])[::-1]
+    context = np.where(equal, 2 * np.minimum(index - begin, REACH) + np.minimum(stop - index, REACH), 0)
+    similarity = np.where(equal, 0.6 + 0.4 * np.minimum(context / 12.0, 1.0), 0.0).astype(np.float32)
+    other = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
+    if other.size:
+        mine, theirs = normalized(embed(target[other])), normalized(embed(donors.ids[source[other]]))
+        similarity[other] = 0.5 * np.clip((mine * theirs).sum(1), 0, 1)
+    return TokenMap(source, similarity, context.astype(np.int64))

@@ -1,0 +1,260 @@
+"""Where blending must be exact, it is: everything recomputed, an identical donor, a donor that merely moved."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dejakv.engines.transformers.blend import PlannedBlend, plan_cache, rearrange
+from dejakv.engines.transformers.blend_cache import BlendCache
+from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.errors import InputError, ModelError
+from dejakv.reuse.need import Need
+from dejakv.reuse.schedule import Schedule, constant
+from dejakv.reuse.selector import SELECTORS, Selector
+from dejakv.reuse.token_map import Donors, TokenMap
+
+_spec = importlib.util.spec_from_file_location("blend_models", Path(__file__).with_name("blend_models.py"))
+assert _spec is not None
+assert _spec.loader is not None
+models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(models)
+
+N = 40
+
+
+def ids_of(count: int = N, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, 97, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def prefill(model, ids, positions=None):
+    """Last logits `[1, vocabulary]` and the state, by the model alone."""
+    cache = plain_cache()
+    place = None if positions is None else positions[None]
+    with torch.inference_mode():
+        logits = model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True).logits[:, -1]
+    return logits, captured(cache, ids.shape[1])
+
+
+def planned(
+    model, ids, donor_ids, state, share, *, selector="similarity", source=None, schedule=None, tail=1
+) -> PlannedBlend:
+    n = ids.shape[1]
+    layers = model.config.num_hidden_layers
+    forced = np.zeros(n, dtype=bool)
+    forced[-tail:] = True
+    where = np.arange(n) if source is None else source
+    found = TokenMap(where, np.linspace(0.1, 1, n).astype(np.float32), np.zeros(n, dtype=np.int64))
+    donors = Donors.of(donor_ids[0].tolist())
+    needed = Need(forced, forced, tail)
+    return plan_cache(
+        model, ids[0].tolist(), [state], donors, found, needed, schedule or constant(layers, share), Selector(selector)
+    )
+
+
+def blended(model, ids, plan: PlannedBlend) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=ids, past_key_values=plan.cache, use_cache=True).logits[:, -1]
+
+
+@pytest.fixture(params=list(models.ARCHITECTURES))
+def model(request):
+    return models.tiny(request.param)
+
+
+def test_every_architecture_is_exact_where_it_must_be(model):
+    ids, other = ids_of(), ids_of(seed=2)
+    full, own = prefill(model, ids)
+    _, foreign = prefill(model, other)
+    everything = planned(model, ids, other, foreign, 1.0)
+    assert (blended(model, ids, everything) - full).abs().max() <= 1e-5
+    last = planned(model, ids, ids, own, 0.0)
+    assert (blended(model, ids, last) - full).abs().max() <= 2e-5
+    assert last.cache.trace.counts == [1, 1, 1]
+    some = planned(model, ids, ids, own, 0.3, selector="value", schedule=Schedule((1.0, 0.5, 0.25)))
+    assert (blended(model, ids, some) - full).abs().max() <= 2e-5
+    assert some.cache.trace.counts == [N, 20, 10]
+
+
+def test_keys_moved_to_other_places_are_those_the_model_would_have_made(model):
+    """The model run at shifted positions makes keys that a shift by `move` must make too, in every layer."""
+    ids = ids_of()
+    here = torch.arange(N)
+    _, state = prefill(model, ids)
+    _, later = prefill(model, ids, here + 9)
+    seams = seams_of(model)
+    moved = seams.move(torch.from_numpy(state.data[0]), here + 9, here, N)
+    if "dynamic" in str(getattr(model.config, "rope_parameters", "")):
+        return  # its tables depend on the longest prompt seen: positions beyond the prompt are another rotation
+    assert (moved - torch.from_numpy(later.data[0])).abs().max() <= 3e-5
+
+
+def test_generate_gives_the_same_tokens(model):
+    ids, other = ids_of(24), ids_of(24, seed=2)
+    _, own = prefill(model, ids)
+    _, foreign = prefill(model, other)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "pad_token_id": 0}
+    for beams in (1, 3):
+        with torch.inference_mode():
+            wanted = model.generate(**given, num_beams=beams, past_key_values=plain_cache() if beams == 1 else None)
+            for plan in (planned(model, ids, ids, own, 0.0), planned(model, ids, other, foreign, 1.0)):
+                got = model.generate(**given, num_beams=beams, past_key_values=plan.cache)
+                assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi", "gemma2", "olmo2"])
+def test_bfloat16_stays_within_the_spread_of_stock_prefill(name):
+    """Two stock ways of prefilling differ by about .034 of the logits' spread; an identical donor may differ by .2."""
+    model = models.tiny(name, torch.bfloat16)
+    ids = ids_of()
+    full, own = prefill(model, ids)
+    assert own.dtype == "BF16"
+    got = blended(model, ids, planned(model, ids, ids, own, 0.0))
+    assert (got - full).float().abs().max() <= 0.2 * full.float().std()
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("name", ["llama", "phi3", "gpt_oss", "gemma2"])
+def test_each_selector_computes_as_many_rows_as_asked(name, selector):
+    model = models.tiny(name)
+    ids, other = ids_of(), ids_of(seed=2)
+    _, foreign = prefill(model, other)
+    plan = planned(model, ids, other, foreign, 0.25, selector=selector, schedule=Schedule((1.0, 0.25, 0.25)), tail=4)
+    blended(model, ids, plan)
+    assert plan.cache.trace.counts == [N, 10, 10]
+    rows = plan.cache.trace.rows[1].tolist()
+    assert rows[-4:] == [36, 37, 38, 39]
+    assert plan.computed_tokens() == 20
+
+
+def test_deviation_finds_the_token_that_changed():
+    """One token differs from the donor's: its row deviates most behind the first layer, whichever way V is had."""
+    for name in ("llama", "phi3"):
+        model = models.tiny(name)
+        ids = ids_of()
+        _, own = prefill(model, ids)
+        changed = ids.clone()
+        changed[0, 17] = (changed[0, 17] + 5) % 90 + 3
+        for selector in ("value", "kv"):
+            plan = planned(model, changed, ids, own, 0.0, selector=selector, schedule=Schedule((1.0, 2 / N, 2 / N)))
+            blended(model, changed, plan)
+            assert plan.cache.trace.rows[1].tolist() == [17, 39]
+
+
+def test_reordered_donor_state_is_what_a_first_layer_computes():
+    """The first layer's K and V depend on token and position alone: gathered and moved, they equal fresh ones."""
+    model = models.tiny("llama+yarn")
+    donor = ids_of()
+    order = np.random.default_rng(0).permutation(N)
+    target = donor[:, order]
+    _, state = prefill(model, donor)
+    _, fresh = prefill(model, target)
+    found = TokenMap(order, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
+    out = rearrange(seams_of(model), [state], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+    assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
+
+
+def test_several_donors_give_to_one_target():
+    model = models.tiny("qwen2")
+    one, two = ids_of(15, seed=3), ids_of(25, seed=4)
+    states = [prefill(model, x)[1] for x in (one, two)]
+    donors = Donors.of(one[0].tolist(), two[0].tolist())
+    target = torch.cat([two, one], 1)
+    source = np.concatenate([np.arange(15, 40), np.arange(15)])
+    found = TokenMap(source, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
+    out = rearrange(seams_of(model), states, donors, found, "cpu", torch.float32)
+    _, fresh = prefill(model, target)
+    assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
+
+
+def test_donors_longer_than_the_target_and_dynamic_tables():
+    """Dynamic NTK: a donor beyond the trained length was rotated with other frequencies than a short target is."""
+    model = models.tiny("llama+dynamic")
+    donor, target = ids_of(60, seed=7), ids_of(60, seed=7)[:, 30:]
+    _, state = prefill(model, donor)
+    _, fresh = prefill(model, target)
+    found = TokenMap(np.arange(30, 60), np.ones(30, dtype=np.float32), np.zeros(30, dtype=np.int64))
+    out = rearrange(seams_of(model), [state], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+    assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
+
+
+def test_dropped_rows_are_not_computed():
+    """MLP and projections see the kept rows only."""
+    model = models.tiny("llama")
+    ids = ids_of()
+    _, own = prefill(model, ids)
+    seen: list[int] = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape[1]))
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape[1]))
+    plan = planned(model, ids, ids, own, 0.2, selector="value", schedule=Schedule((1.0, 0.2, 0.1)))
+    seen.clear()  # the load-time self-check ran the model too
+    blended(model, ids, plan)
+    assert seen == [40, 40, 8, 8, 4, 4]
+
+
+def test_a_cache_serves_once_and_only_its_own_prompt():
+    model = models.tiny("llama")
+    ids = ids_of()
+    _, own = prefill(model, ids)
+    with pytest.raises(InputError, match="planned for 40 tokens"):
+        blended(model, ids[:, :20], planned(model, ids, ids, own, 0.1))
+    plan = planned(model, ids, ids, own, 0.1)
+    with pytest.raises(InputError, match="batch of different prompts"):
+        blended(model, torch.cat([ids, ids_of(seed=9)]), plan)
+
+
+def test_left_padding_is_refused():
+    model = models.tiny("llama")
+    ids = ids_of()
+    _, own = prefill(model, ids)
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    plan = planned(model, ids, ids, own, 0.1)
+    with pytest.raises(InputError, match="padding"):
+        model(input_ids=ids, attention_mask=mask, past_key_values=plan.cache, use_cache=True)
+
+
+def test_other_caches_pass_through_the_hooks_untouched():
+    model = models.tiny("llama")
+    ids = ids_of()
+    before, _ = prefill(model, ids)
+    seams_of(model)
+    after, _ = prefill(model, ids)
+    assert torch.equal(before, after)
+    assert seams_of(model) is seams_of(model)
+
+
+def test_models_that_cannot_are_refused_with_a_reason():
+    gpt2 = models.tiny("gpt2", n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    with pytest.raises(ModelError, match="blend cannot work with GPT2LMHeadModel"):
+        seams_of(gpt2)
+    with pytest.raises(ModelError, match="blend cannot work"):  # and again, from what was found the first time
+        seams_of(gpt2)
+    flex = models.tiny("llama")
+    flex.config._attn_implementation = "flex_attention"
+    with pytest.raises(ModelError, match="'sdpa' or 'eager'"):
+        seams_of(flex)
+
+
+def test_the_self_check_notices_a_model_whose_state_depends_on_absolute_places():
+    model = models.tiny("llama")
+    handle = model.model.layers[0].register_forward_pre_hook(
+        lambda _m, args, kwargs: ((args[0] + 0.3 * kwargs["position_ids"][..., None].float(), *args[1:]), kwargs),
+        with_kwargs=True,
+    )
+    with pytest.raises(ModelError, match="absolute positions"):
+        seams_of(model)
+    handle.remove()
+
+
+def test_states_of_other_shapes_are_refused():
+    model = models.tiny("llama")
+    ids = ids_of()
+    _, state = prefill(model, ids[:, :30])
+    with pytest.raises(ModelError, match="does not fit 40 tokens"):
+        planned(model, ids, ids, state, 0.1)
+    assert not isinstance(plain_cache(), BlendCache)
