@@ -44,11 +44,8 @@ class Encoded:
         return len(self.header) + int(self.data.nbytes)
 
 
-def encode(id: str, tensor: Tensor) -> Encoded:
-    """The safetensors file of a chunk's tensor.
-
-    Raises: StoreError if the dtype is not one of `NUMPY_DTYPES` or does not fit the array.
-    """
+def check(tensor: Tensor) -> None:
+    """Raises: StoreError if the dtype is not one of `NUMPY_DTYPES`, does not fit the array, or there are too many axes."""
     expected = NUMPY_DTYPES.get(tensor.dtype)
     if expected is None or tensor.data.dtype.newbyteorder("<") != np.dtype(expected):
         raise StoreError(
@@ -57,8 +54,13 @@ def encode(id: str, tensor: Tensor) -> Encoded:
         )
     if tensor.data.ndim > MAX_DIMENSIONS:
         raise StoreError(f"a tensor of {tensor.data.ndim} dimensions cannot be stored: {MAX_DIMENSIONS} at most")
+
+
+def encode(id: str, tensor: Tensor) -> Encoded:
+    """The safetensors file of a chunk's tensor. Raises: StoreError as `check`."""
+    check(tensor)
     shape = list(tensor.data.shape)
-    array = np.ascontiguousarray(tensor.data, dtype=expected)
+    array = np.ascontiguousarray(tensor.data, dtype=NUMPY_DTYPES[tensor.dtype])
     digest = _checksum(id, tensor.dtype, shape, array)
     body = json.dumps(
         {

@@ -99,8 +99,7 @@ class DiskStore:
                 logger.warning("chunk %s cannot be read: %s", id, error)
                 break
             self._counters.hit(known.row.partition)
-            if self._uses.add(id) >= _PENDING_USES:
-                self.flush()
+            self.touch(id)
             return chunk
         else:
             known = self._lookup(id)
@@ -144,6 +143,11 @@ class DiskStore:
         except sqlite3.Error:
             entries, held = 0, 0
         return self._counters.stats(partition, entries=entries, bytes=held)
+
+    def touch(self, id: str) -> None:
+        """Notes a use, here or by a tier in front."""
+        if self._uses.add(id) >= _PENDING_USES:
+            self.flush()
 
     def pin(self, id: str) -> bool:
         """Keeps an entry from being evicted by this process until `unpin`; pins count. False if the entry is unknown."""

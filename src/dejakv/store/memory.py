@@ -5,11 +5,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dejakv.errors import StoreError
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats, Tensor
-from dejakv.store.counters import Counters, Listeners
+from dejakv.store.codec import check
+from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
 from dejakv.store.usage import Pins
 
@@ -51,7 +55,12 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def put(self, chunk: Chunk) -> bool:
-        chunk = _frozen(chunk)
+        try:
+            chunk = _frozen(chunk)
+        except StoreError as error:
+            logger.warning("a chunk cannot be stored: %s", error)
+            self._counters.refused(chunk.meta.partition, "invalid")
+            return False
         id, partition, size = chunk.meta.id, chunk.meta.partition, footprint(chunk)
         with self._lock:
             if self._budget.excess_bytes(size):
@@ -118,6 +127,12 @@ class MemoryStore:
             entries, held = self._entries_of[partition], self._bytes_of[partition]
             return self._counters.stats(partition, entries=entries, bytes=held)
 
+    def touch(self, id: str) -> None:
+        """Notes a use that a tier in front has served."""
+        with self._lock:
+            if id in self._chunks:
+                self._order.touch(id)
+
     def pin(self, id: str) -> bool:
         """Keeps an entry from being evicted until `unpin`; pins count. False if the entry is unknown."""
         with self._lock:
@@ -152,9 +167,14 @@ class MemoryStore:
 
 
 def _frozen(chunk: Chunk) -> Chunk:
-    data = chunk.tensor.data
-    if data.flags.writeable or not data.flags.c_contiguous:
-        data = np.array(data, order="C")
-        data.flags.writeable = False
-    tensor = Tensor(data, chunk.tensor.dtype)
-    return Chunk(stamped(chunk.meta, tensor), tensor)
+    check(chunk.tensor)
+    tensor = Tensor(_read_only(chunk.tensor.data), chunk.tensor.dtype)
+    vectors = {name: _read_only(vector) for name, vector in chunk.meta.vectors.items()}
+    return Chunk(replace(stamped(chunk.meta, tensor), vectors=vectors), tensor)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    if array.flags.writeable or not array.flags.c_contiguous:
+        array = np.array(array, order="C")
+        array.flags.writeable = False
+    return array

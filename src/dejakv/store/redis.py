@@ -9,7 +9,7 @@ Keys, all in one hash slot: `dejakv:{<namespace>}:` and
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -229,7 +229,7 @@ def _connect(url: str, timeout: float) -> tuple[Any, Any]:
         raise MissingExtraError("redis", "redis", "a store in Redis") from error
     try:
         # No retries: the breaker decides when to try again, and a request is not kept waiting for it.
-        make: Any = redis.Redis.from_url
+        make = cast(Any, redis.Redis).from_url
         client = make(url, socket_connect_timeout=timeout, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:
         raise ConfigError(f"redis url {url!r} is wrong ({error}): give redis://host:port/db") from error

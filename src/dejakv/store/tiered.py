@@ -42,6 +42,9 @@ class TieredStore:
             chunk = self.back.get(id)
             if chunk is not None:
                 self.front.put(chunk)
+        else:
+            # Or the back would evict what is used most, as it never sees it used.
+            _touch(self.back, id)
         if chunk is None:
             self._counters.miss()
         else:
@@ -80,6 +83,11 @@ class TieredStore:
         )
         return replace(held, refused=back.refused, evictions=back.evictions, corrupt=back.corrupt + front.corrupt)
 
+    def touch(self, id: str) -> None:
+        """Notes a use in both tiers."""
+        _touch(self.front, id)
+        _touch(self.back, id)
+
     def pin(self, id: str) -> bool:
         """Keeps the entry in the tiers that have it and know pins. False if none does."""
         held = [bool(tier.pin(id)) for tier in self._tiers_with("pin")]
@@ -112,3 +120,9 @@ class TieredStore:
 
     def _tiers_with(self, method: str) -> list[Any]:
         return [tier for tier in (self.front, self.back) if hasattr(tier, method)]
+
+
+def _touch(store: Store, id: str) -> None:
+    touch = getattr(store, "touch", None)
+    if touch is not None:
+        touch(id)

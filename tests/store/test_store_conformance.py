@@ -1,0 +1,60 @@
+"""Every store of the package passes the suite that outsiders can run on theirs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.store.admission import Admission, AdmittingStore
+from dejakv.store.base import Store
+from dejakv.store.disk import DiskStore
+from dejakv.store.memory import MemoryStore
+from dejakv.store.redis import RedisStore
+from dejakv.store.tiered import TieredStore
+from dejakv.testing.stores import StoreTests
+
+
+class TestMemoryStore(StoreTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return MemoryStore(**settings)
+
+
+class TestDiskStore(StoreTests):
+    persistent = True
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return DiskStore(folder, **settings)
+
+
+class TestMemoryOverDisk(StoreTests):
+    persistent = True
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return TieredStore(MemoryStore(**settings), DiskStore(folder, **settings))
+
+
+class TestSmallMemoryOverDisk(StoreTests):
+    """A memory tier that holds one entry: nearly everything is found behind it."""
+
+    persistent = True
+
+    def make_store(self, folder: Path, *, max_entries: int = 0, **settings: Any) -> Store:
+        return TieredStore(
+            MemoryStore(max_entries=1, **settings), DiskStore(folder, max_entries=max_entries, **settings)
+        )
+
+
+class TestAdmittingStore(StoreTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return AdmittingStore(MemoryStore(**settings), Admission(min_tokens=1))
+
+
+class TestRedisStore(StoreTests):
+    persistent = True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: Any) -> None:
+        self.url = redis_server.url
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
