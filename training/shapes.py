@@ -1,4 +1,4 @@
-"""Train shapes-vlm: `python -m training.shapes --minutes 80 --out runs/shapes`.
+"""Train shapes-vlm: `python -m training.shapes --minutes 88 --out runs/shapes`.
 
 Resumes from `<out>/state` if it is there. Every `--every` steps a line is added to `<out>/curve.jsonl` and the
 averaged weights are written to `<out>/checkpoint`, ready for transformers and vLLM.
@@ -104,11 +104,11 @@ def _report(args, out, progress, loss, model, heads, average, optimizer, process
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Command line of the training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("--minutes", type=float, default=88)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: minutes decide")
     parser.add_argument("--out", default="runs/shapes")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
-    parser.add_argument("--pictures", type=int, default=24, help="pictures a step")
+    parser.add_argument("--pictures", type=int, default=16, help="pictures a step")
     parser.add_argument("--questions", type=int, default=12, help="questions behind each picture")
     parser.add_argument("--every", type=int, default=250, help="steps between measurements")
     parser.add_argument("--eval-batches", type=int, default=3)
@@ -120,7 +120,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-if __name__ == "__main__":
-    arguments = parse()
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and train."""
+    arguments = parse(argv)
     torch.set_num_threads(arguments.threads)
     train(arguments)
+
+
+if __name__ == "__main__":
+    main()

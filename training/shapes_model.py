@@ -172,11 +172,11 @@ def export(folder: Path, model: LlavaForConditionalGeneration, processor: LlavaP
     settings = json.loads((folder / "processor_config.json").read_text())
     settings["image_processor"]["image_processor_type"] = CLIPImageProcessorPil.__name__
     (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    model.save_pretrained(folder)  # for config.json; the weights and the generation settings are written again below
     ids = (model.config.text_config.eos_token_id, model.config.text_config.pad_token_id)
     GenerationConfig(do_sample=False, max_new_tokens=16, eos_token_id=ids[0], pad_token_id=ids[1]).save_pretrained(
         folder
     )
-    model.save_pretrained(folder)  # for config.json; the weights are written again below
     weights = {_vllm_name(k): v.detach().float().cpu().contiguous() for k, v in named_weights(model).items()}
     partial = folder / "model.safetensors.partial"
     save_file(weights, str(partial), metadata={"format": "pt"})
