@@ -74,9 +74,7 @@ def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 1
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
             return found.without("capture", reason).without("reuse", reason)
-        resumed = _last_logits(
-            model, ids[:, split:], filled_cache(state, split, ids.device, cache.layers[0].keys.dtype), split
-        )
+        resumed = _last_logits(model, ids[:, split:], filled_cache(state, split, ids.device, model.dtype), split)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
         return found.without("capture", reason).without("reuse", reason)

@@ -111,7 +111,7 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
 def generate(
     model: Any,
     ids: torch.Tensor,
-    cache: Cache,
+    cache: Cache | None,
     arguments: Mapping[str, Any],
     *,
     clock: Clock,
@@ -119,7 +119,7 @@ def generate(
     on_token: OnToken | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Any:
-    """Continues `ids` `[1, n]` from a cache that holds its first tokens; what `generate` returns.
+    """Continues `ids` `[1, n]` from a cache that holds its first tokens (None: the model's own); what `generate` returns.
 
     call  the `generate` to use where the model's own attribute is something else
     """
@@ -131,5 +131,6 @@ def generate(
             given = arguments.get("stopping_criteria") or []
             arguments["stopping_criteria"] = StoppingCriteriaList([*given, FirstStep(clock)])
     run = call or model.generate
+    given = {"past_key_values": cache} if cache is not None else {}
     with torch.inference_mode():
-        return run(input_ids=ids, past_key_values=cache, **arguments)
+        return run(input_ids=ids, **given, **arguments)

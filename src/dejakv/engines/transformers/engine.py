@@ -173,10 +173,10 @@ class TransformersEngine:
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
             beams = int(arguments.get("num_beams") or 1) * int(arguments.get("num_return_sequences") or 1)
-            if beams > 1 and planned is None and n - held > 1:
-                self._prefill(ids, cache, held, rows, extra)
-                rows = None
-            if beams > 1 and planned is None:
+            if beams > 1 and planned is None and cache is not None:
+                if n - held > 1:
+                    self._prefill(ids, cache, held, rows, extra)
+                    rows = None
                 cache.batch_repeat_interleave(beams)
             base = self._base
             call = lambda **given: type(self.model).generate(self.model, **given)  # noqa: E731
@@ -209,7 +209,7 @@ class TransformersEngine:
             latency_s=now - clock.began,
             inject_s=inject,
             bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if self.capabilities.capture and planned is None else None,
+            capture=lambda: captured(cache, n) if cache is not None and planned is None else None,
             details={"output": output},
         )
 
@@ -237,7 +237,9 @@ class TransformersEngine:
         rows = features[0] if features.dim() == 3 else features
         return _unit(rows.float().mean(0).numpy())
 
-    def _cache(self, start: Start | None, held: int) -> Cache:
+    def _cache(self, start: Start | None, held: int) -> Cache | None:
+        if not self.capabilities.reuse:
+            return None  # the model's own cache: ours may not hold what its layers keep
         if start is None or held == 0:
             return plain_cache()
         return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype)

@@ -76,7 +76,8 @@ def weights_digest(tensors: Iterable[tuple[str, torch.Tensor]], whole_bytes: int
         if sample and flat.numel() > _PAGE * _PAGES:
             step = (flat.numel() - _PAGE) // (_PAGES - 1)
             flat = torch.cat([flat[step * page : step * page + _PAGE] for page in range(_PAGES)])
-        sha.update(memoryview(flat.cpu().numpy()))
+        data: Any = flat.cpu().numpy()
+        sha.update(data)
     return sha.hexdigest()
 
 

@@ -42,9 +42,10 @@ def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.
     if device.type != "cpu":
         stacked = stacked.contiguous().to(device, non_blocking=True)
     cache = DynamicCache()
-    cache.layers = [
+    layers: list[Any] = [
         _filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
     ]
+    cache.layers = layers
     return cache
 
 

@@ -89,9 +89,7 @@ class PictureBook:
         ids = out["input_ids"][0].tolist()
         rows = ids.count(self.image_token_id)
         grid = out.get("image_grid_thw")
-        picture = Picture(
-            rows, self._expansion(ids), tuple(int(side) for side in grid[0]) if grid is not None else None
-        )
+        picture = Picture(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
         kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, torch.Tensor)}
         self.add(media.digest, picture, kept)
 
@@ -106,6 +104,11 @@ class PictureBook:
         while tokens and tokens[-1] in outer:
             tokens.pop()
         return "".join(tokens) if tokens and all(token in added for token in tokens) else ""
+
+
+def _grid(sizes: torch.Tensor) -> tuple[int, int, int]:
+    time, height, width = (int(side) for side in sizes[0])
+    return time, height, width
 
 
 def decode(media: Media) -> Image.Image:

@@ -1,0 +1,210 @@
+"""Whatever part of a prompt's state is reused, the answer is the one of an uncached run, on every architecture."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, picture, request, text_engine, tokenizer
+
+from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.engines.transformers.kv import filled_cache
+from dejakv.errors import ModelError
+from dejakv.request import Sampling
+from dejakv.store.base import Tensor
+
+PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
+
+
+def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling) -> list[int]:
+    """What transformers alone answers."""
+    ids = torch.tensor([prepared.token_ids])
+    options: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "num_beams": sampling.num_beams,
+        "pad_token_id": 1,
+    }
+    if not sampling.greedy:
+        options |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        torch.manual_seed(sampling.seed or 0)
+    return engine.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
+
+
+def logits(engine: TransformersEngine, prepared: Prepared, start: Start | None) -> torch.Tensor:
+    options = {
+        "max_new_tokens": 2,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "do_sample": False,
+        "pad_token_id": 1,
+    }
+    return torch.cat(engine.generate(prepared, options, start=start).details["output"].logits)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_reused_prefix_gives_the_uncached_logits(name: str) -> None:
+    engine = text_engine(name)
+    prepared = engine.prepare(request(PROMPT))
+    whole = engine.run(prepared)
+    chunk = chunk_of(engine, prepared, whole)
+    n = len(prepared.token_ids)
+    expected = logits(engine, prepared, None)
+    for tokens in (1, 5, 8, n // 2, n - 2, n - 1):
+        got = logits(engine, prepared, Start(chunk, tokens))
+        assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+        run = engine.run(prepared, start=Start(chunk, tokens))
+        assert run.computed_tokens == n - tokens
+        assert run.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("sampling", WAYS, ids=lambda way: f"beams{way.num_beams}-temperature{way.temperature}")
+@pytest.mark.parametrize("name", TEXT)
+def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> None:
+    engine = text_engine(name)
+    prepared = engine.prepare(replace(request(PROMPT), sampling=sampling))
+    whole = engine.run(prepared)
+    assert list(whole.token_ids) == stock(engine, prepared, sampling)
+    chunk = chunk_of(engine, prepared, whole)
+    for tokens in (4, len(prepared.token_ids) - 1):
+        assert engine.run(prepared, start=Start(chunk, tokens)).token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "opt"])
+def test_another_prompt_continues_from_a_shared_prefix(name: str) -> None:
+    engine = text_engine(name)
+    donor = engine.prepare(request(PROMPT))
+    chunk = chunk_of(engine, donor, engine.run(donor))
+    other = engine.prepare(request(PROMPT[:40] + " yes no one two three"))
+    shared = next(i for i, (a, b) in enumerate(zip(donor.token_ids, other.token_ids, strict=False)) if a != b)
+    assert shared > 5
+    assert engine.run(other, start=Start(chunk, shared)).token_ids == engine.run(other).token_ids
+
+
+def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        engine = text_engine("qwen2", dtype)
+        prepared = engine.prepare(request(PROMPT))
+        whole = engine.run(prepared)
+        tensor = whole.capture()
+        assert tensor is not None
+        assert tensor.shape == (2, 2, 2, len(prepared.token_ids), 8)
+        np.save(tmp_path / "state.npy", tensor.data)
+        mapped = Tensor(np.load(tmp_path / "state.npy", mmap_mode="r"), tensor.dtype)
+        assert not mapped.data.flags.writeable
+        cache = filled_cache(mapped, tensor.shape[3], torch.device("cpu"), dtype)
+        first = [layer.keys.clone() for layer in cache.layers]
+        again = engine.run(
+            prepared, start=Start(chunk_of(engine, prepared, whole, mapped), tensor.shape[3] - 1)
+        ).capture()
+        assert again is not None
+        n = tensor.shape[3] - 1
+        np.testing.assert_array_equal(again.data[..., :n, :], tensor.data[..., :n, :])
+        np.testing.assert_array_equal(np.asarray(mapped.data), tensor.data)
+        assert all(torch.equal(a, layer.keys) for a, layer in zip(first, cache.layers, strict=True))
+
+
+def test_capture_holds_the_prompt_only_and_a_hit_captures_the_same() -> None:
+    engine = text_engine("llama")
+    prepared = engine.prepare(request(PROMPT))
+    whole = engine.run(prepared, sampling=Sampling(max_new_tokens=9, num_beams=3))
+    plain = engine.run(prepared, sampling=Sampling(max_new_tokens=1))
+    one, two = whole.capture(), plain.capture()
+    assert one is not None
+    assert two is not None
+    assert one.shape == two.shape
+    np.testing.assert_allclose(one.data, two.data, atol=1e-5)
+
+
+def test_bfloat16_stays_within_the_rounding_of_stock_transformers() -> None:
+    engine = text_engine("llama", torch.bfloat16)
+    prepared = engine.prepare(request(PROMPT))
+    chunk = chunk_of(engine, prepared, engine.run(prepared))
+    expected = logits(engine, prepared, None)[0]
+    got = logits(engine, prepared, Start(chunk, len(prepared.token_ids) - 1))[0]
+    assert (got - expected).abs().max() < 0.1 * expected.std()
+
+
+def test_eager_attention_reuses_exactly_too() -> None:
+    engine = text_engine("gemma2", attn="eager")
+    prepared = engine.prepare(request(PROMPT))
+    whole = engine.run(prepared)
+    chunk = chunk_of(engine, prepared, whole)
+    assert engine.run(prepared, start=Start(chunk, 11)).token_ids == whole.token_ids
+
+
+def test_state_of_another_model_is_refused() -> None:
+    one, other = text_engine("llama"), text_engine("mistral")
+    prepared = one.prepare(request(PROMPT))
+    chunk = chunk_of(one, prepared, one.run(prepared))
+    with pytest.raises(ModelError, match="another model"):
+        other.run(prepared, start=Start(chunk, 3))
+    blank = replace(chunk, meta=replace(chunk.meta, epoch=""))
+    with pytest.raises(ModelError, match="dtype"):
+        text_engine("llama", torch.bfloat16).run(prepared, start=Start(blank, 3))
+    cut = replace(blank, tensor=Tensor(chunk.tensor.data[0], "F32"))
+    with pytest.raises(ModelError, match="stored by something else"):
+        one.run(prepared, start=Start(cut, 3))
+
+
+def test_sampling_leaves_the_process_generator_alone() -> None:
+    engine = text_engine("llama")
+    prepared = engine.prepare(request(PROMPT))
+    way = Sampling(max_new_tokens=8, temperature=1.3, seed=11)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = engine.run(prepared, sampling=way)
+    assert torch.equal(torch.rand(3), expected)
+    assert engine.run(prepared, sampling=way).token_ids == first.token_ids
+    seeds = {engine.run(prepared, sampling=replace(way, seed=seed)).token_ids for seed in range(4)}
+    assert len(seeds) > 1
+
+
+def test_streaming_gives_every_token_and_the_text() -> None:
+    engine = text_engine("qwen3")
+    prepared = engine.prepare(request(PROMPT))
+    for sampling in (Sampling(max_new_tokens=9), Sampling(max_new_tokens=9, num_beams=2)):
+        seen: list[tuple[int, str]] = []
+        run = engine.run(prepared, sampling=sampling, on_token=lambda *token: seen.append(token))  # noqa: B023
+        assert tuple(token for token, _ in seen) == run.token_ids
+        assert run.text.startswith("".join(text for _, text in seen).rstrip("�"))
+        assert 0 < run.ttft_s <= run.latency_s
+
+
+def test_generation_stops_at_the_end_token() -> None:
+    engine = text_engine("llama")
+    prepared = engine.prepare(request(PROMPT))
+    whole: Completion = engine.run(prepared, sampling=Sampling(max_new_tokens=8))
+    config = engine.model.generation_config
+    before = config.eos_token_id
+    try:
+        config.eos_token_id = whole.token_ids[2]
+        stopped = engine.run(prepared, sampling=Sampling(max_new_tokens=8))
+    finally:
+        config.eos_token_id = before
+    stop = whole.token_ids.index(whole.token_ids[2])
+    assert stopped.token_ids == whole.token_ids[: stop + 1]
+
+
+def test_pieces_of_a_character_are_held_back_until_it_is_whole() -> None:
+    from dejakv.engines.transformers.decoding import Detokenizer
+
+    words = tokenizer()
+    text = "é is ü, 日本 yes"
+    pieces = Detokenizer(words)
+    given = [pieces.add(token) for token in words(text)["input_ids"]]
+    assert "".join(given) == text
+    assert "" in given
+    assert not any("�" in piece for piece in given)
+
+
+def test_pictures_are_kept_out_of_text_only_state() -> None:
+    """A text prompt after a picture prompt has plain positions (M-RoPE remembers an offset between requests)."""
+    engine = image_engine("qwen2_5_vl")
+    text = engine.prepare(request(PROMPT))
+    before = engine.run(text)
+    engine.run(engine.prepare(request(PLACEHOLDER["qwen2_5_vl"] + " what", (picture(1, 40, 24),))))
+    chunk = chunk_of(engine, text, before)
+    assert engine.run(text, start=Start(chunk, 6)).token_ids == before.token_ids
