@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.request import Media
+from dejakv.request import DEFAULT_PARTITION, Media
 
 Vector = NDArray[np.float32]
 
@@ -34,6 +34,9 @@ class ImageEncoder(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def encode(self, media: Media) -> Vector:
-        """`[dim]` float32 of length 1. Raises InputError for data that is no picture."""
+    def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
+        """`[dim]` float32 of length 1. Raises InputError for data that is no picture.
+
+        What is remembered of a picture is remembered for its partition alone.
+        """
         ...

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -115,13 +116,27 @@ def text_encoder(name: str, *, embed: Callable[[str], Any] | None = None, finger
     return ModelTextEncoder(embed, fingerprint)
 
 
+_loaded: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+_loading = threading.Lock()
+
+
 def load_sentence_transformer(name_or_path: str, device: str) -> Any:
+    """The model; two users of one name share it for as long as one of them lives. Raises MissingExtraError, ModelError."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise MissingExtraError("sentence-transformers", "embed", f"the encoder {name_or_path!r}") from error
+    key = (name_or_path, device)
+    with _loading:
+        model = _loaded.get(key)
+        if model is None:
+            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device)
+        return model
+
+
+def _load(make: Any, name_or_path: str, device: str) -> Any:
     try:
-        return SentenceTransformer(name_or_path, device=device)
+        return make(name_or_path, device=device)
     except Exception as error:
         raise ModelError(
             f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {error}): give a sentence-transformers "

@@ -1,0 +1,91 @@
+"""Image encoders: a CLIP sentence-transformers model, or the served model's own vision tower."""
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from dejakv.encoders.base import ImageEncoder, Vector
+from dejakv.encoders.fingerprint import module_fingerprint
+from dejakv.encoders.text import load_sentence_transformer
+from dejakv.encoders.threads import one_torch_thread
+from dejakv.errors import ConfigError, InputError, MissingExtraError, ModelError
+from dejakv.identity import epoch_of
+from dejakv.index.base import unit
+from dejakv.request import DEFAULT_PARTITION, Media
+
+CLIP = "sentence-transformers/clip-ViT-B-32"
+_log = logging.getLogger(__name__)
+
+
+class ClipEncoder:
+    """A CLIP model of sentence-transformers (512 numbers for the default). Needs the extra `embed`."""
+
+    def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
+        self.name = name_or_path
+        self._model = load_sentence_transformer(name_or_path, device)
+        self._lock = threading.Lock()
+        self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
+
+    def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
+        picture = opened(media)
+        with self._lock, one_torch_thread():
+            row: Any = self._model.encode([picture], normalize_embeddings=True, show_progress_bar=False)[0]
+        return unit(row, len(row), f"the encoder {self.name!r}")
+
+
+class TowerEncoder:
+    """The served model's own vision tower, averaged: no download, and its output is what the model is given anyway, so a
+    registry of encoder outputs pays for it only once.
+
+    embed        `engine.embed_image`: media (and partition, if it takes one) -> `[hidden]`
+    fingerprint  of the served model (`engine.epoch`)
+    """
+
+    def __init__(self, embed: Callable[..., Any], fingerprint: str) -> None:
+        self._embed = embed
+        self._partitioned = "partition" in inspect.signature(embed).parameters
+        self.fingerprint = epoch_of({"kind": "vision tower, averaged", "model": fingerprint})
+
+    def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
+        given = self._embed(media, partition) if self._partitioned else self._embed(media)
+        row = np.asarray(given, dtype=np.float32)
+        return unit(row, row.size, "the served model's vision tower")
+
+
+def image_encoder(engine: Any = None, *, prefer_clip: bool = True) -> ImageEncoder:
+    """CLIP where it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first.
+
+    Raises ConfigError where there is neither.
+    """
+    embed = getattr(engine, "embed_image", None)
+    tower = TowerEncoder(embed, str(getattr(engine, "epoch", ""))) if embed is not None else None
+    if tower is not None and not prefer_clip:
+        return tower
+    try:
+        return ClipEncoder()
+    except (MissingExtraError, ModelError) as error:
+        if tower is None:
+            raise ConfigError(
+                f"the vision layer has no encoder: {error}; or serve a model with a vision tower, or name your own hook "
+                "with --embedding-hook package.module:factory"
+            ) from error
+        _log.warning("CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error)
+        return tower
+
+
+def opened(media: Media) -> Any:
+    """The picture as RGB. Raises InputError for data that is no picture."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(media.data)) as picture:
+            return picture.convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise InputError(
+            f"{media.name or 'a picture'} is not a readable image: give a PNG, JPEG or WebP file"
+        ) from error
