@@ -4,7 +4,30 @@ Importing the package loads neither torch nor an engine; public names resolve on
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dejakv.attach import attach as attach
+    from dejakv.build import build_cache as build_cache
+    from dejakv.cache import HierarchicalCache as HierarchicalCache
+    from dejakv.config import SemanticCacheConfig as SemanticCacheConfig
+    from dejakv.encoder_cache import VisualEmbeddingBlock as VisualEmbeddingBlock
+    from dejakv.encoder_cache import VisualKVCache as VisualKVCache
+    from dejakv.engines.transformers import TransformersEngine as TransformersEngine
+    from dejakv.errors import DejaKVError as DejaKVError
+    from dejakv.index.lsh import LSHIndex as LSHIndex
+    from dejakv.levels.exact import ExactTextCache as ExactTextCache
+    from dejakv.levels.fusion import FusionCache as FusionCache
+    from dejakv.levels.fusion import FusionProvider as FusionProvider
+    from dejakv.levels.fusion import FusionState as FusionState
+    from dejakv.levels.latent import EmbeddingCache as EmbeddingCache
+    from dejakv.levels.semantic import SemanticTextCache as SemanticTextCache
+    from dejakv.pipeline import Pipeline as Pipeline
+    from dejakv.request import Media as Media
+    from dejakv.request import Request as Request
+    from dejakv.request import Sampling as Sampling
+    from dejakv.reuse.prune import PrunableDynamicCache as PrunableDynamicCache
+    from dejakv.reuse.token_store import LRUCacheStore as LRUCacheStore
 
 __version__ = "0.1.0"
 

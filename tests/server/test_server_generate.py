@@ -104,8 +104,8 @@ def test_unknown_keys_are_refused(two_tenants: TestClient, key: str | None) -> N
     ("body", "status", "says"),
     [
         ({"prompt": ""}, 422, "prompt"),
-        ({"prompt": "   "}, 400, "empty"),
-        ({"prompt": "x " * 4000}, 400, "context"),
+        ({"prompt": "   ", "max_new_tokens": 4}, 400, "empty"),
+        ({"prompt": "x " * 4000, "max_new_tokens": 4}, 400, "context"),
         ({"prompt": "x", "max_new_tokens": -1}, 422, "max_new_tokens"),
         ({"prompt": "x", "max_new_tokens": 65}, 400, "limit of 64"),
         ({"prompt": "x", "sim_threshold": 1.2}, 422, "sim_threshold"),

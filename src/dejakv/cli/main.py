@@ -6,6 +6,7 @@ import typer
 
 from dejakv.cli.models import models_command
 from dejakv.cli.run import run_command
+from dejakv.cli.serve import serve_command
 from dejakv.cli.sweep import sweep_command
 from dejakv.errors import DejaKVError
 
@@ -19,6 +20,7 @@ typer_app = typer.Typer(
 _OPTIONS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 typer_app.command("run", context_settings=_OPTIONS)(run_command)
 typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
+typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("models", context_settings=_OPTIONS)(models_command)
 
 

@@ -16,7 +16,7 @@ from dejakv.errors import DatasetError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.sizes import sizes_of
 from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.pipeline import Pipeline
@@ -74,8 +74,9 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
 def _run_arms(
     settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, progress: Progress | None
 ) -> tuple[list[Row], dict[str, Any]]:
-    arms = settings.arms if settings.cache_mode == "live" else tuple(arm for arm in settings.arms if arm != "cache")
-    pipelines = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
+    live = settings.cache_mode == "live"
+    arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
+    pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
     sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
     _warm_up(Pipeline(engine.for_arm("none")), chosen[:WARM_UP], prompter, sampling)
     rows: list[Row] = []
@@ -87,13 +88,14 @@ def _run_arms(
             name = names[(turn + number) % len(names)]
             answer = pipelines[name].answer(request)
             outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer)
-            if pipelines[name].cache is not None:
-                pipelines[name].cache.flush()  # type: ignore[union-attr]
+            if (used := pipelines[name].cache) is not None:
+                used.flush()
         row = Row(sample.id, sample.question, sample.answer, {name: outcomes[name] for name in names})
         rows.append(row)
         if progress is not None:
             progress(number + 1, len(chosen), row)
-    sizes = sizes_of(pipelines["cache"].cache) if "cache" in pipelines else {}
+    cached = pipelines["cache"].cache if "cache" in pipelines else None
+    sizes = sizes_of(cached) if cached is not None else {}
     for pipeline in pipelines.values():
         if pipeline.cache is not None:
             pipeline.cache.close()

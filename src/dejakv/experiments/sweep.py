@@ -24,7 +24,7 @@ SWITCHES = {
     "disable_prefix_cache": ("exact_prefix", False),
     "disable_lexical_guard": ("lexical_guard", False),
 }
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "name", "model", "dataset", "samples", "hit_rate", "agreement", "false_hits", "prefix_hits",
     "accuracy_none", "accuracy_prefix", "accuracy_cache",
     "computed_none", "computed_prefix", "computed_cache", "encoder_runs_none", "encoder_runs_cache",

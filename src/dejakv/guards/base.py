@@ -25,7 +25,8 @@ class Guard(Protocol):
     A guard that raises counts as a rejection with the error as its reason.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict: ...
 

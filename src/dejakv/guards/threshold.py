@@ -16,6 +16,8 @@ class ThresholdGuard:
 
     thresholds  by the level a match names (`semantic_text`, `embedding:prompt`, ...); any number in [-1, 1], 0 included
     default     for levels that are not named; None: the guard abstains on them
+
+    A request's own threshold takes the place of the semantic text level's.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -31,6 +33,8 @@ class ThresholdGuard:
         if match.level == "exact_text":
             return Verdict("accept", self.name, "equal text")
         least = self.thresholds.get(match.level, self.default)
+        if request.threshold is not None and match.level == "semantic_text":
+            least = request.threshold
         if least is None:
             return Verdict("abstain", self.name, f"no threshold is set for {match.level}")
         if match.score >= least:

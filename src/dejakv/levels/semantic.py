@@ -104,15 +104,17 @@ class SemanticTextCache:
         vector = self.vector(query.text, query.request.partition)
         if vector is None:
             return Search((), {self.name: "skip"})
-        matches = self.search_vector(vector, query.space)
+        matches = self.search_vector(vector, query.space, query.request.threshold)
         return Search(matches, {self.name: "hit" if matches else "miss"})
 
-    def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
-        """Up to 8 matches for a vector that is there already, best first."""
+    def search_vector(
+        self, vector: Vector | None, space: str = _DEFAULT_SPACE, threshold: float | None = None
+    ) -> tuple[Match, ...]:
+        """Up to 8 matches for a vector that is there already, best first; `threshold` takes the place of the cache's."""
         index = self._spaces.get(space) if self._spaces is not None else None
         if vector is None or index is None:
             return ()
-        least, name = self.threshold, self.name
+        least, name = self.threshold if threshold is None else threshold, self.name
         return tuple(Match(id, name, score) for id, score in index.search(vector, MAX_MATCHES) if score >= least)
 
     @overload

@@ -14,13 +14,13 @@ class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
 
     prompt: Text
-    max_new_tokens: int = Field(128, ge=1, le=1_000_000)
-    temperature: float = Field(0.7, ge=0, le=10)
-    top_p: float = Field(0.9, gt=0, le=1)
+    max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
+    temperature: float = Field(default=0.7, ge=0, le=10)
+    top_p: float = Field(default=0.9, gt=0, le=1)
     use_semshare: bool = True
-    sim_threshold: float = Field(0.8, ge=-1, le=1)
-    store_key: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    sim_threshold: float = Field(default=0.8, ge=-1, le=1)
+    store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
 
 
 class Timings(BaseModel):
@@ -71,7 +71,7 @@ class ReuseOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
-    threshold: float | None = Field(None, ge=-1, le=1)
+    threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
 
 
@@ -83,11 +83,11 @@ class OpenAIRequest(BaseModel):
     """What completions and chat completions share. Unknown fields are ignored, as OpenAI's server does."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    temperature: float = Field(1.0, ge=0, le=10)
-    top_p: float = Field(1.0, gt=0, le=1)
-    n: int = Field(1, ge=1, le=1)
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    n: int = Field(default=1, ge=1, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -115,7 +115,7 @@ class Message(BaseModel):
 
 class ChatRequest(OpenAIRequest):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
 
 
 class Problem(BaseModel):

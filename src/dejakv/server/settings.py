@@ -22,18 +22,18 @@ class ServerSettings(BaseSettings):
     attn: str = "sdpa"
     trust_remote_code: bool = False
     host: str = "127.0.0.1"
-    port: int = Field(8008, ge=0, le=65535)
-    max_items: int = Field(64, ge=0)
-    max_bytes: int = Field(4 * 1024**3, ge=1)
-    encoder_bytes: int = Field(1024**3, ge=1)
+    port: int = Field(default=8008, ge=0, le=65535)
+    max_items: int = Field(default=64, ge=0)
+    max_bytes: int = Field(default=4 * 1024**3, ge=1)
+    encoder_bytes: int = Field(default=1024**3, ge=1)
     cache_dir: str | None = None
     reuse: Literal["exact", "adopt", "blend"] = "blend"
     index_encoder: str = "model"
-    blend_share: float = Field(0.15, ge=0, le=1)
+    blend_share: float = Field(default=0.15, ge=0, le=1)
     api_keys: str = ""
     api_keys_file: Path | None = None
-    max_body_bytes: int = Field(32 * 1024**2, ge=1024)
-    max_new_tokens: int = Field(4096, ge=1)
-    max_queue: int = Field(256, ge=1)
-    retry_after: int = Field(1, ge=1)
-    shutdown_seconds: float = Field(20.0, gt=0)
+    max_body_bytes: int = Field(default=32 * 1024**2, ge=1024)
+    max_new_tokens: int = Field(default=4096, ge=1)
+    max_queue: int = Field(default=256, ge=1)
+    retry_after: int = Field(default=1, ge=1)
+    shutdown_seconds: float = Field(default=20.0, gt=0)
