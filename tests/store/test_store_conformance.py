@@ -11,7 +11,7 @@ from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.redis import RedisStore
 from dejakv.store.tiered import TieredStore
-from dejakv.testing.stores import StoreTests
+from dejakv.testing.stores import PersistentStoreTests, StoreTests
 
 
 class TestMemoryStore(StoreTests):
@@ -19,24 +19,18 @@ class TestMemoryStore(StoreTests):
         return MemoryStore(**settings)
 
 
-class TestDiskStore(StoreTests):
-    persistent = True
-
+class TestDiskStore(PersistentStoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return DiskStore(folder, **settings)
 
 
-class TestMemoryOverDisk(StoreTests):
-    persistent = True
-
+class TestMemoryOverDisk(PersistentStoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return TieredStore(MemoryStore(**settings), DiskStore(folder, **settings))
 
 
-class TestSmallMemoryOverDisk(StoreTests):
+class TestSmallMemoryOverDisk(PersistentStoreTests):
     """A memory tier that holds one entry: nearly everything is found behind it."""
-
-    persistent = True
 
     def make_store(self, folder: Path, *, max_entries: int = 0, **settings: Any) -> Store:
         return TieredStore(
@@ -49,9 +43,7 @@ class TestAdmittingStore(StoreTests):
         return AdmittingStore(MemoryStore(**settings), Admission(min_tokens=1))
 
 
-class TestRedisStore(StoreTests):
-    persistent = True
-
+class TestRedisStore(PersistentStoreTests):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: Any) -> None:
         self.url = redis_server.url

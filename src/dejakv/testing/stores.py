@@ -7,62 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.identity import Span, exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
-
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "I64": np.int64}
-
-
-def make_chunk(
-    number: int = 0,
-    *,
-    partition: str = "p",
-    epoch: str = "e",
-    nbytes: int = 4096,
-    dtype: str = "F32",
-    seed: int | None = None,
-    **fields: Any,
-) -> Chunk:
-    """A chunk with random content. `number` makes the prompt, and with partition and epoch the id."""
-    kind = np.dtype(DTYPES[dtype])
-    tokens = max(1, nbytes // kind.itemsize // 8)
-    raw = np.random.default_rng(number if seed is None else seed).bytes(2 * 1 * 2 * tokens * 2 * kind.itemsize)
-    data = np.frombuffer(raw, dtype=kind).reshape(2, 1, 2, tokens, 2)
-    token_ids = (number, *range(16))
-    meta = ChunkMeta(
-        id=exact_key(partition, epoch, token_ids, ()),
-        partition=partition,
-        epoch=epoch,
-        token_ids=token_ids,
-        prompt=f"Question {number}: what is it? Größe 漢字",
-        chunk=f"what is it {number}",
-        space=f"{partition}/{epoch}",
-        **fields,
-    )
-    return Chunk(meta, Tensor(data, dtype))
-
-
-def size_in(store: Store, chunk: Chunk) -> int:
-    """Bytes that a chunk counts for in an empty store."""
-    assert store.stats().entries == 0
-    assert store.put(chunk)
-    held = store.stats().bytes
-    assert store.delete(chunk.meta.id)
-    return held
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and left.shape == right.shape and left.data.tobytes() == right.data.tobytes()
+from dejakv.identity import Span
+from dejakv.store.base import Chunk, Store, Tensor
+from dejakv.testing.chunks import DTYPES, make_chunk, same_bits, size_in
 
 
 class StoreTests:
     """What every `dejakv.store.base.Store` must do.
 
     make_store  a store with the given budgets; the same folder again is the same store
-    persistent  whether a store that is opened again has what the closed one had
     """
-
-    persistent = False
 
     def make_store(self, folder: Path, *, max_bytes: int = 0, max_entries: int = 0, policy: Any = "lru") -> Store:
         raise NotImplementedError
@@ -287,9 +241,11 @@ class StoreTests:
         assert len(list(store.metas())) == store.stats().entries
         store.close()
 
+
+class PersistentStoreTests(StoreTests):
+    """Also: a store that is opened again has what the closed one had."""
+
     def test_it_is_there_after_a_restart(self, tmp_path: Path) -> None:
-        if not self.persistent:
-            pytest.skip("this store does not outlive the process")
         store = self.make_store(tmp_path / "store")
         chunks = [make_chunk(number, vectors={"text": np.full(3, number, np.float32)}) for number in range(3)]
         for chunk in chunks:

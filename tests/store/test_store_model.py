@@ -1,0 +1,141 @@
+"""Memory and disk against a plain model, over random sequences of operations."""
+
+import shutil
+import tempfile
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dejakv.store.base import Chunk, Store
+from dejakv.store.disk import DiskStore
+from dejakv.store.memory import MemoryStore
+from dejakv.testing.chunks import make_chunk, same_bits
+
+NUMBERS = st.integers(0, 7)
+PARTITIONS = st.sampled_from(["a", "b"])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The model: a list of [chunk, hits], least recently used first."""
+
+    persistent = False
+
+    @initialize(max_entries=st.sampled_from([0, 1, 3, 5]), policy=st.sampled_from(["lru", "lfu"]))
+    def open(self, max_entries: int, policy: Any) -> None:
+        self.settings = {"max_entries": max_entries, "policy": policy}
+        self.folder = tempfile.mkdtemp()
+        self.model: list[list[Any]] = []
+        self.pinned: dict[str, int] = {}
+        self.store = self.listening(self.make())
+
+    def make(self) -> Store:
+        return MemoryStore(**self.settings)
+
+    def listening(self, store: Store) -> Store:
+        self.told: set[str] = set()
+        store.on_evict(self.told.add)
+        return store
+
+    def held(self) -> dict[str, Chunk]:
+        return {chunk.meta.id: chunk for chunk, _ in self.model}
+
+    def forget(self, ids: set[str]) -> None:
+        self.model = [item for item in self.model if item[0].meta.id not in ids]
+        assert ids <= self.told
+        self.told.clear()
+
+    @rule(number=NUMBERS, partition=PARTITIONS, seed=st.integers(0, 2))
+    def put(self, number: int, partition: str, seed: int) -> None:
+        chunk = make_chunk(number, partition=partition, seed=seed, nbytes=256)
+        id, limit = chunk.meta.id, self.settings["max_entries"]
+        victims: set[str] = set()
+        if limit and id not in self.held() and len(self.model) >= limit:
+            free = [item for item in self.model if item[0].meta.id not in self.pinned]
+            if not free:
+                assert self.store.put(chunk) is False
+                return
+            order = free if self.settings["policy"] == "lru" else sorted(free, key=lambda item: item[1])
+            victims = {order[0][0].meta.id}
+        assert self.store.put(chunk) is True
+        self.forget(victims)
+        self.model = [item for item in self.model if item[0].meta.id != id]
+        self.model.append([chunk, 0])
+
+    @rule(number=NUMBERS, partition=PARTITIONS)
+    def get(self, number: int, partition: str) -> None:
+        id = make_chunk(number, partition=partition, nbytes=256).meta.id
+        found = self.store.get(id)
+        expected = self.held().get(id)
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            assert same_bits(found.tensor, expected.tensor)
+            item = next(item for item in self.model if item[0].meta.id == id)
+            self.model.remove(item)
+            self.model.append([item[0], item[1] + 1])
+
+    @rule(number=NUMBERS, partition=PARTITIONS)
+    def delete(self, number: int, partition: str) -> None:
+        id = make_chunk(number, partition=partition, nbytes=256).meta.id
+        known = id in self.held()
+        assert self.store.delete(id) is known
+        self.forget({id} if known else set())
+
+    @rule(partition=PARTITIONS)
+    def clear(self, partition: str) -> None:
+        ids = {id for id, chunk in self.held().items() if chunk.meta.partition == partition}
+        assert self.store.clear(partition) == len(ids)
+        self.forget(ids)
+
+    @rule(number=NUMBERS, partition=PARTITIONS)
+    def pin(self, number: int, partition: str) -> None:
+        id = make_chunk(number, partition=partition, nbytes=256).meta.id
+        assert self.store.pin(id) is (id in self.held())  # type: ignore[attr-defined]
+        if id in self.held():
+            self.pinned[id] = self.pinned.get(id, 0) + 1
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        id = next(iter(self.pinned))
+        self.store.unpin(id)  # type: ignore[attr-defined]
+        self.pinned[id] -= 1
+        if not self.pinned[id]:
+            del self.pinned[id]
+
+    @precondition(lambda self: self.persistent)
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.pinned.clear()
+        self.store = self.listening(self.make())
+
+    @invariant()
+    def it_holds_what_the_model_holds(self) -> None:
+        metas = {meta.id for meta in self.store.metas()}
+        assert metas == set(self.held())
+        assert self.store.stats().entries == len(metas)
+        for partition in ("a", "b"):
+            expected = sum(chunk.meta.partition == partition for chunk in self.held().values())
+            assert self.store.stats(partition).entries == expected
+        bytes_of = [self.store.stats(partition).bytes for partition in ("a", "b")]
+        assert sum(bytes_of) == self.store.stats().bytes
+        assert (self.store.stats().bytes > 0) == bool(metas)
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+
+class DiskMachine(StoreMachine):
+    persistent = True
+
+    def make(self) -> Store:
+        return DiskStore(self.folder, **self.settings)
+
+
+TestMemoryAgainstModel = StoreMachine.TestCase
+TestMemoryAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDiskAgainstModel = DiskMachine.TestCase
+TestDiskAgainstModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
