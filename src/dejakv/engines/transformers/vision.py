@@ -73,6 +73,8 @@ class Vision:
 
     def positions(self, ids: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
         """See `prompts.positions`."""
+        for item in prepared.request.media:
+            self.book.get(item)
         return positions(self.base, ids, self.book.image_token_id, prepared.spans, self.book)
 
     def take_runs(self) -> int:
