@@ -195,6 +195,8 @@ class Registry:
                 entries=held.entries,
                 pinned_entries=held.pinned_entries,
                 bytes=held.bytes,
+                max_entries=self._shelf.max_entries,
+                max_bytes=self._shelf.max_bytes,
                 dp_mode_recommendations=dp_mode_recommendations,
             )
 

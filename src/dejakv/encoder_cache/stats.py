@@ -68,6 +68,8 @@ class EncoderCacheStats:
     entries: int = 0
     pinned_entries: int = 0
     bytes: int = 0
+    max_entries: int = 0
+    max_bytes: int = 0
     waiting_callers: int = 0
 
     @property
@@ -88,6 +90,8 @@ class EncoderCacheStats:
             "visual_cache_coalesced": self.coalesced,
             "visual_cache_pinned_entries": self.pinned_entries,
             "visual_cache_bytes": self.bytes,
+            "visual_cache_max_entries": self.max_entries,
+            "visual_cache_max_bytes": self.max_bytes,
             "visual_cache_waiting_callers": self.waiting_callers,
             "visual_cache_evictions": dict(self.evictions),
             "visual_cache_refusals": dict(self.refusals),
@@ -107,18 +111,13 @@ _SUMMED = (
 )
 
 
-def summed(
-    counters: Iterable[Counters], *, entries: int, pinned_entries: int, bytes: int, dp_mode_recommendations: int = 0
-) -> EncoderCacheStats:
-    """The figures of several partitions together."""
+def summed(counters: Iterable[Counters], **now: int) -> EncoderCacheStats:
+    """The figures of several partitions together; `now` is what is so now, by the names of EncoderCacheStats."""
     parts = list(counters)
     return EncoderCacheStats(
         **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
         evictions=dict(sum((part.evictions for part in parts), Counter[str]())),
         refusals=dict(sum((part.refusals for part in parts), Counter[str]())),
         waiting_callers=sum(part.waiting for part in parts),
-        dp_mode_recommendations=dp_mode_recommendations,
-        entries=entries,
-        pinned_entries=pinned_entries,
-        bytes=bytes,
+        **now,
     )

@@ -80,7 +80,10 @@ class TierTests:
     def test_any_other_key_finds_nothing(self, tier: Tier, field: int) -> None:
         tier.save(KEY, block_of(np.ones((2, 4), np.float32)))
         tier.flush()
-        other = (*KEY[:field], {2: "video"}.get(field, KEY[field] + "x"), *KEY[field + 1 :])
+        partition, epoch, modality, content_hash = (
+            {2: "video"}.get(field, part + "x") if number == field else part for number, part in enumerate(KEY)
+        )
+        other = (partition, epoch, modality, content_hash)
         assert tier.load(other).block is None
         assert tier.load(KEY).block is not None
 

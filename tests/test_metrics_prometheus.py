@@ -1,0 +1,126 @@
+"""The Prometheus adapter: real statistics in, a scrape out; the documentation and the dashboard name what is exported."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dejakv.cache import CacheCounts
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.metrics import CacheCollector, RequestTotals
+from dejakv.records import Record
+from dejakv.store.base import StoreStats
+
+ROOT = Path(__file__).parents[1]
+
+
+def scraped(**sources):
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(**sources))
+    text = generate_latest(registry).decode()
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            samples[sample.name, *(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return samples
+
+
+def everything():
+    cache = VisualKVCache(max_entries=1, max_vram_bytes=100)
+    for name in "aab":
+        cache.get_or_compute(name, "image", lambda: np.ones((2, 4), np.float32))
+    cache.store("big", "image", np.ones((100, 4)))
+    cache.get_dp_mode_recommendation(2)
+    totals = RequestTotals()
+    for record in (
+        Record(
+            "1", method="exact", level="exact_text", prompt_tokens=10, reused_tokens=9, computed_tokens=1, ttft_ms=3
+        ),
+        Record("2", prompt_tokens=7, computed_tokens=7, encoder_runs=1, ttft_ms=40_000, latency_ms=50_000),
+    ):
+        totals.add(record)
+    store = StoreStats(entries=2, bytes=50, hits=3, evictions={"bytes": 4}, refused={"full": 5})
+    counts = CacheCounts(lookups=6, hits={"exact_text": 2}, prefix_hits=1, rejections={"lexical": 3}, promotions=1)
+    return cache, {
+        "encoder": cache.stats,
+        "stores": {"chunks": lambda: store},
+        "levels": lambda: counts,
+        "requests": totals,
+    }
+
+
+def test_every_figure_of_the_encoder_cache_is_exported_with_its_value():
+    cache, sources = everything()
+    samples = scraped(**sources)
+    table = re.findall(r"^\| `(\w+)` \| `(dejakv_\w+)(\{reason\})?` \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+    stats = cache.get_cache_stats()
+    assert {key for key, _, _ in table} == set(stats)
+    for key, exported, by_reason in table:
+        if by_reason:
+            assert {reason: samples[exported, reason] for reason in stats[key]} == stats[key]
+        else:
+            assert samples[exported,] == stats[key]
+    assert samples["dejakv_visual_cache_hits_total",] == 1
+    assert samples["dejakv_visual_cache_evictions_total", "entries"] == 1
+    assert samples["dejakv_visual_cache_refusals_total", "oversized"] == 1
+
+
+def test_stores_levels_and_requests():
+    _, sources = everything()
+    samples = scraped(**sources)
+    assert samples["dejakv_store_hits_total", "chunks"] == 3
+    assert samples["dejakv_store_bytes", "chunks"] == 50
+    assert samples["dejakv_store_evictions_total", "bytes", "chunks"] == 4
+    assert samples["dejakv_level_hits_total", "exact_text"] == 2
+    assert samples["dejakv_guard_rejections_total", "lexical"] == 3
+    assert samples["dejakv_requests_total", "exact_text", "exact"] == 1
+    assert samples["dejakv_prompt_tokens_total",] == 17
+    assert samples["dejakv_ttft_seconds_count",] == 2
+    assert samples["dejakv_ttft_seconds_sum",] == pytest.approx(40.003)
+    assert samples["dejakv_ttft_seconds_bucket", "0.005"] == 1
+    assert samples["dejakv_ttft_seconds_bucket", "30.0"] == 1
+    assert samples["dejakv_ttft_seconds_bucket", "+Inf"] == 2
+
+
+def test_a_bound_belongs_to_its_bucket():
+    totals = RequestTotals()
+    totals.add(Record("1", ttft_ms=5.0))
+    assert scraped(requests=totals)["dejakv_ttft_seconds_bucket", "0.005"] == 1
+
+
+def test_only_what_is_given_is_exported():
+    assert scraped() == {}
+    assert all(
+        name[0].startswith("dejakv_visual") or "dp_mode" in name[0] for name in scraped(encoder=VisualKVCache().stats)
+    )
+
+
+def test_documentation_and_dashboard_name_nothing_else_and_leave_nothing_out():
+    _, sources = everything()
+    exported = {name[0] for name in scraped(**sources)}
+    histograms = {name.removesuffix("_bucket") for name in exported if name.endswith("_bucket")}
+    documented = set(re.findall(r"`(dejakv_\w+?)(?:\{[\w,]+\})?`", (ROOT / "docs/metrics.md").read_text()))
+    plain = {name for name in exported if not any(name.startswith(f"{histogram}_") for histogram in histograms)}
+    assert documented == plain | histograms
+    dashboard = json.loads((ROOT / "docs/grafana/dejakv.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    used = {name for target in targets for name in re.findall(r"dejakv_\w+", target["expr"])}
+    assert used <= exported
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for target in targets:
+        assert target["expr"].count("(") == target["expr"].count(")")
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set(re.findall(r"\w+", target["expr"]))
+
+
+def test_no_partition_shows():
+    cache = VisualKVCache()
+    cache.view("e", "secret tenant").store("h", "image", np.ones((1, 1)))
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(encoder=cache.stats))
+    assert b"secret tenant" not in generate_latest(registry)
