@@ -33,10 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("error:::dejakv"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _quiet_imports():
+def pytest_configure() -> None:
+    """vLLM is imported before any test module is: at import it warns too."""
+    if importlib.util.find_spec("vllm") is None:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if importlib.util.find_spec("vllm") is not None:
-            import vllm  # noqa: F401
-    yield
+        import vllm.distributed.kv_transfer.kv_connector.v1.base  # noqa: F401
