@@ -177,7 +177,13 @@ class _Connection:
         with self._lock:
             if self._connection is None or self._pid != os.getpid():
                 self._connection, self._pid = self._open(), os.getpid()
-            yield self._connection
+            try:
+                yield self._connection
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    # SQLite notices damage only where it reads: without a mark, the next opening might not.
+                    damage_marker(self._path).touch(mode=0o600)
+                raise
 
     def close(self) -> None:
         with self._lock:
@@ -186,11 +192,19 @@ class _Connection:
             self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise sqlite3.OperationalError(str(error)) from error
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         for setting in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "wal_autocheckpoint = 0"):
             connection.execute(f"PRAGMA {setting}")
         return connection
+
+
+def damage_marker(path: Path) -> Path:
+    """A file beside a catalog that says it is damaged and must be set aside."""
+    return path.with_name(path.name + ".damaged")
 
 
 def reason_of(error: sqlite3.Error) -> str:

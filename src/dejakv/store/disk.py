@@ -204,9 +204,13 @@ class DiskStore:
 
     def _shrink(self) -> None:
         """Meets a budget smaller than what the folder held."""
-        with self._catalog.transaction() as connection:
-            victims, reason = sql.make_room(connection, self._policy, self._budget)
-            gone = sql.delete(connection, victims or ())
+        try:
+            with self._catalog.transaction() as connection:
+                victims, reason = sql.make_room(connection, self._policy, self._budget)
+                gone = sql.delete(connection, victims or ())
+        except sqlite3.Error as error:
+            logger.warning("the budget of %s is not met yet: %s", self.folder, error)
+            return
         for removed in gone:
             self._counters.evicted(removed.partition, reason)
         self._finish(gone)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dejakv.errors import StoreError
 from dejakv.store import files
-from dejakv.store.catalog import Catalog
+from dejakv.store.catalog import Catalog, damage_marker
 from dejakv.store.counters import logger
 
 
@@ -49,16 +49,22 @@ def open_folder(layout: Layout) -> tuple[Catalog, bool]:
     try:
         for folder in (layout.chunks, layout.temporary):
             folder.mkdir(mode=0o700, exist_ok=True)
-        catalog, damaged = _open_catalog(layout)
-        # In a transaction no other process stands between the rename of a file and the commit of its row.
-        with catalog.transaction() as connection:
-            known = {file for (file,) in connection.execute("SELECT file FROM chunks")}
-            files.sweep(layout.chunks, known, layout.temporary)
+        try:
+            if damage_marker(layout.catalog).exists():
+                raise sqlite3.DatabaseError("it was found damaged when it was last used")
+            return _open_catalog(layout), False
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            logger.warning("the catalog of %s is set aside and the store starts empty: %s", layout.folder, error)
+        for suffix in ("", "-wal", "-shm"):
+            files.set_aside(layout.catalog.with_name(layout.catalog.name + suffix), layout.quarantine, "catalog")
+        files.remove(damage_marker(layout.catalog))
+        return _open_catalog(layout), True
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
             f"the store in {layout.folder} cannot be opened ({error}): check its rights and the free space"
         ) from error
-    return catalog, damaged
 
 
 def _claim(folder: Path) -> None:
@@ -79,13 +85,14 @@ def _claim(folder: Path) -> None:
         raise StoreError(f"{folder} cannot be a cache folder ({error}): give a folder you may write to") from error
 
 
-def _open_catalog(layout: Layout) -> tuple[Catalog, bool]:
+def _open_catalog(layout: Layout) -> Catalog:
+    catalog = Catalog(layout.catalog)
     try:
-        return Catalog(layout.catalog), False
-    except sqlite3.OperationalError:
+        # In a transaction no other process stands between the rename of a file and the commit of its row.
+        with catalog.transaction() as connection:
+            known = {file for (file,) in connection.execute("SELECT file FROM chunks")}
+            files.sweep(layout.chunks, known, layout.temporary)
+    except BaseException:
+        catalog.close()
         raise
-    except sqlite3.DatabaseError as error:
-        logger.warning("the catalog of %s is set aside and the store starts empty: %s", layout.folder, error)
-    for suffix in ("", "-wal", "-shm"):
-        files.set_aside(layout.catalog.with_name(layout.catalog.name + suffix), layout.quarantine, "catalog")
-    return Catalog(layout.catalog), True
+    return catalog

@@ -1,0 +1,194 @@
+"""A folder that is full, read-only, someone else's or left in disorder."""
+
+import contextlib
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dejakv.errors import StoreError
+from dejakv.store.disk import DiskStore
+from dejakv.testing.chunks import make_chunk, same_bits
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    store = DiskStore(tmp_path / "store")
+    assert store.put(make_chunk(0))
+    yield store
+    store.close()
+
+
+def test_nobody_else_may_read(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        (tmp_path / "store").mkdir(mode=0o777)
+        store = DiskStore(tmp_path / "store")
+        store.put(make_chunk(0))
+        for path in [store.folder, *store.folder.rglob("*")]:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            assert mode == (0o700 if path.is_dir() else 0o600), path
+        store.close()
+    finally:
+        os.umask(old)
+
+
+def test_folders_that_are_no_store_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"holds other files.*new or empty folder"):
+        DiskStore(tmp_path)
+    with pytest.raises(StoreError, match="give a folder you may write to"):
+        DiskStore(tmp_path / "thesis.txt")
+    with pytest.raises(StoreError, match="give a folder you may write to"):
+        DiskStore("/proc/dejakv")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
+    store = DiskStore(small_disk / "store")
+    stored = [number for number in range(8) if store.put(make_chunk(number, nbytes=1 << 20))]
+    assert 1 <= len(stored) < 8
+    assert store.stats("p").refused == {"full": 8 - len(stored)}
+    assert list((small_disk / "store" / "temporary").iterdir()) == []
+    for number in stored:
+        found = store.get(make_chunk(number, nbytes=1 << 20).meta.id)
+        assert found is not None
+        assert same_bits(found.tensor, make_chunk(number, nbytes=1 << 20).tensor)
+    assert store.delete(make_chunk(stored[0]).meta.id)
+    assert store.put(make_chunk(20, nbytes=1 << 19))
+    store.close()
+    again = DiskStore(small_disk / "store")
+    assert again.stats().entries == len(stored)
+    again.close()
+
+
+def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
+    store = DiskStore(small_disk / "store")
+    store.put(make_chunk(0))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    for number in range(1, 4):
+        assert store.put(make_chunk(number, nbytes=64)) is False
+    assert store.stats("p").refused == {"full": 3}
+    assert store.get(make_chunk(0).meta.id) is not None
+    store.close()
+
+
+def test_a_disk_that_turns_read_only_refuses_and_is_still_read(small_disk: Path) -> None:
+    store = DiskStore(small_disk / "store")
+    store.put(make_chunk(0))
+    # The catalog is open for writing, so a plain remount is refused; the folder for new files is what turns.
+    temporary = small_disk / "store" / "temporary"
+    subprocess.run(["mount", "--bind", str(temporary), str(temporary)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(temporary)], check=True)
+    try:
+        assert store.put(make_chunk(1)) is False
+        assert store.stats("p").refused == {"read_only": 1}
+        assert store.get(make_chunk(0).meta.id) is not None
+    finally:
+        subprocess.run(["umount", str(temporary)], check=True)
+    assert store.put(make_chunk(1))
+    store.close()
+
+
+def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None:
+    DiskStore(small_disk / "store").close()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StoreError, match=r"cannot be.*(rights|write to)"):
+        DiskStore(small_disk / "store")
+
+
+def test_a_file_size_limit_is_a_full_disk(store: DiskStore) -> None:
+    """Real without root: the kernel refuses the write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        assert store.put(make_chunk(9, nbytes=2 << 20)) is False
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert store.stats("p").refused == {"full": 1}
+    assert list((store.folder / "temporary").iterdir()) == []
+    assert store.get(make_chunk(0).meta.id) is not None
+    assert store.put(make_chunk(9, nbytes=2 << 20))
+
+
+def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: DiskStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        assert store.get(make_chunk(0).meta.id) is None
+        assert store.put(make_chunk(7)) is False
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert store.stats("p").refused == {"error": 1}
+    assert store.stats().corrupt == 0
+    assert store.get(make_chunk(0).meta.id) is not None
+
+
+def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    store.put(make_chunk(0))
+    store.close()
+    (store.folder / "temporary" / "stale.safetensors").write_bytes(b"half a chunk")
+    orphan = store.folder / "chunks" / "ab" / "orphan.safetensors"
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_bytes(b"a chunk whose row was not committed")
+    code = (
+        "import sys, time; from pathlib import Path; from dejakv.store.files import written\n"
+        f"with written(Path({str(store.folder / 'temporary' / 'busy')!r}), [b'x']):\n"
+        "    print('locked', flush=True); sys.stdin.read()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"locked\n"
+    again = DiskStore(tmp_path / "store")
+    assert [path.name for path in (again.folder / "temporary").iterdir()] == ["busy"]
+    assert not orphan.exists()
+    assert again.get(make_chunk(0).meta.id) is not None
+    again.close()
+    writer.communicate()
+    assert writer.returncode == 0
+    assert list((again.folder / "temporary").iterdir()) == []
+
+
+def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    for number in range(6):
+        store.put(make_chunk(number))
+    store.get(make_chunk(0).meta.id)
+    store.close()
+    again = DiskStore(tmp_path / "store", max_entries=2)
+    assert {meta.token_ids[0] for meta in again.metas()} == {0, 5}
+    assert again.stats().evictions == {"entries": 4}
+    assert len(list((again.folder / "chunks").glob("*/*"))) == 2
+    again.close()
