@@ -198,7 +198,7 @@ def test_equals_brute_force(donors: list[tuple[float, float]], match: str, thres
         values = [
             {
                 "all": p + v,
-                "any": max(x for x, t in zip((p, v), thresholds, strict=True) if x >= t - eps),
+                "any": max(x for x, t in zip((p, v), thresholds, strict=True) if x >= t + eps),
                 "mean": p + v,
             }[match]
             for p, v in donors

@@ -21,7 +21,7 @@ from dejakv.encoders.image import image_encoder
 from dejakv.encoders.pictures import image_roots, pictures_of
 from dejakv.encoders.text import text_encoder
 from dejakv.encoders.window import varying_part
-from dejakv.errors import ConfigError, InputError
+from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
 from dejakv.levels.layers import LayerSpec
@@ -117,7 +117,9 @@ class JoinedHook:
         for name, hook in self.hooks.items():
             try:
                 found.update(hook(llm=llm, sample=sample))
-            except InputError as error:
+            except ConfigError:
+                raise
+            except Exception as error:  # one layer's failure is not the others'
                 found[name] = error
         return found
 
@@ -161,7 +163,9 @@ def _foreign(name: str, engine: Any) -> EmbeddingHook:
         takes = inspect.signature(made).parameters
     except (TypeError, ValueError):
         takes = {}
-    hook: Any = made if {"llm", "sample"} <= set(takes) else made()
+    is_hook = {"llm", "sample"} <= set(takes)
+    hook: Any = made if is_hook else made()
+    called: Hook = hook
     if not callable(hook):
         raise ConfigError(
             f"--embedding-hook {name!r} made {type(hook).__name__}, which cannot be called: return a function"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.images import by_id, inside, media_from_file
-from dejakv.errors import InputError
+from dejakv.errors import DatasetError, InputError
 from dejakv.request import Media
 
 ROOT_VARIABLES = ("SEMANTIC_CACHE_IMAGE_ROOT", "GQA_IMAGE_ROOT", "LLAVA_IMAGE_ROOT")
@@ -39,7 +39,11 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
             if path is None and Path(image_id).suffix:
                 path = inside(root, image_id)
                 path = path if path.is_file() else None
-        except (ValueError, OSError) as error:  # a path that leaves the folder, or that no file system takes
+        except (
+            DatasetError,
+            ValueError,
+            OSError,
+        ) as error:  # a path that leaves the folder, or that no file system takes
             raise InputError(f"the image id {image_id!r} names no file below the image root: {error}") from error
         if path is not None:
             return (media_from_file(path),)

@@ -5,6 +5,7 @@ chunk. A `FusionProvider` knows how to read them from a model and how to write t
 a restart, as chunks of kind "fusion".
 """
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -96,17 +97,21 @@ class FusionCache:
             return False
         try:
             state = self.provider.capture(llm=llm, request_id=request_id, chunk_id=chunk_id)
+            if state is None or not state.tensors:
+                return False
+            self.save(state)
         except Exception:  # a provider is foreign code, and the answer is there already: it costs this state alone
             self._count("failed")
             return False
-        if state is None or not state.tensors:
-            return False
-        self.save(state)
         self._count("captured")
         return True
 
     def save(self, state: FusionState) -> None:
-        """Keeps a state, in the registry and, if there is one, in the store."""
+        """Keeps a copy of a state, in the registry and, if there is one, in the store.
+
+        Raises InputError, as the registry does, for tensors with NaN or without elements.
+        """
+        state = FusionState(state.chunk_id, {n: np.array(t) for n, t in state.tensors.items()}, state.metadata)
         empty = {name: np.empty((0, *tensor.shape), tensor.dtype) for name, tensor in state.tensors.items()}
         with self._lock:
             self._layouts[state.chunk_id] = FusionState(state.chunk_id, empty, state.metadata)
@@ -128,6 +133,9 @@ class FusionCache:
                 tensors[name] = np.asarray(block.embedding).reshape(empty.shape[1:])
             else:
                 return FusionState(chunk_id, tensors, layout.metadata)
+            if self._store is None:
+                with self._lock:
+                    self._layouts.pop(chunk_id, None)
         return self._restore(chunk_id)
 
     def inject(self, *, llm: Any, request_id: str, state: FusionState | None = None, chunk_id: str = "") -> Status:
@@ -164,11 +172,16 @@ class FusionCache:
         chunk = self._store.get(self._stored_id(chunk_id)) if self._store is not None else None
         if chunk is None or chunk.meta.partition != self.partition or chunk.meta.epoch != self.epoch:
             return None
-        data, tensors, start = np.asarray(chunk.tensor.data).reshape(-1).view(np.uint8), dict[str, Array](), 0
+        data: Array = chunk.tensor.data.reshape(-1).view(np.uint8)
+        tensors: dict[str, Array] = {}
+        start = 0
         for entry in chunk.meta.metadata["tensors"]:
-            dtype = np.dtype(entry["dtype"])
-            stop = start + dtype.itemsize * int(np.prod(entry["shape"]))
-            tensors[entry["name"]] = data[start:stop].copy().view(dtype).reshape(entry["shape"])
+            dtype: np.dtype[Any] = np.dtype(str(entry["dtype"]))
+            shape: list[int] = entry["shape"]
+            if dtype.kind not in "fiub":
+                return None
+            stop = start + dtype.itemsize * math.prod(shape)
+            tensors[str(entry["name"])] = data[start:stop].copy().view(dtype).reshape(shape)
             start = stop
         return FusionState(chunk_id, tensors, chunk.meta.metadata.get("metadata", {}))
 

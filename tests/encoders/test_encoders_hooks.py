@@ -1,0 +1,226 @@
+"""Embedding hooks and the pictures they look at."""
+
+import sys
+import types
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.encoders.hooks import EmbeddingHook, hook_named
+from dejakv.encoders.image import TowerEncoder, image_encoder, opened
+from dejakv.encoders.pictures import image_roots, pictures_of
+from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.levels.base import Query
+from dejakv.levels.latent import EmbeddingCache
+from dejakv.request import Media, Request
+
+
+def png(shade: int) -> bytes:
+    buffer = BytesIO()
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Engine:
+    """An engine that embeds: text by length, pictures by their first pixel."""
+
+    epoch = "epoch"
+
+    def __init__(self) -> None:
+        self.partitions: list[str] = []
+
+    def embed_text(self, text: str) -> np.ndarray:
+        return np.array([len(text), 1.0, 0.0], np.float32)
+
+    def embed_image(self, media: Media, partition: str = "default") -> np.ndarray:
+        self.partitions.append(partition)
+        return np.array([float(opened(media).getpixel((0, 0))[0]), 1.0], np.float32)
+
+
+def config(hook: str = "prompt_vision", layers: tuple[str, ...] = ("prompt:auto", "vision:auto"), **more: Any) -> Any:
+    return SemanticCacheConfig(index_encoder="model", embedding_layers=layers, embedding_hook=hook, **more)
+
+
+def request(chunk: str = "Where?", media: tuple[Media, ...] = (), **metadata: Any) -> Request:
+    return Request("r", "prompt", chunk, media=media, partition="tenant", metadata=metadata)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SEMANTIC_CACHE_IMAGE_ROOT", "GQA_IMAGE_ROOT", "LLAVA_IMAGE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "n161313.jpg").write_bytes(png(10))
+    (folder / "7.png").write_bytes(png(20))
+    (folder / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "secret.png").write_bytes(png(99))
+    return folder
+
+
+def test_prompt_and_vision_vectors(root: Path) -> None:
+    engine = Engine()
+    hook = hook_named("prompt_vision", config(), engine)
+    vectors = hook(request(media=(Media(png(5)),)))
+    assert sorted(vectors) == ["prompt", "vision"]
+    assert vectors["vision"].tolist() == pytest.approx([5 / 26**0.5, 1 / 26**0.5])
+    assert hook.counts == {"prompt: ok": 1, "vision: ok": 1}
+    assert engine.partitions == ["tenant"]
+
+
+def test_several_pictures_give_their_mean_direction(root: Path) -> None:
+    hook = hook_named("vision", config("vision", ("vision:auto",)), Engine())
+    both = hook(request(media=(Media(png(0)), Media(png(255)))))["vision"]
+    assert float(np.linalg.norm(both)) == pytest.approx(1.0)
+    assert 0.6 < both[0] < 0.8
+
+
+@pytest.mark.parametrize("variable", ["SEMANTIC_CACHE_IMAGE_ROOT", "GQA_IMAGE_ROOT", "LLAVA_IMAGE_ROOT", None])
+@pytest.mark.parametrize("field", ["image_id", "imageId"])
+def test_pictures_by_image_id(root: Path, variable: str | None, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if variable:
+        monkeypatch.setenv(variable, str(root))
+    roots = image_roots(None if variable else str(root))
+    assert pictures_of(request(**{field: "n161313"}), roots)[0].data == png(10)
+    assert pictures_of(request(**{field: 7}), roots)[0].data == png(20)
+    assert pictures_of(request(**{field: "7.png"}), roots)[0].data == png(20)
+    assert pictures_of(request(), roots) == ()
+
+
+def test_roots_in_their_order(tmp_path: Path) -> None:
+    environ = {"LLAVA_IMAGE_ROOT": "/c", "GQA_IMAGE_ROOT": "/b", "SEMANTIC_CACHE_IMAGE_ROOT": ""}
+    assert image_roots("/a", None, environ=environ) == [Path("/a"), Path("/b"), Path("/c")]
+
+
+@pytest.mark.parametrize("image_id", ["missing", "broken", "../secret", "/etc/passwd", "..", "a\0b", "x" * 5000])
+def test_a_picture_that_cannot_be_had_is_a_counted_skip(root: Path, image_id: str) -> None:
+    with pytest.raises(InputError):
+        pictures_of(request(image_id=image_id), [root])
+    hook = hook_named("prompt_vision", config(image_root=str(root)), Engine())
+    assert list(hook(request(image_id=image_id))) == ["prompt"]
+    assert hook.counts == {"prompt: ok": 1, "vision: skip (InputError)": 1}
+    assert hook.last_error.startswith("vision: ")
+
+
+def test_a_link_out_of_the_root_is_not_followed(root: Path) -> None:
+    (root / "link.png").symlink_to(root.parent / "secret.png")
+    with pytest.raises(InputError, match="no file below"):
+        pictures_of(request(image_id="link"), [root])
+
+
+def test_without_roots_the_message_says_which_to_set(root: Path) -> None:
+    with pytest.raises(InputError, match="GQA_IMAGE_ROOT"):
+        pictures_of(request(image_id="7"), image_roots())
+
+
+def test_a_request_without_picture_has_no_vision_vector_and_is_no_skip(root: Path) -> None:
+    hook = hook_named("prompt_vision", config(), Engine())
+    assert list(hook(request())) == ["prompt"]
+    assert hook.counts == {"prompt: ok": 1}
+
+
+def test_unreadable_media_is_a_counted_skip(root: Path) -> None:
+    hook = hook_named("prompt_vision", config(), Engine())
+    assert list(hook(request(media=(Media(b"no picture"),)))) == ["prompt"]
+    assert hook.counts["vision: skip (InputError)"] == 1
+
+
+def own_module(monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:
+    module = types.ModuleType("my_hooks")
+    for name, value in names.items():
+        setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, "my_hooks", module)
+
+
+class MyHook:
+    fingerprint = "mine"
+
+    def __call__(self, *, llm: Any, sample: Request) -> Mapping[str, Any]:
+        return {"mine": [float(len(sample.chunk)), llm.embed_text("x")[0]], "other": None}
+
+
+def my_function(llm: Any, sample: Request) -> Mapping[str, Any]:
+    if sample.chunk == "bad":
+        raise ZeroDivisionError("by zero")
+    return {"mine": np.ones(2)}
+
+
+def test_own_hooks_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_module(monkeypatch, Factory=MyHook, function=my_function, nothing=lambda: 3, number=3)
+    layers = ("mine:2",)
+    hook = hook_named("my_hooks:Factory", config("my_hooks:Factory", layers), Engine())
+    assert hook(request("abc"))["mine"].tolist() == [3.0, 1.0]
+    assert hook.counts == {"mine: ok": 1}
+    plain = hook_named("my_hooks:function", config("my_hooks:function", layers), Engine())
+    assert plain(request())["mine"].tolist() == [1.0, 1.0]
+    assert plain.fingerprint != hook.fingerprint
+    assert plain(request("bad")) == {}
+    assert plain.counts["hook: skip (ZeroDivisionError)"] == 1
+    assert "by zero" in plain.last_error
+    with pytest.raises(ConfigError, match="cannot be called"):
+        hook_named("my_hooks:nothing", config("my_hooks:nothing", layers), Engine())
+    with pytest.raises(ConfigError, match="callable"):
+        hook_named("my_hooks:number", config("my_hooks:number", layers), Engine())
+
+
+@pytest.mark.parametrize("name", ["no.such.module:factory", "dejakv.errors:no_such_name"])
+def test_a_hook_that_does_not_import(name: str) -> None:
+    with pytest.raises(ConfigError, match="--embedding-hook"):
+        hook_named(name, config(name), Engine())
+
+
+def test_unknown_hooks_and_layers_nobody_makes() -> None:
+    with pytest.raises(ConfigError, match="prompt_vision"):
+        hook_named("audio", config("audio"), Engine())
+    with pytest.raises(ConfigError, match="'vision'"):
+        hook_named("prompt", config("prompt"), Engine())
+    with pytest.raises(ConfigError, match="'prompt'"):
+        hook_named("none", config("none"), Engine())
+    assert hook_named("none", config("none", ()), Engine())(request()) == {}
+
+
+def test_a_wrong_dimension_is_told_at_first_use_with_the_flag_to_write() -> None:
+    layers = ("prompt:384:0.8",)
+    hook = hook_named("prompt", config("prompt", layers), Engine())
+    level = EmbeddingCache(layers)
+    with pytest.raises(ConfigError, match=r"'prompt'.*384.*--embedding-layer prompt:3:0\.8"):
+        level.search(Query(request(), "s", lambda: hook(request())))
+
+
+def test_torch_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    hook = EmbeddingHook(lambda *, llm, sample: {"x": torch.ones(2, requires_grad=True).bfloat16()}, None, "f")
+    assert hook(request())["x"].tolist() == [1.0, 1.0]
+
+
+def test_the_tower_stands_in_where_clip_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ModelError("cannot be loaded")
+
+    monkeypatch.setattr("dejakv.encoders.image.load_sentence_transformer", fail)
+    assert isinstance(image_encoder(Engine()), TowerEncoder)
+    with pytest.raises(ConfigError, match="vision layer has no encoder"):
+        image_encoder(None)
+
+
+def test_clip_is_used_where_it_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Clip(torch.nn.Module):
+        def encode(self, pictures: list[Any], **_: Any) -> np.ndarray:
+            return np.stack([np.asarray(p, np.float32).mean(axis=(0, 1)) + 1 for p in pictures])
+
+    monkeypatch.setattr("dejakv.encoders.image.load_sentence_transformer", lambda *_: Clip())
+    encoder = image_encoder(Engine())
+    assert not isinstance(encoder, TowerEncoder)
+    row = encoder.encode(Media(png(50)))
+    assert row.tolist() == pytest.approx((np.array([51, 1, 1]) / np.linalg.norm([51, 1, 1])).tolist())
+    with pytest.raises(InputError, match="readable image"):
+        encoder.encode(Media(b"no"))
+    assert isinstance(image_encoder(Engine(), prefer_clip=False), TowerEncoder)

