@@ -172,7 +172,7 @@ def _foreign(name: str, engine: Any) -> EmbeddingHook:
         )
     fingerprint = getattr(hook, "fingerprint", None)
     return EmbeddingHook(
-        hook, engine, epoch_of({"hook": name, "own": str(fingerprint or ""), "engine": _epoch(engine)})
+        called, engine, epoch_of({"hook": name, "own": str(fingerprint or ""), "engine": _epoch(engine)})
     )
 
 
