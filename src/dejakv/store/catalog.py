@@ -171,11 +171,14 @@ class _Connection:
         self._lock = threading.RLock()
         self._pid = -1
         self._connection: sqlite3.Connection | None = None
+        self._inherited: sqlite3.Connection | None = None
 
     @contextmanager
     def use(self) -> Generator[sqlite3.Connection]:
         with self._lock:
             if self._connection is None or self._pid != os.getpid():
+                # The parent's is kept unused: closing it here would release what the parent still has.
+                self._inherited = self._connection
                 self._connection, self._pid = self._open(), os.getpid()
             try:
                 yield self._connection
