@@ -30,6 +30,15 @@ class Capabilities:
         return replace(self, **{name: False}, reasons={**self.reasons, name: reason})
 
 
+def without_adapter_wrapper(model: Any) -> Any:
+    """The transformers model inside a PEFT wrapper: LoRA layers stay in place. Prompt learning is refused."""
+    if not hasattr(model, "peft_config"):
+        return model
+    if getattr(model, "active_peft_config", None) is not None and model.active_peft_config.is_prompt_learning:
+        raise ModelError("prompt-learning adapters put virtual tokens before the prompt: merge the adapter or use LoRA")
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def check_attention(model: Any) -> str:
     """The attention implementation. Raises: ModelError for one that cannot continue from arbitrary state."""
     text = model.config.get_text_config(decoder=True)

@@ -115,22 +115,32 @@ def generate(
     arguments: Mapping[str, Any],
     *,
     clock: Clock,
-    tokenizer: Any = None,
+    tokenizer: Any,
     on_token: OnToken | None = None,
-    call: Callable[..., Any] | None = None,
 ) -> Any:
     """Continues `ids` `[1, n]` from a cache that holds its first tokens (None: the model's own); what `generate` returns.
 
-    call  the `generate` to use where the model's own attribute is something else
+    It is the class's `generate` that is called: the object's own may be the one that called this (see `attach`).
     """
     arguments = dict(arguments)
-    if tokenizer is not None and arguments.get("streamer") is None:
-        if arguments.get("num_beams") in (None, 1):
-            arguments["streamer"] = TokenStream(clock, tokenizer, on_token)
-        else:
-            given = arguments.get("stopping_criteria") or []
-            arguments["stopping_criteria"] = StoppingCriteriaList([*given, FirstStep(clock)])
-    run = call or model.generate
-    given = {"past_key_values": cache} if cache is not None else {}
-    with torch.inference_mode():
-        return run(input_ids=ids, **given, **arguments)
+    if cache is not None:
+        arguments["past_key_values"] = cache
+    if arguments.get("streamer") is None and width(model, arguments) == 1:
+        arguments["streamer"] = TokenStream(clock, tokenizer, on_token)
+    else:
+        criteria = arguments.get("stopping_criteria") or []
+        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, FirstStep(clock)])
+    return type(model).generate(model, input_ids=ids, **arguments)
+
+
+def width(model: Any, arguments: Mapping[str, Any]) -> int:
+    """How many rows `generate` makes of one prompt: beams, or sequences asked for."""
+    given = arguments.get("generation_config")
+
+    def setting(name: str) -> int:
+        for value in (arguments.get(name), getattr(given, name, None), getattr(model.generation_config, name, None)):
+            if value is not None:
+                return int(value)
+        return 1
+
+    return max(setting("num_beams"), setting("num_return_sequences"))

@@ -14,7 +14,13 @@ from transformers.cache_utils import Cache
 
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.transformers import decoding
-from dejakv.engines.transformers.capabilities import Capabilities, check_attention, from_config, self_check
+from dejakv.engines.transformers.capabilities import (
+    Capabilities,
+    check_attention,
+    from_config,
+    self_check,
+    without_adapter_wrapper,
+)
 from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.decoding import Clock, OnToken
 from dejakv.engines.transformers.features import given_features
@@ -41,7 +47,7 @@ class TransformersEngine:
     def __init__(
         self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True
     ) -> None:
-        self.model = _without_adapter_wrapper(model)
+        self.model = without_adapter_wrapper(model)
         self.tokenizer = tokenizer
         self.processor = processor
         self._attention = check_attention(self.model)
@@ -172,15 +178,13 @@ class TransformersEngine:
                 extra = {"position_ids": place}
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
-            beams = int(arguments.get("num_beams") or 1) * int(arguments.get("num_return_sequences") or 1)
+            beams = decoding.width(self.model, arguments)
             if beams > 1 and planned is None and cache is not None:
                 if n - held > 1:
                     self._prefill(ids, cache, held, rows, extra)
                     rows = None
                 cache.batch_repeat_interleave(beams)
-            base = self._base
-            call = lambda **given: type(self.model).generate(self.model, **given)  # noqa: E731
-            with given_features(base, rows) as features:
+            with given_features(self._base, rows) as features:
                 output = decoding.generate(
                     self.model,
                     ids,
@@ -189,7 +193,6 @@ class TransformersEngine:
                     clock=clock,
                     tokenizer=self.tokenizer,
                     on_token=on_token,
-                    call=call,
                 )
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
@@ -259,8 +262,7 @@ class TransformersEngine:
         place = extra.get("position_ids")
         if place is None:
             place = torch.arange(n, device=ids.device)[None]
-        base = self._base
-        with torch.inference_mode(), given_features(base, rows) as features:
+        with torch.inference_mode(), given_features(self._base, rows) as features:
             self.model(
                 input_ids=ids[:, held : n - 1],
                 past_key_values=cache,
@@ -287,15 +289,6 @@ class TransformersEngine:
         pad = config.pad_token_id if config.pad_token_id is not None else first
         given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
         return {name: value for name, value in given.items() if value is not None}
-
-
-def _without_adapter_wrapper(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper: LoRA layers stay in place. Prompt learning is refused."""
-    if not hasattr(model, "peft_config"):
-        return model
-    if getattr(model, "active_peft_config", None) is not None and model.active_peft_config.is_prompt_learning:
-        raise ModelError("prompt-learning adapters put virtual tokens before the prompt: merge the adapter or use LoRA")
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from dejakv.errors import InputError, ModelError
 from dejakv.request import Media
 
 _TEXT_KEYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "num_patches", "num_crops"}
-_KNOWN, _PROCESSED = 100_000, 4
+_KNOWN = 100_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Picture:
 
 @dataclass
 class PictureBook:
-    """Knows every picture seen by digest, and keeps the pixels of the last few.
+    """Knows every picture seen by digest, and keeps the pixels of the last `held`.
 
     A picture is decoded and processed when it is first seen (its token count may depend on its size), and again only if
     the tower must run although its pixels are gone. One request uses it at a time.
@@ -42,6 +42,7 @@ class PictureBook:
     processor: Any
     image_token: str = ""
     image_token_id: int | None = None
+    held: int = 4
     _known: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
     _pixels: OrderedDict[str, Mapping[str, torch.Tensor]] = field(default_factory=OrderedDict)
 
@@ -63,7 +64,7 @@ class PictureBook:
         self._pixels.move_to_end(digest)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        while len(self._pixels) > _PROCESSED:
+        while len(self._pixels) > self.held:
             self._pixels.popitem(last=False)
 
     def pixels(self, media: Media) -> Mapping[str, torch.Tensor]:

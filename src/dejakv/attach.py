@@ -1,0 +1,66 @@
+"""Puts the cache behind a model's own `generate`, for as long as a `with` lasts.
+
+    with dejakv.attach(model, tokenizer) as cache:
+        model.generate(**inputs, max_new_tokens=32)   # computed and stored
+        model.generate(**inputs, max_new_tokens=32)   # starts from the stored state
+
+Only this one object is changed (its attribute `generate`), and it is changed back whatever happens.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from dejakv.build import build_cache
+from dejakv.cache import HierarchicalCache
+from dejakv.config import SemanticCacheConfig
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.engines.transformers.attached import AttachedModel
+from dejakv.errors import ConfigError
+from dejakv.records import Record
+from dejakv.request import DEFAULT_PARTITION
+
+
+@contextmanager
+def attach(
+    model: Any,
+    processor_or_tokenizer: Any,
+    config: SemanticCacheConfig | None = None,
+    *,
+    cache: HierarchicalCache | None = None,
+    encoder_cache: Any = None,
+    partition: str = DEFAULT_PARTITION,
+    on_record: Callable[[Record], None] | None = None,
+) -> Generator[HierarchicalCache, None, None]:
+    """Caches what `model.generate` computes; it takes and returns what it always did.
+
+    Identity is token ids and pixels. By default only equal prefixes and equal prompts are reused, so answers stay what
+    they were; `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from similar prompts. A batch is
+    served row by row. Calls that no stored state can serve (embeddings or a cache given by the caller, assisted
+    decoding, other modalities) go to the model untouched; `on_record` is told of each with the reason.
+
+    model                   a causal or image-text model of transformers, or its PEFT wrapper
+    processor_or_tokenizer  for image-text models the processor
+    cache                   used instead of a new one made from `config`, and left open
+    encoder_cache           a `VisualKVCache` to share; by default one of `config.encoder_bytes`
+    on_record               called with the record of every prompt served
+
+    Yields the cache. Raises: ModelError for a model that cannot be served, ConfigError if it is attached already.
+    """
+    own = cast(dict[str, Any], vars(model))
+    if "generate" in own:
+        raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
+    settings = config or (cache.config if cache is not None else SemanticCacheConfig(semantic_text=False))
+    registry = encoder_cache
+    if registry is None and settings.encoder_bytes:
+        registry = VisualKVCache(max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes)
+    attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record)
+    used = cache if cache is not None else build_cache(settings, attached)
+    attached.serve_from(used)
+    own["generate"] = attached.generate_call
+    try:
+        yield used
+    finally:
+        del own["generate"]
+        if cache is None:
+            used.close()

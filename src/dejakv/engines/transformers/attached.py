@@ -1,0 +1,136 @@
+"""A model whose `generate` is served through the pipeline: the engine's face that takes prompts as token ids."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dejakv.cache import HierarchicalCache
+from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.transformers.batches import PROMPT_KEYS, Row, joined, rows_of, why_untouched
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.planned import PlannedCache
+from dejakv.engines.transformers.prompts import spans_of
+from dejakv.errors import InputError
+from dejakv.pipeline import Pipeline
+from dejakv.records import Record
+from dejakv.request import Request, Sampling
+
+
+class AttachedModel(TransformersEngine):
+    """Serves calls of `generate` one at a time. What `generate` was called with travels in the request's metadata."""
+
+    def __init__(
+        self,
+        model: Any,
+        processor_or_tokenizer: Any,
+        registry: Any,
+        partition: str,
+        on_record: Callable[[Record], None] | None = None,
+    ) -> None:
+        processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
+        tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
+        super().__init__(model, tokenizer, processor, encoder_cache=registry)
+        self._called = model
+        self._partition = partition
+        self._on_record = on_record or (lambda _record: None)
+        self._pipeline: Pipeline | None = None
+        self._calls = threading.RLock()
+        self._output: Any = None
+        self._count = 0
+
+    def serve_from(self, cache: HierarchicalCache) -> None:
+        self._pipeline = Pipeline(self, cache)
+
+    def generate_call(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
+        """What `model.generate` is while attached; returns what it returns."""
+        with self._calls, torch.no_grad():
+            if args:
+                return self._untouched("positional arguments", inputs, *args, **arguments)
+            if inputs is not None:
+                arguments["input_ids"] = inputs
+            images = self.vision is not None and self.capabilities.images
+            reason = why_untouched(arguments, images)
+            if not reason and not self.capabilities.reuse:
+                reason = self.capabilities.reasons.get("reuse", "reuse is not possible")
+            if reason:
+                return self._untouched(reason, **arguments)
+            try:
+                rows = rows_of(arguments, self.vision.book.image_token_id if self.vision is not None else None)
+                prepared = [self._prepare_row(row) for row in rows]
+            except (ValueError, InputError) as error:
+                return self._untouched(str(error), **arguments)
+            options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
+            options |= {name: value for name, value in self._special_tokens().items() if not _named(name, arguments)}
+            outputs = [self._serve(item, options) for item in prepared]
+            if len(outputs) == 1:
+                return outputs[0]
+            lengths = [len(row.token_ids) for row in rows]
+            return joined(outputs, arguments["input_ids"], lengths, _padding(options, arguments))
+
+    def prepare(self, request: Request) -> Prepared:
+        """The prompt is prepared already: it came as token ids."""
+        prepared: Prepared | None = request.metadata.get("prepared")
+        return replace(prepared, request=request) if prepared is not None else super().prepare(request)
+
+    def run(
+        self,
+        prepared: Prepared,
+        *,
+        start: Start | None = None,
+        sampling: Sampling | None = None,
+        on_token: Callable[[int, str], None] | None = None,
+        planned: PlannedCache | None = None,
+    ) -> Completion:
+        """Runs with the arguments of the call that is being served."""
+        options: Mapping[str, Any] = prepared.request.metadata["options"]
+        completion = self.generate(prepared, options, start=start, on_token=on_token, planned=planned)
+        self._output = (completion.details["output"], len(prepared.token_ids))
+        return completion
+
+    def _prepare_row(self, row: Row) -> Prepared:
+        self._check_length(len(row.token_ids))
+        spans = ()
+        if row.media and self.vision is not None:
+            book = self.vision.book
+            book.held = max(book.held, len(row.media))
+            for item, picture, pixels in zip(row.media, row.pictures, row.pixels, strict=True):
+                book.add(item.digest, picture, pixels)
+            digests = [item.digest for item in row.media]
+            spans = spans_of(row.token_ids, book.image_token_id, row.pictures, digests)
+        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        self._count += 1
+        request = Request(f"generate-{self._count}", text, text, row.media, self._partition)
+        return Prepared(request, row.token_ids, spans)
+
+    def _serve(self, prepared: Prepared, options: Mapping[str, Any]) -> Any:
+        """One prompt through the pipeline; the output with this prompt's tokens in front, whoever's state served it."""
+        assert self._pipeline is not None
+        request = replace(prepared.request, metadata={"prepared": prepared, "options": options})
+        record = self._pipeline.answer(request).record
+        (output, ran), self._output = self._output, None
+        self._on_record(record)
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        own = torch.tensor([prepared.token_ids], device=sequences.device).expand(sequences.shape[0], -1)
+        sequences = torch.cat([own, sequences[:, ran:]], dim=1)
+        if isinstance(output, torch.Tensor):
+            return sequences
+        output.sequences = sequences
+        return output
+
+    def _untouched(self, reason: str, *args: Any, **arguments: Any) -> Any:
+        self._on_record(Record("untouched", reason=reason))
+        return type(self._called).generate(self._called, *args, **arguments)
+
+
+def _named(name: str, arguments: Mapping[str, Any]) -> bool:
+    return name in arguments or getattr(arguments.get("generation_config"), name, None) is not None
+
+
+def _padding(options: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
+    given = options.get("pad_token_id")
+    if given is None:
+        given = getattr(arguments.get("generation_config"), "pad_token_id", None)
+    return int(given or 0)

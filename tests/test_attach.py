@@ -1,0 +1,227 @@
+"""`attach`: a model's own `generate`, with and without the cache, gives the same."""
+
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import DynamicCache, GenerationConfig
+
+import dejakv
+from dejakv import SemanticCacheConfig
+from dejakv.build import build_cache
+from dejakv.errors import ConfigError, ModelError
+from dejakv.records import Record
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_transformers", Path(__file__).parent / "engines" / "transformers" / "tiny_transformers.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+tiny: Any = sys.modules.get("tiny_transformers") or importlib.util.module_from_spec(_spec)
+if "tiny_transformers" not in sys.modules:
+    sys.modules["tiny_transformers"] = tiny
+    _spec.loader.exec_module(tiny)
+
+LONG = "three green balls, two red cones and one cube: what colour is the cube beside the red cone and how many are left of it"
+OTHER = LONG[:90] + " yes or no"
+START = "three green balls, two red cones and one cube: how many are"
+
+
+def text(name: str = "llama") -> tuple[Any, Any]:
+    return tiny.text_model(name), tiny.tokenizer()
+
+
+def ask(tokenizer: Any, *prompts: str) -> dict[str, torch.Tensor]:
+    tokenizer.padding_side = "left"
+    given = tokenizer(list(prompts), return_tensors="pt", padding=True)
+    return {"input_ids": given["input_ids"], "attention_mask": given["attention_mask"]}
+
+
+def picture_inputs(processor: Any, prompts: list[str], pictures: list[list[Any]]) -> dict[str, torch.Tensor]:
+    images = [[Image.open(io.BytesIO(item.data)).convert("RGB") for item in group] for group in pictures]
+    processor.tokenizer.padding_side = "left"
+    given = processor(text=prompts, images=images, return_tensors="pt", padding=True)
+    return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "opt", "gemma2"])
+def test_equal_and_longer_prompts_start_from_stored_state_and_answer_the_same(name: str) -> None:
+    model, tokenizer = text(name)
+    records: list[Record] = []
+    one, two = ask(tokenizer, LONG), ask(tokenizer, OTHER)
+    options = {"max_new_tokens": 7, "pad_token_id": 1}
+    expected = [model.generate(**inputs, **options) for inputs in (one, one, two)]
+    with dejakv.attach(model, tokenizer, on_record=records.append) as cache:
+        got = []
+        for inputs in (one, one, two):
+            got.append(model.generate(**inputs, **options))
+            cache.flush()
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert [record.method for record in records] == ["none", "exact", "prefix"]
+    assert records[1].computed_tokens == 1
+    assert 1 < records[2].computed_tokens < records[2].prompt_tokens
+    assert "generate" not in vars(model)
+    assert torch.equal(model.generate(**one, **options), expected[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 4, "max_new_tokens": 5},
+        {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 5},
+        {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 5},
+        {"do_sample": True, "temperature": 0.8, "top_k": 20, "max_new_tokens": 5},
+        {"generation_config": GenerationConfig(max_new_tokens=5, num_beams=2, pad_token_id=1, eos_token_id=1)},
+        {"max_new_tokens": 5, "repetition_penalty": 1.3, "output_logits": True, "return_dict_in_generate": True},
+    ],
+    ids=["beams", "beams-returned", "samples-returned", "sampled", "config", "dict"],
+)
+def test_arguments_of_generate_pass_through(options: dict[str, Any]) -> None:
+    model, tokenizer = text()
+    inputs = ask(tokenizer, LONG)
+    options = {"pad_token_id": 1, **options}
+    torch.manual_seed(3)
+    expected = model.generate(**inputs, **options)
+    records: list[Record] = []
+    with dejakv.attach(model, tokenizer, on_record=records.append) as cache:
+        for _ in range(2):
+            torch.manual_seed(3)
+            got = model.generate(**inputs, **options)
+            cache.flush()
+            if isinstance(expected, torch.Tensor):
+                assert torch.equal(got, expected)
+            else:
+                assert torch.equal(got.sequences, expected.sequences)
+                torch.testing.assert_close(torch.cat(got.logits), torch.cat(expected.logits), atol=1e-4, rtol=1e-4)
+                assert isinstance(got.past_key_values, DynamicCache)
+    assert [record.method for record in records] == ["none", "exact"]
+
+
+def test_a_padded_batch_is_served_row_by_row() -> None:
+    model, tokenizer = text()
+    inputs = ask(tokenizer, LONG, OTHER, "how many")
+    options = {"max_new_tokens": 6, "pad_token_id": 1}
+    expected = model.generate(**inputs, **options)
+    records: list[Record] = []
+    with dejakv.attach(model, tokenizer, on_record=records.append) as cache:
+        for _ in range(2):
+            assert torch.equal(model.generate(**inputs, **options), expected)
+            cache.flush()
+    assert [record.method for record in records[3:]] == ["exact"] * 3
+
+
+@pytest.mark.parametrize("name", tiny.IMAGES)
+def test_pictures_are_part_of_the_identity(name: str) -> None:
+    model, processor = tiny.image_model(name)
+    mark = tiny.PLACEHOLDER[name]
+    one, two = tiny.picture(1, 24, 16), tiny.picture(2, 24, 16)
+    asked = [
+        picture_inputs(processor, [f"{START} {mark} what colour is the cube"], [[one]]),
+        picture_inputs(processor, [f"{START} {mark} what colour is the cube"], [[two]]),
+        picture_inputs(processor, [f"{START} {mark} how many balls"], [[one]]),
+        picture_inputs(processor, [f"{START} {mark} what colour is the cube"], [[one]]),
+        picture_inputs(
+            processor, [f"{START} {mark} and {mark} how many", f"{START} {mark} left of it"], [[two, one], [one]]
+        ),
+    ]
+    options = {"max_new_tokens": 5, "pad_token_id": 1}
+    expected = [model.generate(**inputs, **options) for inputs in asked]
+    records: list[Record] = []
+    with dejakv.attach(model, processor, on_record=records.append) as cache:
+        for inputs, want in zip(asked, expected, strict=True):
+            assert torch.equal(model.generate(**inputs, **options), want)
+            cache.flush()
+    assert [record.method for record in records[:4]] == ["none", "prefix", "prefix", "exact"]
+    before = int((asked[0]["input_ids"][0] == model.config.image_token_id).nonzero()[0])
+    assert records[1].reused_tokens == before, "another picture shares what stands before it, and nothing after"
+    assert records[2].reused_tokens > before
+    assert sum(record.encoder_runs for record in records) == 2
+    assert len(records) == 6
+
+
+def test_adopt_answers_from_a_similar_prompt_with_the_callers_own_tokens_in_front() -> None:
+    model, tokenizer = text()
+    config = SemanticCacheConfig(
+        reuse="adopt", index_encoder="model", similarity_threshold=0.5, lexical_guard=False, min_gain=1
+    )
+    one, two = ask(tokenizer, LONG), ask(tokenizer, "is it " + LONG)
+    records: list[Record] = []
+    with dejakv.attach(model, tokenizer, config, on_record=records.append) as cache:
+        first = model.generate(**one, max_new_tokens=5, pad_token_id=1)
+        cache.flush()
+        second = model.generate(**two, max_new_tokens=5, pad_token_id=1)
+    if records[1].method != "adopt":
+        pytest.fail(f"{records[1]}")
+    prompt = two["input_ids"]
+    assert torch.equal(second[:, : prompt.shape[1]], prompt)
+    assert torch.equal(second[:, prompt.shape[1] :], first[:, one["input_ids"].shape[1] :])
+
+
+def test_what_no_stored_state_can_serve_goes_to_the_model_untouched() -> None:
+    model, tokenizer = text()
+    inputs = ask(tokenizer, LONG)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    holes = mask.clone()
+    holes[0, 3] = 0
+    embeds = model.get_input_embeddings()(ids).detach()
+    calls: list[dict[str, Any]] = [
+        {"inputs_embeds": embeds, "attention_mask": mask},
+        {"input_ids": ids, "attention_mask": holes},
+        {"input_ids": ids, "attention_mask": mask, "past_key_values": DynamicCache()},
+        {"input_ids": ids, "attention_mask": mask, "use_cache": False},
+        {"input_ids": ids.repeat(2, 1), "attention_mask": mask.repeat(2, 1), "return_dict_in_generate": True},
+    ]
+    options = {"max_new_tokens": 4, "pad_token_id": 1}
+    records: list[Record] = []
+    for call in calls:
+        fresh = {**call, **({"past_key_values": DynamicCache()} if "past_key_values" in call else {})}
+        expected = model.generate(**fresh, **options)
+        with dejakv.attach(model, tokenizer, on_record=records.append):
+            got = model.generate(**call, **options)
+        tensors = [value if isinstance(value, torch.Tensor) else value.sequences for value in (got, expected)]
+        assert torch.equal(*tensors)
+    assert [record.request_id for record in records] == ["untouched"] * len(calls)
+    assert all(record.reason for record in records)
+
+
+def test_leaving_by_an_error_restores_the_model_and_attaching_twice_is_refused() -> None:
+    model, tokenizer = text()
+    with dejakv.attach(model, tokenizer):
+        with pytest.raises(ConfigError, match="attached already"), dejakv.attach(model, tokenizer):
+            pass
+        assert "generate" in vars(model)
+    with pytest.raises(RuntimeError, match="mine"), dejakv.attach(model, tokenizer):
+        raise RuntimeError("mine")
+    assert "generate" not in vars(model)
+
+
+def test_a_cache_of_the_callers_stays_open_and_survives_between_attachments(tmp_path: Path) -> None:
+    model, tokenizer = text()
+    inputs = ask(tokenizer, LONG)
+    config = SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path / "cache"))
+    records: list[Record] = []
+    cache = build_cache(config)
+    with dejakv.attach(model, tokenizer, cache=cache):
+        expected = model.generate(**inputs, max_new_tokens=4, pad_token_id=1)
+    cache.flush()
+    cache.close()
+    with dejakv.attach(model, tokenizer, config, on_record=records.append):
+        assert torch.equal(model.generate(**inputs, max_new_tokens=4, pad_token_id=1), expected)
+    assert [record.method for record in records] == ["exact"]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    with dejakv.attach(model, tokenizer, config, on_record=records.append):
+        model.generate(**inputs, max_new_tokens=4, pad_token_id=1)
+    assert records[-1].method == "none", "changed weights must not find the old state"
+
+
+def test_attention_that_cannot_continue_from_state_is_refused() -> None:
+    model, tokenizer = text()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ModelError, match="sdpa"), dejakv.attach(model, tokenizer):
+        pass
