@@ -27,6 +27,9 @@ _QUESTIONS = {a: [_pieces(w) for w in v.questions] for a, v in ATTRIBUTES.items(
 _FILLERS = [_pieces(w) for w in FILLERS]
 _OPENINGS = [_pieces(w) for w in OPENINGS]
 _NAMES = [_IDS[n] for n in NAMES]
+_PLAIN = sorted({p for x in _FILLERS for p in x if p >= 0})
+_LETTERS = [_IDS[c] for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
+_MORE_LETTERS = [_IDS[f"##{c}"] for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
 
 
 @dataclass
@@ -60,6 +63,17 @@ class Batch:
         return Batch(**moved)
 
 
+def _noise(rng: random.Random) -> list[int]:
+    """A sentence of filler words and of words spelled in characters: what the model must learn to pass over."""
+    words: list[int] = []
+    for _ in range(rng.randint(2, 6)):
+        if rng.random() < 0.5:
+            words.append(rng.choice(_PLAIN))
+        else:
+            words += [rng.choice(_LETTERS), *rng.choices(_MORE_LETTERS, k=rng.randint(1, 7))]
+    return [*words, _IDS["."]]
+
+
 def _stretched(rng: random.Random, borders: list[int], length: int, limit: int) -> list[int]:
     """Positions of a document whose sentences start at `borders`, with random gaps between sentences up to `limit`.
 
@@ -85,7 +99,8 @@ def _document(rng: random.Random, facts: int, filler: float) -> tuple[list[int],
         if chance() < filler:
             n, m = rng.sample(_NAMES, 2)
             borders.append(len(tokens))
-            tokens += [n if p == _NAME else m if p == _OTHER else p for p in choice(_FILLERS)]
+            piece = choice(_FILLERS) if chance() < 0.8 else _noise(rng)
+            tokens += [n if p == _NAME else m if p == _OTHER else p for p in piece]
         borders.append(len(tokens))
         if chance() < 0.1:
             tokens += choice(_OPENINGS)
@@ -110,10 +125,12 @@ def make_batch(
     """`documents` documents of `facts` facts; with probability `stretch` each gets gaps in its positions."""
     docs, positions, asks, ask_positions, ats, values, stated_at, asked = [], [], [], [], [], [], [], []
     questions = min(questions, facts)
+    # All of a batch or none: questions are padded to the longest.
+    noisy = rng.random() < 0.05
     for number in range(documents):
         tokens, borders, stated = _document(rng, facts, filler)
-        # 16 positions a question are kept free behind the document.
-        limit = context - (16 * questions if turns else 20)
+        # Positions are kept free behind the document: 20 a question in a talk, enough for one with noise otherwise.
+        limit = context - (20 * questions if turns else 80)
         gaps = rng.random() < stretch and len(tokens) < limit
         where = _stretched(rng, borders, len(tokens), limit) if gaps else list(range(len(tokens)))
         docs.append(tokens)
@@ -122,6 +139,8 @@ def make_batch(
         begin = where[-1] + 1
         for p, n, a, v in rng.sample(stated, questions):
             body = [_IDS[n] if t == _NAME else t for t in rng.choice(_QUESTIONS[a])]
+            if noisy:
+                body = [*_noise(rng), *body] if rng.random() < 0.5 else [*body, *_noise(rng)]
             asks.append([_IDS[QUESTION], *body, _IDS[ANSWER], v, _IDS[EOS]])
             ask_positions.append(range(begin, begin + len(asks[-1])))
             begin += len(asks[-1]) if turns else 0

@@ -24,5 +24,6 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
     save_tokenizer(new, c.max_position_embeddings)
     folder.mkdir(parents=True, exist_ok=True)
     for file in new.iterdir():
+        file.chmod(0o644)
         file.replace(folder / file.name)
     new.rmdir()
