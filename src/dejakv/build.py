@@ -5,6 +5,7 @@ from typing import Any
 from dejakv.cache import Embed, HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.registry import factory
+from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
 from dejakv.guards.base import Guard
 from dejakv.guards.context import ContextGuard
@@ -66,8 +67,6 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed | None, 
     """What computes the latent layers' vectors of a request, and its fingerprint."""
     if not config.embedding_layers:
         return None, ""
-    from dejakv.encoders.hooks import hook_named
-
     hook = hook_named(config.embedding_hook, config, engine)
     return hook, hook.fingerprint
 

@@ -16,7 +16,8 @@ def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig) -> Pipeline
         return Pipeline(engine.for_arm("none"))
     if arm == "prefix":
         return Pipeline(engine.for_arm("prefix"), prefix_cache(config))
-    return Pipeline(engine.for_arm("cache"), build_cache(config, engine))
+    whole = engine.for_arm("cache")
+    return Pipeline(whole, build_cache(config, whole))
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
