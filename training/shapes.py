@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from training import shapes_state
-from training.shapes_batches import Batches
+from training.shapes_batches import Batches, adapted
 from training.shapes_eval import quick_accuracy
 from training.shapes_learner import Average, Heads, losses
 from training.shapes_model import build_model, build_processor, export
@@ -51,7 +51,8 @@ def train(args: argparse.Namespace) -> None:
         done = progress.seconds / limit
         for group in optimizer.param_groups:
             group["lr"] = rate(progress.step, done, args.peak)
-        batch = batches.make(f"train-{args.seed}-{progress.step}", LEVELS[progress.level]).to(args.device)
+        seed, weights = f"train-{args.seed}-{progress.step}", adapted(progress.kinds)
+        batch = batches.make(seed, LEVELS[progress.level], weights=weights).to(args.device)
         with torch.autocast(args.device, torch.bfloat16, enabled=not args.fp32):
             loss = losses(model, heads, batch)
         optimizer.zero_grad(set_to_none=True)
@@ -60,6 +61,8 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step()
         average.update(model, progress.step)
         progress.accuracy += 0.02 * (loss.correct.float().mean().item() - progress.accuracy)
+        for kind, right in zip(batch.kinds, loss.correct.tolist(), strict=True):
+            progress.kinds[kind] = progress.kinds.get(kind, 0.0) * 0.998 + 0.002 * right
         progress.step += 1
         progress.seconds += time.monotonic() - last
         last = time.monotonic()
@@ -95,6 +98,7 @@ def _report(args, out, progress, loss, model, heads, average, optimizer, process
             "names": round(loss.references, 4),
         },
         "accuracy": accuracy,
+        "training accuracy": {k: round(v, 3) for k, v in progress.kinds.items()},
     }
     with (out / "curve.jsonl").open("a") as log:
         log.write(json.dumps(line) + "\n")

@@ -1,6 +1,7 @@
 """Batches for shapes-vlm: one picture, many questions behind it, each seeing the picture and itself alone."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +28,14 @@ WEIGHTS = {
     "above": 2,
     "below": 2,
 }
-"""How often each kind is asked. Relations come last in the learning curve, so they get the most samples together."""
+"""How often each kind is asked at first. Relations are learned last, so they get the most samples together."""
+
+
+def adapted(accuracy: Mapping[str, float]) -> dict[str, float]:
+    """The weights when kinds are answered that well (0 to 1): what goes wrong is asked more often."""
+    return {kind: weight * (1.15 - accuracy.get(kind, 0.0)) for kind, weight in WEIGHTS.items()}
+
+
 IGNORE = -100
 PATCH_HEADS = {"color": len(COLORS) + 1, "shape": len(SHAPES) + 1, "size": len(SIZES) + 1, "column": GRID, "row": GRID}
 """What each image token should say about its cell (0 = nothing there); positions in PATCH units are cells."""
@@ -40,6 +48,15 @@ REFERENCE_HEADS = {
     "matches": 8,
 }
 """What the last word of a noun phrase should say about the thing it names, and how many things it fits."""
+QUESTION_HEADS = {
+    **{f"first {k}": n for k, n in REFERENCE_HEADS.items() if k != "matches"},
+    **{f"second {k}": n for k, n in REFERENCE_HEADS.items() if k != "matches"},
+    "across": 3,
+    "down": 3,
+    "alike in color": 2,
+    "alike in size": 2,
+}
+"""What the sign to answer should know of the things named, and how the two compare, whatever is asked about them."""
 _VALUES = {"color": COLORS, "shape": SHAPES, "size": SIZES}
 
 
@@ -54,6 +71,7 @@ class Batch:
     targets     (B, L): next token, or IGNORE
     patches     name -> (B, IMAGE_TOKENS) class
     references  name -> (R,) class or IGNORE; `places` (R, 2) says where: row, token
+    questions   name -> (Q,) class or IGNORE
     answers     (Q, 2): row, token from which the answer is predicted; `kinds` names the kind of each question
     """
 
@@ -65,13 +83,16 @@ class Batch:
     patches: dict[str, torch.Tensor]
     references: dict[str, torch.Tensor]
     places: torch.Tensor
+    questions: dict[str, torch.Tensor]
     answers: torch.Tensor
     kinds: list[str]
 
     def to(self, device: str) -> "Batch":
         """The same batch on another device."""
         moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, torch.Tensor)}
-        dicts = {k: {n: t.to(device) for n, t in getattr(self, k).items()} for k in ("patches", "references")}
+        dicts = {
+            k: {n: t.to(device) for n, t in getattr(self, k).items()} for k in ("patches", "references", "questions")
+        }
         return Batch(**moved, **dicts, kinds=self.kinds)
 
 
@@ -85,11 +106,17 @@ class Batches:
         self._answer = tokenizer.convert_tokens_to_ids(ANSWER)
         self._ids = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
 
-    def make(self, seed: str, things: tuple[int, int], split: language.Split = "seen") -> Batch:
-        """Fresh scenes with `things` (least, most) things, questions in the wordings of `split`."""
+    def make(
+        self,
+        seed: str,
+        things: tuple[int, int],
+        split: language.Split = "seen",
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> Batch:
+        """Fresh scenes with `things` (least, most) things, questions in the wordings of `split`, kinds by weight."""
         rng = random.Random(seed)
         scenes = [make_scene(rng, rng.randint(*things)) for _ in range(self._pictures)]
-        rows = [self._row(scene, rng, split) for scene in scenes]
+        rows = [self._row(scene, rng, split, weights) for scene in scenes]
         length = -(-max(len(row.tokens) for row in rows) // 8) * 8
         shape = (len(rows), length)
         tokens = np.full(shape, self._tokenizer.pad_token_id, np.int64)
@@ -104,6 +131,7 @@ class Batches:
         pixels = np.stack([render(s) for s in scenes]).astype(np.float32)
         pixels = ((pixels / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
         references = [r for row in rows for r in row.references]
+        questions = [q for row in rows for q in row.questions]
         return Batch(
             pixels=torch.from_numpy(np.ascontiguousarray(pixels)),
             tokens=torch.from_numpy(tokens),
@@ -116,14 +144,17 @@ class Batches:
                 for j, name in enumerate(REFERENCE_HEADS)
             },
             places=torch.tensor([(i, p) for i, row in enumerate(rows) for p in row.places], dtype=torch.long),
+            questions={
+                name: torch.tensor([q[j] for q in questions], dtype=torch.long) for j, name in enumerate(QUESTION_HEADS)
+            },
             answers=torch.tensor([(i, p) for i, row in enumerate(rows) for p in row.answers], dtype=torch.long),
             kinds=[k for row in rows for k in row.kinds],
         )
 
-    def _row(self, scene: Scene, rng: random.Random, split: language.Split) -> "_Row":
+    def _row(self, scene: Scene, rng: random.Random, split: language.Split, weights: Mapping[str, float]) -> "_Row":
         row = _Row(self._image)
         while len(row.kinds) < self._questions:
-            kind = rng.choices(KINDS, tuple(WEIGHTS.values()))[0]
+            kind = rng.choices(KINDS, [weights[k] for k in KINDS])[0]
             query = sample(scene, rng, kind)
             if query is not None:
                 self._ask(row, scene, query, rng, split)
@@ -139,6 +170,7 @@ class Batches:
                 row.places.append(len(row.tokens) - 1)
                 row.references.append(_reference_labels(scene, query.references[index]))
         (word,) = self._ids(answer(query, scene))
+        row.questions.append(_question_labels(scene, query))
         row.answers.append(len(row.tokens))
         row.kinds.append(query.kind)
         row.tokens += [self._answer, word]
@@ -158,6 +190,7 @@ class _Row:
         self.targets = [IGNORE] * IMAGE_TOKENS
         self.places: list[int] = []
         self.references: list[tuple[int, ...]] = []
+        self.questions: list[tuple[int, ...]] = []
         self.answers: list[int] = []
         self.kinds: list[str] = []
 
@@ -168,6 +201,17 @@ def _reference_labels(scene: Scene, reference: language.Reference) -> tuple[int,
         return (*[IGNORE] * 5, min(len(found), 7))
     thing = scene.things[found[0]]
     return (*(v.index(thing.value(n)) for n, v in _VALUES.items()), thing.column, thing.row, 1)
+
+
+def _question_labels(scene: Scene, query: Query) -> tuple[int, ...]:
+    unknown = (IGNORE,) * (len(REFERENCE_HEADS) - 1)
+    labels = [_reference_labels(scene, r)[:-1] for r in query.references]
+    first, second = labels[0], labels[1] if len(labels) == 2 else unknown
+    if IGNORE in (first[0], second[0]):
+        return (*first, *second, *[IGNORE] * 4)
+    a, b = (scene.things[find(scene, r)[0]] for r in query.references)
+    sides = [(x > y) - (x < y) + 1 for x, y in ((a.column, b.column), (a.row, b.row))]
+    return (*first, *second, *sides, int(a.color == b.color), int(a.size == b.size))
 
 
 def _patch_labels(scenes: list[Scene]) -> dict[str, np.ndarray]:

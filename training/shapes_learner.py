@@ -7,11 +7,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
-from training.shapes_batches import IGNORE, PATCH_HEADS, REFERENCE_HEADS, Batch
+from training.shapes_batches import IGNORE, PATCH_HEADS, QUESTION_HEADS, REFERENCE_HEADS, Batch
 from training.shapes_model import IMAGE_TOKENS
 
 READ_AFTER = 2
 """The decoder layer behind which a noun phrase must know the thing it names; the layers left compare and answer."""
+COMPARE_AFTER = 3
+"""The decoder layer behind which the sign to answer must know the things named, and how they compare."""
 
 
 class Heads(nn.Module):
@@ -22,6 +24,8 @@ class Heads(nn.Module):
         self.patches = nn.ModuleDict({k: nn.Linear(width, n) for k, n in PATCH_HEADS.items()})
         self.norm = nn.LayerNorm(width)
         self.references = nn.ModuleDict({k: nn.Linear(width, n) for k, n in REFERENCE_HEADS.items()})
+        self.question_norm = nn.LayerNorm(width)
+        self.questions = nn.ModuleDict({k: nn.Linear(width, n) for k, n in QUESTION_HEADS.items()})
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Losses:
     answer: float
     patches: float
     references: float
+    questions: float
     correct: torch.Tensor
 
 
@@ -55,17 +60,31 @@ def losses(model: LlavaForConditionalGeneration, heads: Heads, batch: Batch) -> 
     patches = torch.stack(
         [cross_entropy(h(seen).float().flatten(0, 1), batch.patches[k].flatten()) for k, h in heads.patches.items()]
     ).sum()
-    middle = out.hidden_states[min(READ_AFTER, len(out.hidden_states) - 1)]
-    named = heads.norm(middle[batch.places[:, 0], batch.places[:, 1]].float())
-    references = torch.stack(
-        [cross_entropy(h(named).float(), batch.references[k], ignore_index=IGNORE) for k, h in heads.references.items()]
-    ).sum()
+    named = _at(out.hidden_states, READ_AFTER, batch.places)
+    references = _read(heads.references, heads.norm(named), batch.references)
+    asking = _at(out.hidden_states, COMPARE_AFTER, batch.answers)
+    questions = _read(heads.questions, heads.question_norm(asking), batch.questions)
 
     rows, columns = batch.answers.unbind(1)
     # `asked` picks two places a question, in order: the answer, then its end.
     correct = logits[0::2].argmax(-1) == batch.targets[rows, columns]
-    total = answer * 2 + patches * 0.5 + references * 0.3
-    return Losses(total, answer.item(), patches.item(), references.item(), correct)
+    total = answer * 2 + patches * 0.5 + references * 0.3 + questions * 0.2
+    return Losses(total, answer.item(), patches.item(), references.item(), questions.item(), correct)
+
+
+def _at(hidden: tuple[torch.Tensor, ...], layer: int, places: torch.Tensor) -> torch.Tensor:
+    """States behind a layer at (row, token) places, fp32."""
+    return hidden[min(layer, len(hidden) - 1)][places[:, 0], places[:, 1]].float()
+
+
+def _read(heads: nn.ModuleDict, states: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Sum over read-outs of the mean loss where there is a label; 0 for one that has none in this batch."""
+    total = states.new_zeros(())
+    for name, head in heads.items():
+        wanted = labels[name]
+        known = (wanted != IGNORE).sum().clamp(min=1)
+        total = total + cross_entropy(head(states).float(), wanted, ignore_index=IGNORE, reduction="sum") / known
+    return total
 
 
 class Average:

@@ -1,7 +1,7 @@
 """What a run needs to go on after a stop: tensors in one safetensors file, the rest in JSON. Batches need no state."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,12 +13,14 @@ from training.shapes_learner import Average
 
 @dataclass
 class Progress:
-    """How far a run is: steps and seconds spent, curriculum level, running accuracy of the training answers."""
+    """How far a run is: steps and seconds spent, curriculum level, running accuracy of the training answers (all, and
+    by kind of question)."""
 
     step: int = 0
     seconds: float = 0.0
     level: int = 0
     accuracy: float = 0.0
+    kinds: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def save(
@@ -44,7 +46,8 @@ def load(folder: Path, model: nn.Module, heads: nn.Module, average: Average, opt
     with torch.no_grad():
         for prefix, module in (("model.", model), ("heads.", heads)):
             for name, value in module.named_parameters():
-                value.copy_(tensors[prefix + name])
+                if prefix + name in tensors or module is model:  # a head that is new since then starts afresh
+                    value.copy_(tensors[prefix + name])
         for name, value in average.weights.items():
             value.copy_(tensors[f"average.{name}"])
     state: dict[int, dict[str, torch.Tensor]] = {}
