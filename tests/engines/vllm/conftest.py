@@ -21,6 +21,7 @@ else:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # prompt_logprobs would compile a kernel for a minute
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 

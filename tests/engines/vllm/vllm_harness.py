@@ -12,6 +12,7 @@ import dejakv
 
 MODELS = Path(dejakv.__file__).parent / "models"
 DOCS = MODELS / "docs-lm"
+SHAPES = MODELS / "shapes-vlm"
 VOCABULARY = range(8, 480)
 
 
@@ -117,13 +118,25 @@ def worker_side() -> Any:
 
 @contextlib.contextmanager
 def running(
-    model: Path | str = DOCS, extra: dict[str, Any] | None = None, *, connector: bool = True, **options: Any
+    model: Path | str = DOCS,
+    extra: dict[str, Any] | None = None,
+    *,
+    connector: bool = True,
+    encoder: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine for the length of a `with`."""
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import ECTransferConfig, KVTransferConfig
 
     transfer = None
+    if encoder is not None:
+        options["ec_transfer_config"] = ECTransferConfig(
+            ec_connector="DejaKVEncoderConnector",
+            ec_connector_module_path="dejakv.engines.vllm.encoder_connector",
+            ec_role="ec_both",
+            ec_connector_extra_config=encoder,
+        )
     if connector:
         transfer = KVTransferConfig(
             kv_connector="DejaKVConnector",

@@ -25,7 +25,7 @@ from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.sentences import sentence_ends
 
 
-def scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts) -> SchedulerSide:
+def make_scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts) -> SchedulerSide:
     """Raises ConfigError, StoreError or MissingExtraError."""
     base = server_epoch(vllm_config)
     epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
@@ -45,7 +45,7 @@ def scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSe
     return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)
 
 
-def worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
+def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
     """Raises ConfigError or StoreError."""
     store = open_store(settings, vllm_config)
     return WorkerSide(store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s)

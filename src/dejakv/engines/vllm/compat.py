@@ -68,3 +68,18 @@ def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
         old = bytes(hashes[index])
         hashes[index] = hashlib.sha256(secrets.token_bytes(16) + old).digest()
     return True
+
+
+def render(llm: Any, prompt: Any) -> Any:
+    """A prompt as vLLM's engine takes it: token ids with media expanded (`entrypoints/common/offline.py`)."""
+    return llm._preprocess_cmpl_one(prompt)
+
+
+def scheduler_of(llm: Any) -> Any:
+    """The scheduler of an engine that runs in this process."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def close(llm: Any) -> None:
+    """Ends an offline engine and its connectors."""
+    llm.llm_engine.engine_core.shutdown()

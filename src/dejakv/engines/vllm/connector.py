@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from dejakv.engines.vllm import compat
-from dejakv.engines.vllm.assembly import blender_for, scheduler_side, worker_side
+from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
@@ -45,9 +45,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if scheduling:
-            self._scheduler = scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
+            self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
         else:
-            self._worker = worker_side(vllm_config, self.settings)
+            self._worker = make_worker_side(vllm_config, self.settings)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -57,46 +57,46 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler side
 
     @property
-    def _sched(self) -> SchedulerSide:
+    def scheduler_side(self) -> SchedulerSide:
         assert self._scheduler is not None
         return self._scheduler
 
     def on_new_request(self, request: Any) -> None:
-        self._sched.new_request(request)
+        self.scheduler_side.new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._sched.matched_tokens(request, num_computed_tokens)
+        return self.scheduler_side.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens > 0:
-            self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self.scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         manager = self._kv_cache_manager
         assert manager is not None
-        return self._sched.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
+        return self.scheduler_side.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
-            self._sched.heard(report)
+            self.scheduler_side.heard(report)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._sched.finished(request, block_ids)
+        return self.scheduler_side.finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._sched.finished(request, block_ids[0])
+        return self.scheduler_side.finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
-        self._sched.reset()
+        self.scheduler_side.reset()
         return True
 
     # Worker side
 
     @property
-    def _work(self) -> WorkerSide:
+    def worker_side(self) -> WorkerSide:
         assert self._worker is not None
         return self._worker
 
@@ -108,11 +108,11 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = compat.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
-        self._work.paged = paged
-        self._work.blender = blender_for(self._vllm_config, self.settings, paged)
+        self.worker_side.paged = paged
+        self.worker_side.blender = blender_for(self._vllm_config, self.settings, paged)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._work.start_loads(self._plan())
+        self.worker_side.start_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are over before their request is scheduled."""
@@ -121,14 +121,14 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Saves are copied in one go, one step after the prompt was computed."""
 
     def wait_for_save(self) -> None:
-        self._work.copy_saves(self._plan())
+        self.worker_side.copy_saves(self._plan())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        released, over, failed = self._work.finish(self._plan())
+        released, over, failed = self.worker_side.finish(self._plan())
         return KVConnectorTransferResults(released, over, failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self._work.report()
+        return self.worker_side.report()
 
     # Both
 

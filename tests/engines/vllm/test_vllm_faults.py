@@ -1,0 +1,144 @@
+"""Whatever happens to the store or to the process: every request is answered, and nothing torn is served."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from vllm_harness import running, tokens, worker_side
+
+from dejakv.errors import ConfigError, StoreError
+
+A = tokens(501, 51)
+MORE = [tokens(301, seed) for seed in range(52, 58)]
+
+KILLED = """
+import sys, threading
+sys.path.insert(0, {here!r})
+import vllm_harness as harness
+from dejakv.store import files
+real = files.write_file
+
+def slow(path, parts):
+    real(path, (parts[0], bytes(parts[1])[: len(bytes(parts[1])) // 2]))
+    print("HALF", flush=True)
+    threading.Event().wait()
+
+files.write_file = slow
+with harness.running(extra={{"store_dir": {store!r}}}) as engine:
+    engine.ask([harness.tokens(501, 51)], max_tokens=64)
+    print("ASKED", flush=True)
+    harness.worker_side().saver.flush()
+"""
+
+
+def _kill_while_saving(store):
+    here = str(Path(__file__).parent)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KILLED.format(here=here, store=store)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ,
+    )
+    try:
+        for line in process.stdout:
+            if line.strip() == "HALF":
+                break
+        else:
+            raise AssertionError("the engine never began to save")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+
+def test_faults(tmp_path):
+    """An engine killed in the middle of a save; a store that is corrupt, full, or gone: answered, and counted as misses."""
+    store = tmp_path / "store"
+    _kill_while_saving(str(store))
+    assert list(store.rglob("temporary/*")), "it was killed while a file was half written"
+
+    with running(extra={"store_dir": str(store), "min_new_tokens": 1}) as engine:
+        (truth,) = engine.ask([A])
+        assert truth.cached == 0
+        assert truth.told["method"] == "none"
+        engine.settle()
+        engine.reset_prefix_cache()
+        (again,) = engine.ask([A])
+        assert again.told["method"] == "exact"
+        assert again.tokens == truth.tokens
+
+        for chunk in store.rglob("chunks/**/*"):
+            if chunk.is_file():
+                data = bytearray(chunk.read_bytes())
+                data[len(data) // 2] ^= 0xFF
+                chunk.write_bytes(bytes(data))
+        engine.reset_prefix_cache()
+        (corrupt,) = engine.ask([A])
+        assert corrupt.tokens == truth.tokens
+        assert corrupt.told["method"] == "none"
+        assert "cannot be read" in corrupt.told["reason"]
+        engine.settle()
+
+        answers = engine.ask(MORE)
+        engine.settle()
+        engine.reset_prefix_cache()
+        shutil.rmtree(store)
+        gone = engine.ask([A, *MORE])
+        assert [output.tokens for output in gone] == [truth.tokens, *(output.tokens for output in answers)]
+        assert all(output.told["method"] == "none" for output in gone)
+        engine.ask(MORE[:2])
+        metrics = engine.metrics()
+    assert sum(value for name, value in metrics.items() if name.startswith("vllm:dejakv_load_failures")) >= 1
+
+    small = {"store_dir": str(tmp_path / "small"), "max_bytes": 100_000}
+    with running(extra=small) as engine:
+        engine.ask([A])
+        worker_side().saver.flush(10)
+        (full,) = engine.ask([A[:-1] + [9]])
+        assert full.tokens
+        assert not list(worker_side().store.metas())
+        assert sum(v for n, v in engine.metrics().items() if n.startswith("vllm:dejakv_saves_dropped")) >= 1
+
+
+def test_hanging_store(tmp_path):
+    """A store that does not answer costs the load's time limit, then the prompt is computed; saves beyond the backlog are
+    dropped and the engine goes on."""
+    with running(extra={"store_dir": str(tmp_path), "load_timeout_s": 0.3, "max_pending_bytes": 700_000}) as engine:
+        (truth,) = engine.ask([A])
+        engine.settle()
+        engine.reset_prefix_cache()
+        store = worker_side().store
+        real_get, real_put = store.get, store.put
+        store.get = lambda id: time.sleep(2) or real_get(id)
+        began = time.monotonic()
+        (output,) = engine.ask([A])
+        assert time.monotonic() - began < 2
+        assert output.tokens == truth.tokens
+        assert "took longer than 0.3 s" in output.told["reason"]
+        store.get = real_get
+        store.put = lambda chunk: time.sleep(1) or real_put(chunk)
+        began = time.monotonic()
+        assert all(output.tokens for output in engine.ask(MORE))
+        assert time.monotonic() - began < 5
+        engine.ask([A[:40]])
+        dropped = {n: v for n, v in engine.metrics().items() if n.startswith("vllm:dejakv_saves_dropped")}
+        assert sum(dropped.values()) >= 1
+
+
+def test_bad_settings_stop_the_start(tmp_path):
+    """A clear error at start, before any request."""
+    cases = [
+        ({"mode": "fuzzy"}, ConfigError, "choose exact or blend"),
+        ({"store": "x"}, ConfigError, "unknown key 'store'"),
+        ({"similarity_threshold": 2}, ConfigError, "no cosine"),
+        ({"mode": "blend", "index_encoder": "model"}, ConfigError, "--worker-extension-cls"),
+    ]
+    for extra, error, words in cases:
+        with pytest.raises(error, match=words), running(extra=extra):
+            pass
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises((StoreError, ConfigError)), running(extra={"store_dir": str(file / "below")}):
+        pass

@@ -1,0 +1,99 @@
+"""Tenants never see each other: not their state, not whether somebody else asked."""
+
+import pytest
+from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
+
+from dejakv.engines.vllm.keys import partition_of
+
+A = tokens(301, 41)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    extra = {**BLENDING, "store_dir": str(tmp_path_factory.mktemp("store"))}
+    with running(extra=extra, worker_extension_cls=EXTENSION) as running_engine:
+        yield running_engine
+
+
+def test_isolation(engine):
+    """Two salts never cross, nor does a salt with no salt; the same salt does hit. LoRA is tested below."""
+    (first,) = engine.ask([A], salt="one")
+    engine.settle()
+    assert first.told["method"] == "none"
+    for other in ("two", None, "one "):
+        engine.reset_prefix_cache()
+        (crossed,) = engine.ask([A], salt=other, wish={"no_store": True})
+        assert crossed.told["method"] == "none"
+        assert crossed.cached == 0
+        assert crossed.tokens == first.tokens
+    engine.reset_prefix_cache()
+    (same,) = engine.ask([A], salt="one")
+    assert same.told["method"] == "exact"
+    assert same.computed <= 32
+    assert same.tokens == first.tokens
+
+
+def test_similar_prompts_do_not_cross(engine):
+    """Blend neither: a near-duplicate in another partition finds nothing, in its own it does."""
+    near = changed(A, 0.05, 42)
+    wish = {"mode": "blend", "no_store": True}
+    (own,) = engine.ask([near], salt="one", wish=wish)
+    assert own.told["method"] == "blend"
+    (other,) = engine.ask([near], salt="two", wish=wish)
+    assert other.told["method"] == "none"
+    assert other.told["donor"] is None
+
+
+def test_named_donor_of_another_partition(engine):
+    """A donor that a client names must be in its own partition. Whether it exists elsewhere is not told."""
+    store = worker_side().store
+    (donor,) = [meta.id for meta in store.metas(partition=partition_of("one")) if list(meta.token_ids) == A]
+    near = changed(A, 0.05, 43)
+    (foreign,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": donor, "no_store": True})
+    (nowhere,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": "0" * 40, "no_store": True})
+    assert foreign.told["method"] == nowhere.told["method"] == "none"
+    assert foreign.told["reason"] == nowhere.told["reason"] == "the donor that the request names is not known in its partition"
+    (own,) = engine.ask([near], salt="one", wish={"mode": "blend", "donor": donor, "no_store": True})
+    assert own.told["method"] == "blend"
+    assert own.told["donor"] == donor
+
+
+def test_prompt_logprobs_get_no_reuse(engine):
+    """Every prompt token is computed, since its probability is asked for."""
+    engine.reset_prefix_cache()
+    (output,) = engine.ask([A], salt="one", prompt_logprobs=1)
+    assert output.cached == 0
+    assert output.told["reason"] == "prompt_logprobs need every prompt token computed"
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ({"mode": "fuzzy"}, "unknown mode 'fuzzy'"),
+        ({"threshold": 1.5}, "threshold 1.5 is no cosine"),
+        ({"threshold": "high"}, "threshold 'high' is no cosine"),
+        ({"no_store": "yes"}, "no_store 'yes' is neither true nor false"),
+        ({"donor": 7}, "donor is no string"),
+        ({"partition": "two"}, "unknown field 'partition'"),
+        ("everything", "kv_transfer_params.dejakv is no object"),
+    ],
+)
+def test_bad_wishes_are_plain_misses(engine, wish, reason):
+    """Answered, without reuse, and told why; nothing of it is stored."""
+    (output,) = engine.ask([A[:100]], wish=wish)
+    engine.settle()
+    assert len(output.tokens) == 6
+    assert output.told["method"] == "none"
+    assert output.told["reason"].startswith(reason)
+    assert not [meta for meta in worker_side().store.metas() if list(meta.token_ids) == A[:100]]
+
+
+def test_mode_off_and_threshold(engine):
+    engine.reset_prefix_cache()
+    (off,) = engine.ask([A], salt="one", wish={"mode": "off"})
+    assert off.cached == 0
+    assert off.told["reason"] == "mode is off"
+    near = changed(A, 0.3, 44)
+    (output,) = engine.ask([near], salt="one", wish={"mode": "blend", "threshold": 1.0, "no_store": True})
+    assert output.told["method"] == "none"
+    assert "is below the request's 1" in output.told["reason"]
