@@ -87,6 +87,7 @@ def test_a_chunk_above_the_limit_of_a_value_is_refused(redis_server: Any) -> Non
 def test_a_server_out_of_memory_is_full(redis_server: Any) -> None:
     store = RedisStore(redis_server.url, namespace="oom", timeout=5.0)
     with redis.Redis.from_url(redis_server.url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", "100kb")
         try:
             assert store.put(make_chunk(1)) is False

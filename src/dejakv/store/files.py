@@ -76,7 +76,10 @@ def read_file(path: Path) -> NDArray[np.uint8]:
         if size < MAP_FROM_BYTES:
             return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **options), dtype=np.uint8)
+        # All pages at once: they are read right away for the checksum, and a fault for each costs more than a copy.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ, **options)
+        return np.frombuffer(mapped, dtype=np.uint8)
     finally:
         os.close(descriptor)
 

@@ -36,6 +36,8 @@ PUT = (
 local id, part, size = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, max_entries, policy = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local gone = {}
+-- First of all a write that needs memory: a server that has none refuses it, and only it, before anything is changed.
+redis.call('SET', p .. 'm:' .. id, ARGV[7])
 drop(id)
 while true do
     local bytes = tonumber(redis.call('GET', p .. 'bytes') or '0')
