@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -54,7 +55,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SyntaxError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SyntaxError, SafetensorError) as error:
         raise ModelError(
             f"model {name!r} cannot be loaded ({type(error).__name__}: {error}): give a bundled name, the folder of a "
             "Hugging Face model or its hub id (with a network, or already downloaded)"

@@ -14,7 +14,9 @@ def load_processor(where: str, trust_remote_code: bool = False) -> Any:
     put together from its tokenizer and its picture part. Raises: whatever loading raises if that does not help."""
     try:
         return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except ImportError:
+    except (ImportError, OSError) as error:
+        if "video" not in str(error).lower() and "torchvision" not in str(error).lower():
+            raise
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
         if type(config) not in PROCESSOR_MAPPING:
             raise
@@ -34,10 +36,11 @@ def pictures_only(kind: Any, **parts: Any) -> Any:
     """A processor of class `kind` whose video part is absent."""
 
     class PicturesOnly(kind):
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument is None and argument_name in _OPTIONAL:
-                return None
-            return super().check_argument_for_proper_class(argument_name, argument)
+        video_processor = None
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name not in _OPTIONAL]
 
     PicturesOnly.__name__ = kind.__name__
     absent = {name: None for name in _OPTIONAL if name in inspect.signature(kind.__init__).parameters}
