@@ -26,8 +26,7 @@ class TellsEverybodysStatistics(MemoryStore):
 
 class NeverNotesAUse(MemoryStore):
     def get(self, id: str) -> Chunk | None:
-        chunk = self._chunks.get(id)
-        return chunk
+        return self._chunks.get(id)
 
 
 class ForgetsVectors(MemoryStore):
