@@ -55,6 +55,15 @@ class CacheCounts:
     rejections: dict[str, int] = field(default_factory=dict[str, int])
     promotions: int = 0
 
+    def add(self, other: "CacheCounts") -> None:
+        """Adds another's counts to these."""
+        self.lookups += other.lookups
+        self.prefix_hits += other.prefix_hits
+        self.promotions += other.promotions
+        for mine, theirs in ((self.hits, other.hits), (self.rejections, other.rejections)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+
 
 def _no_vectors(_: Request) -> Vectors:
     return {}
@@ -187,11 +196,14 @@ class HierarchicalCache:
         media = media_key(request.media) if self.config.media == "exact" else ("media" if request.media else "")
         return digest_of("space", request.partition, epoch, media)[:40]
 
-    def stats(self, partition: str) -> CacheCounts:
-        """A copy of one partition's counters."""
+    def stats(self, partition: str | None) -> CacheCounts:
+        """A copy of one partition's counters; None sums over all, for whoever operates the process."""
         with self._lock:
-            counts = self._counts_of(partition)
-            return replace(counts, hits=dict(counts.hits), rejections=dict(counts.rejections))
+            chosen = list(self._counts.values()) if partition is None else [self._counts_of(partition)]
+            total = CacheCounts()
+            for counts in chosen:
+                total.add(counts)
+            return total
 
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""

@@ -139,4 +139,7 @@ def test_health_ready_metrics_and_docs(client: TestClient) -> None:
     assert client.get("/ready").json()["status"] == "ready"
     text = client.get("/metrics").text
     assert 'dejakv_server_requests_total{outcome="served"} 1.0' in text
+    assert 'dejakv_requests_total{level="",method="none"} 1.0' in text
+    assert "dejakv_store_puts_total" in text
+    assert "default" not in text.replace("dejakv_", "")
     assert client.get("/docs").status_code == 200

@@ -1,4 +1,4 @@
-"""The process's figures for Prometheus: requests, queue, store, encoder registry. No partition shows in them."""
+"""The process's figures for Prometheus: requests, queue, levels, store, encoder registry. No partition shows in them."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dejakv.metrics import CacheCollector
 from dejakv.server.worker import Worker
 
 
 class ServerCollector(Collector):
-    """Reads the worker's and its cache's counters when Prometheus asks."""
+    """Reads the worker's counters when Prometheus asks."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -28,4 +29,14 @@ def registry_of(worker: Worker) -> CollectorRegistry:
     """A registry of this server alone: nothing is registered globally."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(worker))
+    cache = worker.pipeline.cache
+    encoder = getattr(worker.pipeline.engine, "encoder_cache", None)
+    registry.register(
+        CacheCollector(
+            encoder=encoder.stats if encoder is not None else None,
+            stores={"chunks": cache.store.stats} if cache is not None else None,
+            levels=(lambda: cache.stats(None)) if cache is not None else None,
+            requests=worker.totals,
+        )
+    )
     return registry

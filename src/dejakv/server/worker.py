@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from dejakv.errors import DejaKVError
+from dejakv.metrics import RequestTotals
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 
@@ -72,6 +73,7 @@ class Worker:
         self.served = 0
         self.cancelled = 0
         self.failed = 0
+        self.totals = RequestTotals()
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
         self._thread.start()
 
@@ -126,4 +128,6 @@ class Worker:
             if text:
                 job._put(text)
 
-        return self.pipeline.answer(job.request, on_token=on_token, no_store=job.no_store)
+        answer = self.pipeline.answer(job.request, on_token=on_token, no_store=job.no_store)
+        self.totals.add(answer.record)
+        return answer
