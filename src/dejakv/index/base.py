@@ -11,6 +11,9 @@ from dejakv.errors import ConfigError, InputError
 Vector = NDArray[np.float32]
 Hit = tuple[str, float]
 
+ANY = -2.0
+"""Below every cosine: no threshold."""
+
 
 class VectorIndex(Protocol):
     """Vectors by id. Thread-safe. Vectors are normalized on their way in, so every score is a cosine in [-1, 1].
@@ -31,8 +34,8 @@ class VectorIndex(Protocol):
 
     def remove(self, id: str) -> bool: ...
 
-    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
-        """At most `k` pairs (id, cosine), best first."""
+    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
+        """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
         ...
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.index.base import Hit, Vector, unit
+from dejakv.index.base import ANY, Hit, Vector, unit
 
-NUMPY_BELOW = 512
+NUMPY_BELOW = 2048
 """Rows below which one matrix-vector product is quicker than a call of FAISS."""
 
 _faiss: Any = None
@@ -21,6 +21,10 @@ def _load_faiss() -> Any:
 
         _faiss = faiss
     return _faiss
+
+
+def _by_score(hit: Hit) -> float:
+    return -hit[1]
 
 
 class FlatIndex:
@@ -75,16 +79,16 @@ class FlatIndex:
                 self._row_of[last] = hole
             return True
 
-    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
+    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
         query = unit(vector, self._dim)
         with self._lock:
             count = len(self._ids)
-            k = min(k, count)
-            if k < 1:
+            if count == 0 or k < 1:
                 return []
             if count < NUMPY_BELOW:
-                return self._search_numpy(query, count, k)
-            return self._search_faiss(query, count, k)
+                return self._search_numpy(query, count, k, least)
+            hits = self._search_faiss(query, count, min(k, count))
+        return hits if hits[-1][1] >= least else [hit for hit in hits if hit[1] >= least]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
         query = unit(vector, self._dim)
@@ -97,13 +101,16 @@ class FlatIndex:
         with self._lock:
             return [(id, self._rows[place].copy()) for id, place in self._row_of.items()]
 
-    def _search_numpy(self, query: Vector, count: int, k: int) -> list[Hit]:
+    def _search_numpy(self, query: Vector, count: int, k: int, least: float) -> list[Hit]:
         scores = self._rows[:count].dot(query)
-        if k == 1:
-            best = int(scores.argmax())
-            return [(self._ids[best], float(scores[best]))]
-        order = (-scores).argsort(kind="stable")[:k].tolist()
-        return [(self._ids[place], float(scores[place])) for place in order]
+        places = (scores >= least).nonzero()[0]
+        if len(places) > 4 * k:  # sort few: a threshold usually has left few, and else a partition does
+            places = places[np.argpartition(scores[places], len(places) - k)[-k:]]
+        ids = self._ids
+        pairs: list[tuple[int, float]] = list(zip(places.tolist(), scores[places].tolist(), strict=True))
+        hits = [(ids[place], score) for place, score in pairs]
+        hits.sort(key=_by_score)
+        return hits[:k]
 
     def _search_faiss(self, query: Vector, count: int, k: int) -> list[Hit]:
         faiss = _load_faiss()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dejakv.errors import ConfigError, MissingExtraError
-from dejakv.index.base import Hit, Vector, unit
+from dejakv.index.base import ANY, Hit, Vector, unit
 from dejakv.index.flat import FlatIndex
 
 FLAT_BELOW = 2048
@@ -93,17 +93,17 @@ class HNSWIndex:
             self._graph.remove(key)
             return True
 
-    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
+    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
         query = unit(vector, self._dim)
         with self._lock:
             if self._flat is not None:
-                return self._flat.search(query, k)
+                return self._flat.search(query, k, least)
             k = min(k, len(self._key_of))
             if k < 1:
                 return []
             found = self._graph.search(query, k, threads=1)
             pairs = zip(found.keys.tolist(), found.distances.tolist(), strict=True)
-            return [(self._id_of[key], 1.0 - distance) for key, distance in pairs]
+            return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= least]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
         query = unit(vector, self._dim)

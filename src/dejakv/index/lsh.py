@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError
-from dejakv.index.base import Hit, Vector, unit
+from dejakv.index.base import ANY, Hit, Vector, unit
 from dejakv.index.flat import FlatIndex
 
 
@@ -93,18 +93,18 @@ class LSHIndex:
             self._unhash(id)
             return self._flat.remove(id)
 
-    def search(self, vector: Vector, k: int = 1) -> list[Hit]:
+    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
         query = unit(vector, self.dim)
         with self._lock:
             if len(self._flat) < self._scan_below:
-                return self._flat.search(query, k)
+                return self._flat.search(query, k, least)
             margins = self.hyperplanes.dot(query)
             code = self._code(margins)
             near: list[str] = []
             for flips in _probe_order(np.abs(margins), self._probes):
                 near.extend(self._buckets.get(code ^ flips, ()))
             scores = self._flat.scores(query, near)
-        found = [(id, score) for id, score in zip(near, scores, strict=True) if score is not None]
+        found = [(id, score) for id, score in zip(near, scores, strict=True) if score is not None and score >= least]
         found.sort(key=lambda hit: -hit[1])
         return found[:k]
 

@@ -35,8 +35,8 @@ def any_layer(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[
     for spec in specs:
         if spec.name not in indexes:
             continue
-        for donor, score in indexes[spec.name].search(rows[spec.name], MAX_MATCHES):
-            if score >= spec.threshold and (donor not in best or score > best[donor][1]):
+        for donor, score in indexes[spec.name].search(rows[spec.name], MAX_MATCHES, spec.threshold):
+            if donor not in best or score > best[donor][1]:
                 best[donor] = (spec.name, score)
     order = sorted(best, key=lambda donor: -best[donor][1])[:MAX_MATCHES]
     matches: list[Match] = []
@@ -78,8 +78,7 @@ def _above_in_one(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> l
     widest: list[str] = []
     for depth in DEPTHS:
         for spec in specs:
-            hits = indexes[spec.name].search(rows[spec.name], depth)
-            above = [donor for donor, score in hits if score >= spec.threshold]
+            above = [donor for donor, _ in indexes[spec.name].search(rows[spec.name], depth, spec.threshold)]
             if len(above) < depth:
                 return above
             widest = above

@@ -178,6 +178,9 @@ class IndexTests:
         assert again == pytest.approx([s for _, s in hits], abs=2e-3)
         assert index.scores(rows[3], ["unknown"]) == [None]
         assert len(index.search(rows[3], 1000)) == 50
+        least = (hits[4][1] + hits[5][1]) / 2
+        assert [id for id, _ in index.search(rows[3], 10, least)] == [id for id, _ in hits[:5]]
+        assert index.search(-rows[3], 10, 0.999) == []
 
     def test_remove(self) -> None:
         index, rows = self.make(self.dim), self.vectors(20)
