@@ -33,7 +33,7 @@ class BlendConfig:
     selector        what ranks rows: value, kv, similarity, query, random
     share           share of rows in the layers that are not complete (their mean, if the schedule falls with depth)
     by_need         rows that changed, the rest of their sentences, and rows that deviate by more than `threshold` are
-                    computed even beyond the share; without it only edits of copied text and new sentences are
+                    computed even beyond the share; without it as many of these sentences as the share pays for
     rule            overrides what is forced: `changed`, `edits` or `none` (see `need`)
     schedule        constant, linear, exponential, or a list of shares such as `1,0.3,0.1`
     complete        layers computed completely at the beginning; None: one for the selectors that compare K or V (they see
@@ -73,7 +73,7 @@ class BlendConfig:
             parse(self.schedule, 1 << 16)
 
     def forced(self) -> Rule:
-        return self.rule or ("changed" if self.by_need else "edits")
+        return self.rule or "changed"
 
     def schedule_for(self, layers: int) -> Schedule:
         """The schedule of a model of so many layers. Raises: ConfigError if it names more layers than there are."""
@@ -108,8 +108,9 @@ def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: I
         config.map, target, donors, embed, ends=ends, bits=config.bits, rope_weight=config.rope_weight, seed=config.seed
     )
     needed = need(
-        target, donors, found, ends=ends, rule=config.forced(), tail=config.tail, min_similarity=config.min_similarity
-    )
+        target, donors, found, ends=ends, rule=config.forced(), tail=config.tail,
+        min_similarity=config.min_similarity, budget=None if config.by_need else config.share,
+    )  # fmt: skip
     return found, needed
 
 

@@ -26,11 +26,15 @@ LONGEST_TAIL = 64
 
 @dataclass(frozen=True)
 class Need:
-    """`forced[i]`: row i is computed in every layer. `changed`: the tokens that caused it, `tail`: rows of the question."""
+    """`forced[i]`: row i is computed in every layer. `changed`: the tokens that caused it, `tail`: rows of the question.
+
+    left  rows that a budget did not stretch to; computing some of them only would leave half a sentence
+    """
 
     forced: NDArray[np.bool_]
     changed: NDArray[np.bool_]
     tail: int
+    left: NDArray[np.bool_]
 
     @property
     def share(self) -> float:
@@ -46,6 +50,7 @@ def need(
     rule: Rule = "changed",
     tail: int | None = None,
     min_similarity: float = 0.2,
+    budget: float | None = None,
 ) -> Need:
     """Which rows are forced.
 
@@ -54,6 +59,8 @@ def need(
                     the selector); `none`: the tail alone
     tail            rows at the end that are the question; None: the last sentence of at least 4 tokens (at most 64)
     min_similarity  below it a token is always computed
+    budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
+                    first, then new ones, then reworded ones, short before long, while they fit
 
     Raises: ConfigError for an unknown rule or a negative tail.
     """
@@ -66,24 +73,34 @@ def need(
     rows = min(n, question_length(parts, n) if tail is None else tail)
     forced = np.zeros(n, dtype=bool)
     forced[n - rows :] = True
-    changed = np.zeros(n, dtype=bool)
+    changed = left = np.zeros(n, dtype=bool)
     if rule != "none":
+        there = segments(donors.ids, ends, donors.starts)
         differs = donors.ids[found.source] != target
         weak = found.similarity < min_similarity
-        if rule == "changed":
-            changed = differs | weak
-        else:
-            there = segments(donors.ids, ends, donors.starts)
-            new = _new_sentences(target, donors, found, parts, there)
-            changed = (
-                _edits(found, differs, donors, there)
-                | (new[parts.number] & (differs | (found.context < COPIED)))
-                | weak
-            )
-        changed |= _sinks(found, donors)
+        edits = _edits(found, differs, donors, there) | _sinks(found, donors)
+        new = _new_sentences(target, donors, found, parts, there)
+        unknown = new[parts.number] & (differs | (found.context < COPIED))
+        changed = edits | (differs if rule == "changed" else unknown) | weak
         changed[n - rows :] = False
-        forced |= rest_of_sentence(changed, parts)
-    return Need(forced, changed, rows)
+        wanted = rest_of_sentence(changed, parts) & ~forced
+        taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * n) - rows)
+        forced, left = forced | taken, wanted & ~taken
+    return Need(forced, changed, rows, left)
+
+
+def _affordable(
+    wanted: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], parts: Segments, rows: int
+) -> NDArray[np.bool_]:
+    """Of the wanted rows those of the first sentences, by rank and then length, that `rows` rows pay for."""
+    size = np.bincount(parts.number[wanted], minlength=len(parts))
+    rank = np.where(new, 1, 2)
+    rank[parts.number[wanted & edits]] = 0
+    order = np.lexsort((size, rank))
+    order = order[size[order] > 0]
+    paid = np.zeros(len(parts), dtype=bool)
+    paid[order[np.cumsum(size[order]) <= rows]] = True
+    return wanted & paid[parts.number]
 
 
 def question_length(parts: Segments, n: int) -> int:

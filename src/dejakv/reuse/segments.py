@@ -54,8 +54,7 @@ def weights_of(ids: Ids, table: dict[str, Ids | NDArray[np.float32]]) -> NDArray
 
 
 def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
-    """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`, smoothed along the diagonal: neighbours
-    of segments that resemble each other are more likely to be each other's counterparts."""
+    """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
     table = rarity(donor, theirs)
     known = table["ids"]
     weight = table["weight"]
@@ -68,8 +67,37 @@ def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> ND
         lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
         return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
 
-    alike = bags(target, mine) @ bags(donor, theirs).T
-    smooth = alike.copy()
-    smooth[1:, 1:] += 0.15 * alike[:-1, :-1]
-    smooth[:-1, :-1] += 0.15 * alike[1:, 1:]
-    return smooth
+    return bags(target, mine) @ bags(donor, theirs).T
+
+
+IN_ORDER = 0.35
+"""What it is worth that a segment's counterpart follows its predecessor's: two sentences of one wording about different
+things share more tokens than two wordings of one thing do, but documents keep their order more often than not."""
+
+
+def counterparts(
+    target: Ids, mine: Segments, donor: Ids, theirs: Segments, source: Ids
+) -> tuple[Ids, NDArray[np.float32]]:
+    """For each target segment its donor segment and how alike the two are: the best path through `resemblance`, where
+    keeping the donor's order is worth `IN_ORDER` a step. `source`: places of copied tokens (-1 for others), which decide
+    the segment they are the most of."""
+    alike = resemblance(target, mine, donor, theirs)
+    score = alike.copy()
+    known = np.flatnonzero(source >= 0)
+    pair, count = np.unique(mine.number[known] * len(theirs) + theirs.number[source[known]], return_counts=True)
+    copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
+    score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
+    came = np.zeros(score.shape, dtype=np.int64)
+    for s in range(1, len(mine)):
+        before = score[s - 1]
+        jump = int(before.argmax())
+        follow = np.full(len(theirs), -np.inf, dtype=np.float32)
+        follow[1:] = before[:-1] + IN_ORDER
+        better = follow > before[jump]
+        came[s] = np.where(better, np.arange(len(theirs)) - 1, jump)
+        score[s] += np.where(better, follow, before[jump])
+    path = np.empty(len(mine), dtype=np.int64)
+    path[-1] = int(score[-1].argmax())
+    for s in range(len(mine) - 1, 0, -1):
+        path[s - 1] = came[s, path[s]]
+    return path, alike[np.arange(len(mine)), path]

@@ -1,7 +1,8 @@
 """The default map: the longest common context; where that is short, the nearest embedding near where it should stand.
 
 Three steps, each O(n log n) or hashed:
- 1. windows of 25 down to 8 equal tokens are found by rolling hashes and extended along their diagonal: copied text;
+ 1. windows of 25 down to 10 equal tokens are found by rolling hashes and extended along their diagonal, equal sentences as a
+    whole: copied text;
  2. each sentence of the target finds the donor sentence it shares most rare tokens with: reworded text;
  3. a token that is not in copied text takes, near its sentence's counterpart (or near where its copied neighbours point),
     the donor token with the best cosine plus a little for common context less a little for each position of distance.
@@ -10,18 +11,20 @@ Three steps, each O(n log n) or hashed:
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.reuse.segments import Segments, resemblance, segments
+from dejakv.reuse.segments import Segments, counterparts, segments
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap, normalized
 
 REACH = 12
-LEVELS = ((12, 12), (12, 2), (2, 12), (6, 5), (3, 4))
+LEVELS = ((12, 12), (12, 2), (2, 12), (6, 5), (5, 4))
 """(tokens to the left, tokens to the right) of equal context that count as copied, longest first."""
 HALF = 24
 """Positions to either side that step 3 looks at."""
 DISTANCE_COST, LEFT_BONUS, RIGHT_BONUS = 0.03, 0.06, 0.04
-OUTSIDE_COST = 0.05
+OUTSIDE_COST, GAP_COST = 0.05, 0.5
+"""For each position outside the sentence's counterpart; outside the donor's gap, for a gap in copied text."""
 LEAST_ALIKE = 0.25
 """Below this resemblance a sentence has no counterpart."""
+LONGEST_GAP = 8
 
 
 def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None) -> TokenMap:
@@ -30,6 +33,7 @@ def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None =
     mine = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
     source = np.full(len(target), -1, dtype=np.int64)
     _copied(target, mine, theirs, source)
+    _whole_sentences(target, donors, ends, source)
     left = np.flatnonzero(source < 0)
     if left.size:
         _near(target, donors, embed, ends, source, left)
@@ -101,6 +105,21 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
         _extend(target, theirs, source)
 
 
+def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids) -> None:
+    """Sentences too short for a window, but equal to a donor's as a whole; of several the nearest place."""
+    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
+    if not (np.add.reduceat(source >= 0, mine.starts) == 0).any():
+        return
+    held: dict[bytes, list[int]] = {}
+    for start, stop in zip(theirs.starts.tolist(), theirs.stops.tolist(), strict=True):
+        held.setdefault(donors.ids[start:stop].tobytes(), []).append(start)
+    for start, stop in zip(mine.starts.tolist(), mine.stops.tolist(), strict=True):
+        places = held.get(target[start:stop].tobytes()) if stop - start > 1 else None
+        if places and (source[start:stop] < 0).all():
+            place = min(places, key=lambda place: abs(place - start))
+            source[start:stop] = np.arange(place, place + stop - start)
+
+
 def _expected(source: Ids, todo: Ids, n: int, m: int) -> Ids:
     """Where the nearest matched neighbour to the left (else right, else the same place) points to."""
     known = np.flatnonzero(source >= 0)
@@ -135,7 +154,7 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
     """Steps 2 and 3 for the tokens `left`."""
     n, m = len(target), len(donors)
     mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
-    low, high, pointed = _place_of(target, donors, source, left, mine, theirs)
+    low, high, pointed, cost = _place_of(target, donors, source, left, mine, theirs)
     middle = np.clip((low + high) // 2, 0, m - 1)
     window = np.clip(middle[:, None] + np.arange(-HALF, HALF + 1), 0, m - 1)
     cosine = _cosines(target[left], donors.ids, embed, window)
@@ -150,7 +169,7 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
         run &= (left + ahead < n)[:, None] & (target[here][:, None] == donors.ids[there]) & (window + ahead < m)
         scores = scores + RIGHT_BONUS * run
     outside = np.maximum(low[:, None] - window, 0) + np.maximum(window - high[:, None] + 1, 0)
-    scores = scores - OUTSIDE_COST * np.minimum(outside, REACH)
+    scores = scores - cost[:, None] * np.minimum(outside, REACH)
     away = np.minimum(np.abs(window - pointed[:, None]), REACH)
     scores = scores - np.where(pointed[:, None] >= 0, DISTANCE_COST, 0.0) * away
     source[left] = window[np.arange(left.size), scores.argmax(1)]
@@ -158,29 +177,34 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
 
 def _place_of(
     target: Ids, donors: Donors, source: Ids, left: Ids, mine: Segments, theirs: Segments
-) -> tuple[Ids, Ids, Ids]:
-    """For each token: the donor range `[low, high)` of its sentence's counterpart, and the place its copied neighbours
-    point to (-1 where its sentence has no copied token)."""
+) -> tuple[Ids, Ids, Ids, NDArray[np.float32]]:
+    """For each token: the donor range `[low, high)` it should come from, the place its copied neighbours point to (-1 where
+    its sentence has no copied token), and what a position outside the range costs."""
     n, m = len(target), len(donors)
-    alike = resemblance(target, mine, donors.ids, theirs)
-    best = alike.argmax(1)
-    strength = alike[np.arange(len(mine)), best]
     part = mine.number[left]
-    low, high = theirs.starts[best[part]], theirs.stops[best[part]]
-    # The nearest copied token of the same sentence, else of any.
-    known = np.flatnonzero(source >= 0)
     pointed = np.full(left.size, -1, dtype=np.int64)
     guess = np.clip(left * m // max(n, 1), 0, m - 1)
+    gap = np.zeros(left.size, dtype=bool)
+    low = high = guess
+    known = np.flatnonzero(source >= 0)
     if known.size:
-        after = np.minimum(np.searchsorted(known, left), known.size - 1)
-        before = np.maximum(np.searchsorted(known, left) - 1, 0)
-        one, other = known[before], known[after]
-        anchor = np.where(np.abs(left - one) <= np.abs(other - left), one, other)
+        at = np.searchsorted(known, left)
+        one, other = known[np.maximum(at - 1, 0)], known[np.minimum(at, known.size - 1)]
+        anchor = np.where((left - one <= other - left) & (at > 0) | (at == known.size), one, other)
         guess = np.clip(source[anchor] + left - anchor, 0, m - 1)
-        inside = mine.number[anchor] == part
-        pointed = np.where(inside, guess, -1)
+        pointed = np.where(mine.number[anchor] == part, guess, -1)
+        # A gap in copied text: an equal token from elsewhere is no match for it, it is what an edit put there.
+        step = source[other] - source[one]
+        near = (at > 0) & (at < known.size) & (other - one <= LONGEST_GAP + 1)
+        gap = (
+            near & (step > 0) & (step <= other - one + 4) & (donors.number[source[one]] == donors.number[source[other]])
+        )
+        low, high = np.where(gap, source[one], low), np.where(gap, source[other] + 1, high)
+    best, strength = counterparts(target, mine, donors.ids, theirs, source)
     lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
-    return np.where(lost, guess, low), np.where(lost, guess + 1, high), pointed
+    low = np.where(gap, low, np.where(lost, guess, theirs.starts[best[part]]))
+    high = np.where(gap, high, np.where(lost, guess + 1, theirs.stops[best[part]]))
+    return low, high, pointed, np.where(gap, GAP_COST, OUTSIDE_COST).astype(np.float32)
 
 
 def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.float32]:

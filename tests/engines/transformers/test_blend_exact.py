@@ -49,7 +49,7 @@ def planned(
     where = np.arange(n) if source is None else source
     found = TokenMap(where, np.linspace(0.1, 1, n).astype(np.float32), np.zeros(n, dtype=np.int64))
     donors = Donors.of(donor_ids[0].tolist())
-    needed = Need(forced, forced, tail)
+    needed = Need(forced, forced, tail, np.zeros(n, dtype=bool))
     return plan_cache(
         model, ids[0].tolist(), [state], donors, found, needed, schedule or constant(layers, share), Selector(selector)
     )
@@ -86,7 +86,7 @@ def test_keys_moved_to_other_places_are_those_the_model_would_have_made(model):
     _, state = prefill(model, ids)
     _, later = prefill(model, ids, here + 9)
     seams = seams_of(model)
-    moved = seams.move(torch.from_numpy(state.data[0]), here + 9, here, N)
+    moved = seams.move(torch.from_numpy(state.data[0]), here + 9, here, N, N + 9)
     if "dynamic" in str(getattr(model.config, "rope_parameters", "")):
         return  # its tables depend on the longest prompt seen: positions beyond the prompt are another rotation
     assert (moved - torch.from_numpy(later.data[0])).abs().max() <= 3e-5

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,11 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    plan = RowPlan(schedule, selector, similarity, forced, threshold)
+    left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left)
     if selector.name == "query" and complete < len(layers):
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
-        plan = RowPlan(schedule, selector, similarity, forced, None, scores)
+        plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
 
 
@@ -100,7 +101,7 @@ def rearrange(
         source = torch.from_numpy(donors.positions[found.source[rows]]).to(device)
         taken = state[:, first:].index_select(3, source.cpu()).to(device=device, dtype=dtype)
         at = here[torch.from_numpy(rows).to(device)]
-        taken[0] = seams.move(taken[0], at, source, length, first)
+        taken[0] = seams.move(taken[0], at, source, length, tokens, first)
         if rows.size == tokens:
             return taken
         if out is None:

@@ -75,6 +75,7 @@ class RowPlan:
     forced      `[tokens]` bool: computed in every layer, whatever the share
     threshold   by need: rows whose deviation is above it are computed even beyond the share; None for the share alone
     scores      `[tokens]` scores made elsewhere (selector `query`)
+    left        `[tokens]` bool: rows not worth choosing, since the budget does not pay for the rest of their sentence
     """
 
     schedule: Schedule
@@ -83,6 +84,7 @@ class RowPlan:
     forced: Tensor
     threshold: float | None = None
     scores: Tensor | None = None
+    left: Tensor | None = None
 
 
 @dataclass
@@ -132,6 +134,10 @@ class BlendCache(Cache):
             forced = plan.forced[self.active]
             if plan.threshold is not None:
                 forced = forced | (scores > plan.threshold)
+            if plan.left is not None:
+                left = plan.left[self.active]
+                scores = scores.masked_fill(left, -1.0)
+                wanted = min(wanted, int((~left).sum()))
             kept = choose(scores, forced, wanted)
             if kept.numel() < self.active.numel():
                 hidden, self.active = hidden.index_select(1, kept), self.active.index_select(0, kept)

@@ -84,7 +84,7 @@ def learn_movers(seams: Seams, keys: Tensor, shifted: Tensor, here: Tensor, limi
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
             lone = Seams(seams.layers, seams.rotary, [trial])
             try:
-                moved = lone.move(keys[index : index + 1], here + SHIFT, here, TOKENS)
+                moved = lone.move(keys[index : index + 1], here + SHIFT, here, TOKENS, TOKENS + SHIFT)
             except (RuntimeError, ValueError):
                 continue
             if _far(moved, shifted[index : index + 1]) <= limit:

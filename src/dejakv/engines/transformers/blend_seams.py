@@ -8,7 +8,7 @@ layers without positions, as Cohere2 has).
 import copy
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from dejakv.errors import ModelError
 from dejakv.reuse.rope import ApplyRotary, Tables, rotate, turn
+
+FIXED = ("default", "linear", "yarn", "llama3")
+"""Kinds of rotary tables that do not depend on a prompt's length."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Seams:
     rotary: Any
     movers: list[Mover | None]
     direct: bool = False
+    _tables: dict[tuple[str | None, int], Tables] = field(default_factory=dict, repr=False)
 
     def values(self, index: int, layer: Any, hidden: Tensor, like: Tensor) -> Tensor | None:
         """V of the rows from the layer's input, `[batch, kv_heads, rows, head_dim]`; None where only the layer knows how."""
@@ -46,30 +50,44 @@ class Seams:
         made = layer.self_attn.v_proj(layer.input_layernorm(hidden))
         return made.view(*hidden.shape[:2], -1, like.shape[-1]).transpose(1, 2)
 
-    def tables(self, positions: Tensor, kind: str | None) -> Tables:
-        """cos and sin in float32, `[1, tokens, d]`. Computed with a copy: some rotary modules remember the longest prompt."""
+    def tables(self, length: int, kind: str | None) -> Tables:
+        """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Kept for the next."""
+        fixed = getattr(self.rotary, "rope_type", "default") in FIXED
+        rows = max(512, 1 << (length - 1).bit_length()) if fixed else length
+        held = self._tables.get((kind, rows))
+        if held is None:
+            if len(self._tables) >= 8:
+                self._tables.pop(next(iter(self._tables)))
+            held = self._tables[kind, rows] = self._make_tables(rows, kind)
+        return held
+
+    def _make_tables(self, length: int, kind: str | None) -> Tables:
+        # A copy that has seen no prompt: some rotary modules remember the longest one.
         rotary = copy.deepcopy(self.rotary)
         _forget(rotary)
-        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
+        device = next(self.rotary.buffers()).device
+        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
         extra = (kind,) if kind is not None else ()
-        with torch.no_grad():
-            cos, sin = rotary(probe, positions[None], *extra)
+        with torch.inference_mode(False), torch.no_grad():
+            cos, sin = rotary(probe, torch.arange(length, device=device)[None], *extra)
         return cos.float(), sin.float()
 
-    def move(self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, first: int = 0) -> Tensor:
+    def move(
+        self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int, first: int = 0
+    ) -> Tensor:
         """Keys `[layers, kv_heads, tokens, head_dim]` of layers `first`.., from positions `source` to `target` (`[tokens]`).
 
-        source_length  tokens of the prompt they were computed in: tables may depend on it (dynamic NTK, longrope)
+        source_length, target_length  tokens of the prompts: tables may depend on them (dynamic NTK, longrope)
         """
-        if not len(keys) or (torch.equal(target, source) and source_length <= int(target.max()) + 1):
+        fixed = getattr(self.rotary, "rope_type", "default") in FIXED or source_length == target_length
+        if not len(keys) or (fixed and torch.equal(target, source)):
             return keys
         moved = list(keys.unbind(0))
         for mover in {m for m in self.movers[first:] if m is not None}:
             here = [i for i, m in enumerate(self.movers[first:]) if m == mover]
-            everywhere = torch.arange(source_length, device=source.device)
-            cos, sin = self.tables(everywhere, mover.kind)
+            cos, sin = self.tables(source_length, mover.kind)
             old = (cos[:, source], sin[:, source])
-            cos, sin = self.tables(torch.arange(int(target.max()) + 1, device=target.device), mover.kind)
+            cos, sin = self.tables(target_length, mover.kind)
             tables = turn((cos[:, target], sin[:, target]), old)
             turned = rotate(mover.apply, keys[here], tables, partial=mover.partial)
             for place, i in enumerate(here):
