@@ -19,7 +19,7 @@ from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
 from dejakv.store.base import Store
-from dejakv.store.open import open_store
+from dejakv.store.open import store_of
 
 
 def build_cache(
@@ -32,12 +32,8 @@ def build_cache(
     levels = build_levels(config, engine)
     fingerprints = {level.name: str(getattr(level, "fingerprint", "")) for level in levels}
     embed, hook_fingerprint = build_hook(config, engine)
-    if store is None:
-        store = open_store(
-            config.cache_dir, max_bytes=config.max_bytes, max_entries=config.max_cached_blocks, policy=config.policy
-        )
     return HierarchicalCache(
-        store,
+        store if store is not None else store_of(config),
         levels,
         build_guards(config, levels),
         config,

@@ -165,6 +165,9 @@ class HierarchicalCache:
             return False
         if chosen.method == "exact" or self.store.meta(lookup.key) is not None:
             return False
+        wants = getattr(self.store, "wants", None)
+        if wants is not None and not wants(lookup.key, len(prepared.token_ids)):
+            return False  # asked before the state is copied out of the engine
         request = prepared.request
 
         def make() -> Chunk | None:

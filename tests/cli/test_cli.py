@@ -1,0 +1,73 @@
+"""The command line as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
+
+RUNNER = CliRunner()
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dejakv.cli.main", *arguments], capture_output=True, text=True)
+
+
+def test_help_lists_every_command() -> None:
+    text = RUNNER.invoke(typer_app, ["--help"]).output
+    for name in ("run", "sweep", "models", "explain", "frontier", "serve"):
+        assert name in text
+
+
+def test_models_lists_the_bundled_ones() -> None:
+    text = RUNNER.invoke(typer_app, ["models"]).output
+    assert "shapes-vlm" in text
+    assert "docs-lm" in text
+
+
+def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
+    done = command("run", "--max_samples", "8", "--arms", "none,cache", "--output", str(tmp_path), "--log_samples")
+    assert done.returncode == 0, done.stderr
+    assert "answers that equal the none arm's" in done.stdout
+    assert "latency=" in done.stderr
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--preset", "nope"], "choose one of shapes"),
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--dataset", "nope"], "unknown data set"),
+        (["--similarity-threshold", "2"], "-1 to 1"),
+        (["--embedding-layer", "prompt"], "NAME:DIM"),
+        (
+            ["--embedding-layer", "prompt:7:0.5", "--embedding-layer", "vision:auto:0.5", "--max-samples", "2"],
+            "prompt:192",
+        ),
+        (["--embedding-hook", "no.such:hook"], "does not import"),
+        (["--arms", "none,all"], "none, prefix, cache"),
+        (["--cache-mode", "maybe"], "live, dry-run, off"),
+    ],
+)
+def test_bad_flags_are_one_line_that_names_the_remedy(arguments: list[str], says: str) -> None:
+    done = command("run", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serving_strangers_needs_keys() -> None:
+    done = command("serve", "--host", "0.0.0.0")
+    assert done.returncode == 2
+    assert "--api-keys-file" in done.stderr
+
+
+def test_a_model_folder_without_config(tmp_path: Path) -> None:
+    done = command("run", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert "config.json" in done.stderr

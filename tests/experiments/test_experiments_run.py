@@ -1,0 +1,147 @@
+"""Small real runs: three arms, the dry run, a sweep that is resumed."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.engines.open import open_engine
+from dejakv.errors import ConfigError, DatasetError
+from dejakv.experiments.ablation import ablation, layer_dims
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.sweep import experiments, read_spec, sweep
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    return open_engine(settings_from("shapes", {}, {}))
+
+
+@pytest.fixture(scope="module")
+def result(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    output = tmp_path_factory.mktemp("run")
+    return run(settings_from("shapes", {"max_samples": 60, "output": str(output)}, {}), engine=engine)
+
+
+def test_the_files_of_a_run(result: Any) -> None:
+    summary = json.loads((result.output / "summary.json").read_text())
+    lines = [json.loads(line) for line in (result.output / "samples.jsonl").read_text().splitlines()]
+    assert summary == json.loads(json.dumps(result.summary))
+    assert len(lines) == summary["samples"] == 60
+    wanted = {"model", "dataset", "samples", "arms", "hit_rate", "by_level", "agreement", "lookup_ms", "inject_ms"}
+    assert wanted | {"store_bytes", "bytes_per_chunk", "index_bytes", "dejakv_version"} <= set(summary)
+    for arm in ("none", "prefix", "cache"):
+        assert {"accuracy", "computed_tokens", "prompt_tokens", "encoder_runs", "ttft_ms", "latency_ms"} <= set(
+            summary["arms"][arm]
+        )
+    statuses = {name for line in lines for name in line["statuses"]}
+    assert {"exact_text", "semantic_text", "embedding:prompt", "embedding:vision", "kv_cache"} <= statuses
+
+
+def test_what_is_exact_agrees_and_every_picture_is_encoded_once(result: Any) -> None:
+    summary = result.summary
+    assert summary["by_level"]["exact_text"]["exact_agreement"] == 1.0
+    assert summary["arms"]["cache"]["computed_tokens"] < summary["arms"]["prefix"]["computed_tokens"]
+    assert summary["arms"]["prefix"]["computed_tokens"] < summary["arms"]["none"]["computed_tokens"]
+    assert summary["arms"]["none"]["encoder_runs"] == 60
+    pictures = {media.digest for sample in _samples(60) for media in sample.media}
+    assert summary["arms"]["cache"]["encoder_runs"] == len(pictures)
+
+
+def _samples(count: int) -> list[Any]:
+    from dejakv.experiments.run import read_samples
+
+    return list(read_samples(settings_from("shapes", {"max_samples": count}, {})))
+
+
+def test_prefix_and_none_give_the_same_answers(result: Any) -> None:
+    for row in result.rows:
+        assert row.arms["prefix"].text == row.arms["none"].text
+
+
+def test_a_dry_run_never_runs_the_decoder(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the decoder ran")
+
+    monkeypatch.setattr(type(engine), "run", refuse)
+    settings = settings_from("shapes", {"max_samples": 60, "cache_mode": "dry-run", "output": str(tmp_path)}, {})
+    summary = run(settings, engine=engine).summary
+    assert summary["hit_rate"] > 0
+    assert 0 <= summary["false_hit_interval"][0] <= summary["false_hit_interval"][1] <= 1
+    assert summary["judged"] == sum(level["hits"] for level in summary["by_level"].values())
+
+
+def test_ignoring_media_is_labelled_and_gives_false_hits_away(engine: Any) -> None:
+    run_part = {"max_samples": 120, "cache_mode": "dry-run"}
+    cache_part = {"embedding_layers": [], "embedding_hook": "none"}
+    exact = run(settings_from("shapes", run_part, cache_part), engine=engine).summary
+    ignoring = run(settings_from("shapes", run_part, {**cache_part, "media": "ignore"}), engine=engine).summary
+    assert ignoring["media"] == "ignore"
+    assert ignoring["false_hits"] > exact["false_hits"]
+
+
+def test_cache_mode_off_has_no_cache_arm(engine: Any) -> None:
+    summary = run(settings_from("shapes", {"max_samples": 4, "cache_mode": "off"}, {}), engine=engine).summary
+    assert set(summary["arms"]) == {"none", "prefix"}
+
+
+def test_a_cache_directory_is_found_again(engine: Any, tmp_path: Path) -> None:
+    settings = settings_from(
+        "shapes", {"max_samples": 10, "arms": ("none", "cache")}, {"cache_dir": str(tmp_path / "c")}
+    )
+    first, second = run(settings, engine=engine).summary, run(settings, engine=engine).summary
+    assert second["by_method"]["exact"] > first["by_method"].get("exact", 0)
+    assert second["agreement"] == 1.0
+
+
+SPEC = {
+    "defaults": {"preset": "shapes", "max_samples": 6, "cache_mode": "dry-run"},
+    "experiments": [
+        {"name": "exact", "disable_semantic_cache": True, "embedding_layers": []},
+        {"name": "loose", "similarity-threshold": 0.1, "notes": "hyphens too"},
+    ],
+}
+
+
+def test_a_sweep_logs_a_line_a_run_and_is_resumed(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    (tmp_path / "spec.json").write_text(json.dumps(SPEC))
+    spec = read_spec(tmp_path / "spec.json")
+    spec["experiments"] = spec["experiments"][:1]
+    assert len(sweep(spec, log, tmp_path / "samples")) == 1
+    done = sweep(read_spec(tmp_path / "spec.json"), log, tmp_path / "samples", resume=True)
+    assert [line["name"] for line in done] == ["loose"]
+    with log.open() as file:
+        assert [line["name"] for line in csv.DictReader(file)] == ["exact", "loose"]
+    assert (tmp_path / "samples" / "loose" / "samples.jsonl").exists()
+
+
+def test_the_ablation_has_sixteen_runs_a_model() -> None:
+    spec = ablation(["a/one", "b/two"], layer_dims("internvl3.5-2b"))
+    assert len(spec["experiments"]) == 32
+    planned = list(experiments({**spec, "defaults": {**spec["defaults"], "dataset": "gqa"}}, None))
+    assert len({name for name, _, _ in planned}) == 32
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"experiments": [{"name": "a"}, {"name": "a"}]}, "name of its own"),
+        ({"experiments": [{"name": "a", "colour": 1}]}, "unknown setting 'colour'"),
+        ({}, "experiments"),
+    ],
+)
+def test_a_bad_sweep_is_refused_before_it_runs(tmp_path: Path, spec: dict[str, Any], says: str) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ConfigError, match=says):
+        list(experiments(read_spec(tmp_path / "spec.json"), None))
+
+
+def test_no_samples(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    settings = settings_from("shapes", {"dataset": "jsonl", "dataset_path": str(tmp_path / "empty.jsonl")}, {})
+    with pytest.raises(DatasetError, match="no samples"):
+        run(settings, engine=engine)
