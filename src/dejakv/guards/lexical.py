@@ -20,21 +20,29 @@ from dejakv.store.base import ChunkMeta
 class LexicalGuard:
     """Accepts two texts whose readings are equal, rejects all others; see `dejakv.guards.reading`.
 
-    synonyms  further words, each with the word it may stand for: `{"automobile": "car"}`; singular, lower case
-    phrases   further wordings that ask the same, as regular expressions over the lower-case text and what each stands for:
-              `[(r"work as$", "do for a living")]`; they are applied before the built-in ones
+    vocabulary  words taken for one another; the default has the shapes data set's ("box" is "cube"): pass `words.GENERAL`
+                where that is wrong
+    synonyms    further words, each with the word it may stand for: `{"automobile": "car"}`; singular, lower case
+    phrases     further wordings that ask the same, as regular expressions over the lower-case text and what each stands
+                for: `[(r"work as$", "do for a living")]`; they are applied before the built-in ones
 
     Raises ConfigError for a phrase that is no regular expression.
     """
 
     name = "lexical"
 
-    def __init__(self, synonyms: Mapping[str, str] | None = None, phrases: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        synonyms: Mapping[str, str] | None = None,
+        phrases: Iterable[tuple[str, str]] = (),
+        *,
+        vocabulary: Mapping[str, str] = SYNONYMS,
+    ) -> None:
         try:
             self._phrases = (*((re.compile(pattern), wording) for pattern, wording in phrases), *PHRASES)
         except re.error as error:
             raise ConfigError(f"a phrase of the lexical guard is no regular expression: {error}") from error
-        self._synonyms = {**SYNONYMS, **(synonyms or {})}
+        self._synonyms = {**vocabulary, **(synonyms or {})}
         for word in self._synonyms:  # a chain of synonyms ends at one word
             self._synonyms[word] = self._root(word)
         self._read = lru_cache(maxsize=4096)(self._read_anew)

@@ -15,6 +15,7 @@ Phrase = tuple[re.Pattern[str], str]
 
 PHRASES: tuple[Phrase, ...] = tuple((re.compile(pattern), wording) for pattern, wording in data.PHRASES)
 _FRAMES = tuple(re.compile(pattern) for pattern in data.FRAMES)
+_THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 _IF = re.compile(r"^(?:if|whether)\b")
 _WHICH = re.compile(r"\bwhich\b")
 _CONTRACTIONS = tuple(
@@ -29,7 +30,8 @@ _CONTRACTIONS = tuple(
         (r"'s\b", " possessive"),
     )
 )
-_TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+(?:[-'][^\W\d_]+)*|[%$€£+*/=<>&@#]|-(?=\d)")
+# Numbers, words, and every other mark but those of ordinary prose: "☂" is not "☀", "2*(3+4)" is not "(2*3)+4".
+_TOKEN = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+(?:[-'][^\W\d_]+)*|[^\w\s.,;:!?'\"…。？！、，：；“”«»]")
 _BE = frozenset("is are am was were be been being".split())
 _DO = frozenset("do does did".split())
 _MODAL = frozenset("can could will would shall should may might must".split())
@@ -100,6 +102,8 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
     kind, tokens, asked = _asked(kind, tokens)
     same = next((t for t in tokens if t in ("same", "different")), "") if asked else ""
     light = {"have", "has", "drawn"} if asked else set[str]()
+    if asked and "drawn" in tokens:
+        light |= {"in"}
     if same:
         light |= {same, *_LINKS}
     if not _SPATIAL.isdisjoint(tokens):
@@ -127,15 +131,17 @@ def _kind(tokens: list[str], framed: bool) -> tuple[str, list[str]]:
     if tokens[0] in _BE or tokens[0] in _DO or tokens[0] in _MODAL or tokens[0] in ("has", "have", "had"):
         return "yes/no", tokens
     place = next((i for i, t in enumerate(tokens) if t in _WH), None)
+    if place is None and framed:  # "tell me the color" asks what it is, "tell me a joke" asks for one
+        return ("what" if tokens[0] == "the" else "tell"), tokens
     if place is None or (tokens[place] in ("when", "where", "how", "who") and place > 1):  # a conjunction inside
-        return ("what", tokens) if framed else ("other", tokens)
+        return ("tell" if framed else "other"), tokens
     word, before, after = tokens[place], tokens[:place], tokens[place + 1 :]
     if word == "how" and after and after[0] not in _BE | _DO | _MODAL:
         return _how(after[0], before, after[1:])
-    if word == "what" and before == ["in"]:
-        before = []
-    elif word == "what" and after and after[-1] == "in":
-        after = after[:-1]
+    if word == "what" and not before and after and after[-1] == "in":  # "what city ... in" is "in what city ..."
+        before, after = ["in"], after[:-1]
+    if before and before != ["in"] and before[-1] not in _BE:  # "I know what..." asks nothing
+        word = f"other {word}"
     return word, before + after
 
 
@@ -181,10 +187,7 @@ def _canonical(token: str, synonyms: Mapping[str, str]) -> str:
     if token == "possessive":
         return "'s"
     if token[0].isdigit():
-        plain = re.sub(r",(?=\d{3}\b)", "", token)
-        whole, _, rest = plain.partition(".")
-        rest = rest.rstrip("0")
-        return (whole.lstrip("0") or "0") + (f".{rest}" if rest else "")
+        return _THOUSANDS.sub("", token)  # no zero is dropped: version 3.10 is not 3.1, agent 007 is not 7
     token = data.NUMBERS.get(token, token)
     if token in synonyms:
         return synonyms[token]

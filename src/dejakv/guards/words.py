@@ -3,20 +3,22 @@
 Whatever is not listed here is a content word and must be equal in both texts: a gap costs a hit, never an answer.
 """
 
-SYNONYMS: dict[str, str] = {
-    # the shapes vocabulary
+SHAPES: dict[str, str] = {
     "sphere": "ball",
     "box": "cube",
     "pyramid": "cone",
     "hoop": "ring",
     "plus": "cross",
     "object": "thing",
+}
+"""Nouns of the shapes data set. In geometry a box is no cube: see `LexicalGuard(vocabulary=...)`."""
+
+GENERAL: dict[str, str] = {
     "little": "small",
     "tiny": "small",
     "big": "large",
     "grey": "gray",
     "violet": "purple",
-    # spelling and everyday words
     "colour": "color",
     "photo": "picture",
     "photograph": "picture",
@@ -55,6 +57,7 @@ SYNONYMS: dict[str, str] = {
     "euro": "€",
     "pound": "£",
 }
+SYNONYMS = {**GENERAL, **SHAPES}
 """Word -> the word that stands for it. Plurals follow: "boxes" is "cubes". Both must be singular."""
 
 ATTRIBUTES = frozenset("color size shape material height width length weight age".split())
