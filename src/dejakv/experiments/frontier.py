@@ -24,14 +24,17 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.frontier_report import write_report
 from dejakv.request import Request
 from dejakv.reuse.blend import BlendConfig, find
+from dejakv.reuse.need import Need
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.sentences import sentence_ends
-from dejakv.reuse.token_map import Donors
+from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+COARSE = (0.1, 0.2, 0.5)
+WHOLE = (("context", "value"), ("embedding", "kv"), ("align", "kv"))
+"""Map and selector, at every share: ours with V compared, the paper's pair (SemShareKV), CacheBlend's in style."""
 PAIRS = (
-    ("context", "value"),
     ("context", "kv"),
     ("context", "similarity"),
     ("context", "query"),
@@ -39,15 +42,18 @@ PAIRS = (
     ("embedding", "value"),
     ("lsh", "value"),
     ("align", "value"),
-    ("embedding", "kv"),
-    ("align", "kv"),
 )
-"""Map and selector. `embedding` + `kv` is the paper's pair (SemShareKV), `align` + `kv` in the style of CacheBlend."""
+"""The other maps with the selector that compares V, and the other selectors with the default map, at `COARSE` shares."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way of blending. `budget`: `share` computes a share of rows, `need` whatever changed as well."""
+    """One way of blending.
+
+    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole sentences that changed, as many as
+              the share pays for, then the selector; `need`: all that changed, whatever share it takes
+    complete  layers computed completely before that
+    """
 
     map: str
     selector: str
@@ -60,6 +66,12 @@ class Cell:
         return f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
 
     @property
+    def main(self) -> bool:
+        """Measured on every case; the other cells on the first `detail` ones only."""
+        ours = self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
+        return ours or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
+
+    @property
     def config(self) -> BlendConfig:
         by_need = self.budget == "need"
         return BlendConfig(
@@ -67,21 +79,21 @@ class Cell:
             selector=self.selector,
             share=self.share,
             by_need=by_need,
-            rule="changed" if by_need else "none",
-            min_similarity=0.2 if by_need else 0.0,
+            rule="none" if self.budget == "share" else "changed",
+            min_similarity=0.0 if self.budget == "share" else 0.2,
             complete=self.complete,
             max_share=1.0,
         )
 
 
 def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
-    """All cells of the published frontier: every map with the default selector and every selector with the default map."""
-    made = [Cell(map, selector, share) for map, selector in PAIRS for share in shares if share < 1.0]
-    made += [Cell("context", "value", 1.0)]
-    # By need: with a complete first layer and V compared, and from the map alone, without any complete layer.
-    made += [Cell("context", "value", share, "need") for share in (0.0, 0.1, 0.2)]
-    made += [Cell("context", "similarity", share, "need", complete=0) for share in (0.0, 0.1, 0.2)]
-    return made
+    """All cells of the published frontier."""
+    partial = [share for share in shares if share < 1.0]
+    made = [Cell("context", "similarity", share, "within", 0) for share in partial]
+    made += [Cell("context", "similarity", 0.0, "need", 0), Cell("context", "value", 0.0, "need")]
+    made += [Cell(map, selector, share) for map, selector in WHOLE for share in partial]
+    made += [Cell(map, selector, share) for map, selector in PAIRS for share in partial if share in COARSE]
+    return [*made, Cell("context", "value", 1.0)]
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,7 @@ class Bench:
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
+        self._found: dict[Any, tuple[TokenMap, Need, float]] = {}
         self.layers = engine.model.config.num_hidden_layers
         self.ends = sentence_ends(engine.tokenizer)
 
@@ -149,9 +162,9 @@ class Bench:
         self, case: Case, states: Sequence[Tensor], config: BlendConfig
     ) -> tuple[torch.Tensor, float, float, float]:
         """Log probabilities, mean share of rows over layers, share in the last layer, seconds (planning included)."""
+        donors = Donors.of(*case.donors)
+        found, needed, searched = self._find(case, donors, config)
         begun = time.perf_counter()
-        target, donors = np.asarray(case.target, dtype=np.int64), Donors.of(*case.donors)
-        found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends)
         planned = plan_cache(
             self.engine.model, case.target, states, donors, found, needed,
             config.schedule_for(self.layers), Selector(config.selector, case.number), threshold=config.threshold,
@@ -160,12 +173,24 @@ class Bench:
         logits = self.engine.model(
             input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1
         ).logits
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun + searched
         trace = planned.cache.trace
         return logits[0, -1].float().log_softmax(-1), trace.share, trace.counts[-1] / trace.tokens, seconds
 
+    def _find(self, case: Case, donors: Donors, config: BlendConfig) -> tuple[TokenMap, Need, float]:
+        """Map and need with the seconds they took; cells that differ in what comes after share them."""
+        limit = None if config.by_need or config.rule == "none" else config.share
+        key = (case, config.map, config.rule, config.min_similarity, limit)
+        if key not in self._found:
+            begun = time.perf_counter()
+            target = np.asarray(case.target, dtype=np.int64)
+            found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends)
+            self._found[key] = found, needed, time.perf_counter() - begun
+        return self._found[key]
+
     def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
         """One line of `cases.jsonl`: by cell [right, KL from full, stale or None, mean share, last share, seconds]."""
+        self._found.clear()
         states = [self.full(ids)[1] for ids in case.donors]
         wanted, _, seconds = self.full(case.target)
         rows = {"full": _row(case, wanted, wanted, 1.0, 1.0, seconds)}
@@ -199,11 +224,13 @@ def run_frontier(
     shares: Sequence[float] = SHARES,
     seed: int = 0,
     only: Sequence[str] = (),
+    detail: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json`, `frontier.md` and (with matplotlib) `frontier.png` to `output`.
 
     samples  cases a kind; only: names of cells, all if empty
+    detail   cases a kind on which all cells are measured, the main ones alone on the rest; None: all cells on all cases
     A folder that holds a stopped run of the same settings goes on; one of other settings is refused.
 
     Raises: ConfigError, ModelError.
@@ -219,20 +246,21 @@ def run_frontier(
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(TransformersEngine.from_pretrained(model))
-    settings = {"model": model, "epoch": bench.engine.epoch, "facts": facts, "seed": seed}
+    settings = {"model": Path(model).name, "epoch": bench.engine.epoch, "facts": facts, "seed": seed}
     held = _open(folder, settings, [cell.name for cell in chosen])
     done = {(line["kind"], line["number"]) for line in held}
     todo = [(kind, number) for number in range(samples) for kind in kinds if (kind, number) not in done]
     with (folder / "cases.jsonl").open("a") as file:
         for count, (kind, number) in enumerate(todo):
-            line = bench.run(make_case(kind, number, facts, bench.encode, seed), chosen)
+            wanted = [cell for cell in chosen if cell.main or detail is None or number < detail]
+            line = bench.run(make_case(kind, number, facts, bench.encode, seed), wanted)
             held.append(line)
             file.write(json.dumps(line) + "\n")
             file.flush()
             if progress is not None:
                 progress(count + 1, len(todo))
-    wanted = [line for line in held if line["number"] < samples and line["kind"] in kinds]
-    return write_report(folder, {**settings, "samples": samples}, wanted, {cell.name: cell for cell in chosen})
+    used = [line for line in held if line["number"] < samples and line["kind"] in kinds]
+    return write_report(folder, {**settings, "samples": samples}, used, {cell.name: cell for cell in chosen})
 
 
 def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:

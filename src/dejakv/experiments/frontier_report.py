@@ -95,6 +95,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A small table for the terminal: full computation, ours by need and at 10 and 20%, the paper's pair."""
+    from rich.table import Table
+
+    shown = Table("change", "map", "selector", "budget", "share", "computed", "accuracy (95%)", "KL", "stale")
+    for row in rows:
+        ours = row["budget"] != "share" and row["share"] in (0.0, 0.1, 0.2)
+        paper = (row["map"], row["selector"]) == ("embedding", "kv") and row["share"] in (0.1, 0.2)
+        if row["selector"] != "full" and not ours and not paper:
+            continue
+        stale = "" if row["stale_rate"] is None else f"{row['stale_rate']:.3f}"
+        shown.add_row(
+            row["kind"], row["map"], row["selector"], row["budget"], f"{row['share']:.0%}", f"{row['mean_share']:.0%}",
+            f"{row['accuracy']:.3f} ({row['lo']:.3f}-{row['hi']:.3f})", f"{row['kl']:.4f}", stale,
+        )  # fmt: skip
+    return shown
+
+
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """Accuracy over share, a panel a kind, a line a map and selector. False without matplotlib (extra `report`)."""
     try:
@@ -120,6 +138,9 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
             panel.plot(x, [row["accuracy"] for row in line], marker="o", markersize=3, label=f"{map_name} / {selector}")
             if (map_name, selector) == ("context", "value"):
                 panel.fill_between(x, [row["lo"] for row in line], [row["hi"] for row in line], alpha=0.15)
+        line = sorted((row for row in mine if row["budget"] == "within"), key=lambda row: row["share"])
+        x = [100 * row["share"] for row in line]
+        panel.plot(x, [row["accuracy"] for row in line], color="black", linewidth=2, label="context / whole sentences")
         for row in (row for row in mine if row["budget"] == "need" and row["share"] == 0.0):
             label = f"by need, {row['complete']} complete layer{'' if row['complete'] == 1 else 's'}"
             panel.plot(
@@ -136,4 +157,4 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
     return True
 
 
-__all__ = ["plot", "rows_of", "table", "write_report"]
+__all__ = ["brief", "plot", "rows_of", "table", "write_report"]

@@ -8,7 +8,7 @@ The answer is approximate, so the state it leaves is never captured and never a 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,14 @@ class BlendConfig:
 
 @dataclass(frozen=True)
 class BlendReport:
-    """What blending one prompt took. Seconds; `rows[i]` of layer i; empty `rows`: computed in full, for `reason`."""
+    """What blending one prompt took. Seconds; `rows[i]` of layer i; empty `rows`: computed in full, for `reason`.
+
+    active  which rows each layer computed, None for all
+    """
 
     tokens: int
     rows: tuple[int, ...] = ()
+    active: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
     forced_share: float = 0.0
     map_s: float = 0.0
     plan_s: float = 0.0
@@ -137,7 +141,9 @@ def run_blend(
     else:
         run: Any = engine.run
         completion = run(prepared, sampling=sampling, on_token=on_token, planned=planned)
-        report = replace(report, rows=tuple(planned.cache.trace.counts))
+        trace = planned.cache.trace
+        active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
+        report = replace(report, rows=tuple(trace.counts), active=active)
     report = replace(report, plan_s=planning)
     return replace(
         completion,

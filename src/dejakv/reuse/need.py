@@ -22,6 +22,8 @@ COPIED = 6
 NEW_SHARE = 0.5
 """A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
 LONGEST_TAIL = 64
+OPENING = 16
+"""Tokens at most that count as the first sentence of a donor."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def need(
         there = segments(donors.ids, ends, donors.starts)
         differs = donors.ids[found.source] != target
         weak = found.similarity < min_similarity
-        edits = _edits(found, differs, donors, there) | _sinks(found, donors)
+        edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
         new = _new_sentences(target, donors, found, parts, there)
         unknown = new[parts.number] & (differs | (found.context < COPIED))
         changed = edits | (differs if rule == "changed" else unknown) | weak
@@ -118,12 +120,15 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
     return index >= first[parts.number]
 
 
-def _sinks(found: TokenMap, donors: Donors) -> NDArray[np.bool_]:
-    """A prompt's first token holds the attention sink: its state belongs to the first place and to no other."""
-    at_start = donors.positions[found.source] == 0
-    here = np.zeros(len(found), dtype=bool)
-    here[0] = True
-    return at_start != here
+def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bool_]:
+    """A prompt's first token holds the attention sink: its state belongs to the first place and to no other. And the first
+    sentence of a donor (at most 16 tokens) was computed with next to nothing before it: moved behind other text, it is
+    computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
+    place = donors.positions[found.source]
+    starts = np.asarray(donors.starts)[donors.number[found.source]]
+    opening = (there.number[found.source] == there.number[starts]) & (place < OPENING)
+    moved = place != np.arange(len(found))
+    return ((place == 0) | opening) & moved
 
 
 def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:

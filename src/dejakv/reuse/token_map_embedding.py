@@ -68,6 +68,11 @@ def _features(
     )
 
 
+def with_positions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Embeddings `[tokens, hidden]` with RoPE applied at their positions: the E-cache of arXiv 2509.24832."""
+    return _rope(vectors, np.arange(len(vectors)))
+
+
 def _rope(vectors: NDArray[np.float32], positions: Ids) -> NDArray[np.float32]:
     """RoPE over the whole vector, halves layout."""
     half = vectors.shape[1] // 2

@@ -1,0 +1,53 @@
+"""`dejakv explain`: which token of a target took whose state."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain_command(
+    donor: Annotated[str, typer.Option(help="The earlier prompt, or @FILE.")],
+    target: Annotated[str, typer.Option(help="The new prompt, or @FILE.")],
+    model: Annotated[str, typer.Option(help="Bundled name, folder or hub id.")] = "docs-lm",
+    token_map: Annotated[str, typer.Option("--map", help="context, embedding, lsh or align.")] = "context",
+    selector: Annotated[str, typer.Option(help="value, kv, similarity, query or random.")] = "value",
+    share: Annotated[float, typer.Option(help="Share of rows computed behind complete layers.")] = 0.15,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Not more than the share, even where more has changed.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file as well.")] = None,
+    dtype: Annotated[str, typer.Option()] = "auto",
+    device: Annotated[str, typer.Option()] = "auto",
+) -> None:
+    """Show which token takes whose KV and which rows are recomputed."""
+    from rich.console import Console
+
+    from dejakv.engines.transformers.engine import TransformersEngine
+    from dejakv.errors import ConfigError
+    from dejakv.reuse.blend import BlendConfig
+    from dejakv.reuse.explain import explain, to_html, to_terminal
+
+    if max_new_tokens < 1:
+        raise ConfigError("--max-new-tokens must be at least 1")
+    config = BlendConfig(map=token_map, selector=selector, share=share, by_need=not strict)
+    engine = TransformersEngine.from_pretrained(model, dtype, device)
+    explained = explain(engine, _text(donor), _text(target), config, max_new_tokens=max_new_tokens)
+    to_terminal(explained, Console(soft_wrap=True))
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(to_html(explained), encoding="utf-8")
+        typer.echo(f"written to {html}")
+
+
+def _text(given: str) -> str:
+    """The text itself, or the file's after `@`."""
+    from dejakv.errors import InputError
+
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {given[1:]!r}: {error}; give a text file after @, or the text itself") from error

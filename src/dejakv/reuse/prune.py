@@ -1,0 +1,186 @@
+"""A cache that keeps, layer by layer, only the tokens that the prompt's end attends to (SemShareKV, arXiv 2509.24832; SnapKV,
+arXiv 2404.14469).
+
+    cache = PrunableDynamicCache.prefill(model, ids, PruneConfig())
+    model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
+
+Layers keep different numbers of tokens: decoding goes on one token at a time, at the true positions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from dejakv.engines.transformers.blend_probe import AttentionProbe
+from dejakv.errors import ConfigError, InputError, ModelError
+
+Policy = Literal["attention", "snapkv", "random", "none"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+_HOOKS = "_dejakv_prune_hooks"
+
+
+@dataclass(frozen=True)
+class PruneConfig:
+    """What is kept.
+
+    policy         `attention`: the fewest tokens that hold `recovery` of the window's attention; `snapkv`: the highest
+                   attention, smoothed over 7 neighbours; `random`: a control; `none`: everything
+    keep_first, keep_last  share of tokens kept at most in the first and the last layer; between them it decays exponentially
+    recovery       of policy `attention`: share of the attention mass to hold
+    window         last tokens whose attention counts; they are always kept, and so is the first token (attention sink)
+    minimum        tokens kept in every layer at least
+    seed           of policy `random`
+    """
+
+    policy: str = "attention"
+    keep_first: float = 0.9
+    keep_last: float = 0.2
+    recovery: float = 0.95
+    window: int = 32
+    minimum: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"pruning policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+        for name in ("keep_first", "keep_last", "recovery"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"pruning {name}={getattr(self, name)}: give a share above 0 and at most 1")
+        if self.window < 1 or self.minimum < 1:
+            raise ConfigError(f"pruning window={self.window}, minimum={self.minimum}: both must be at least 1")
+
+    def share(self, layer: int, layers: int) -> float:
+        """Share of tokens that a layer keeps at most."""
+        decay = math.log(self.keep_first / self.keep_last) / max(1, layers - 1)
+        return self.keep_first * math.exp(-decay * layer)
+
+
+def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> Tensor:
+    """Indices of the tokens a layer keeps, ascending. `weights`: `[tokens]` attention that the window pays to each."""
+    tokens = weights.numel()
+    budget = min(tokens, max(config.minimum, round(config.share(layer, layers) * tokens)))
+    if config.policy == "none" or budget >= tokens:
+        return torch.arange(tokens, device=weights.device)
+    scores = weights.float()
+    if config.policy == "snapkv":
+        scores = torch.nn.functional.avg_pool1d(scores[None, None], 7, stride=1, padding=3, count_include_pad=False)[
+            0, 0
+        ]
+    if config.policy == "random":
+        generator = torch.Generator().manual_seed(config.seed + layer)
+        scores = torch.rand(tokens, generator=generator).to(weights.device)
+    if config.policy == "attention":
+        mass = scores.sort(descending=True).values.cumsum(0)
+        enough = int((mass < config.recovery * mass[-1]).sum()) + 1
+        budget = min(budget, max(config.minimum, enough))
+    always = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
+    always[0] = True
+    always[-min(config.window, tokens) :] = True
+    count = max(budget, int(always.sum()))
+    return scores.masked_fill(always, math.inf).topk(count).indices.sort().values
+
+
+class PrunedLayer(DynamicLayer):
+    """K and V of the kept tokens. `logical` counts positions seen: it places new tokens."""
+
+    keys: Any
+    values: Any
+
+    def __init__(self, keys: Tensor, values: Tensor, logical: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.logical = keys, values, logical
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if key_states.shape[-2] != 1:
+            raise InputError("a pruned cache decodes one token at a time: prefill the prompt before pruning")
+        self.logical += 1
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def get_seq_length(self) -> int:
+        return self.logical
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        held = self.keys.shape[-2]
+        return held + query_length, self.logical - held
+
+    def crop(self, tokens_to_remove: int) -> None:
+        count = abs(tokens_to_remove)
+        super().crop(-count)
+        self.logical -= count
+
+
+class PrunableDynamicCache(Cache):
+    """`kept[i]`: indices of the prompt's tokens that layer i still holds. `full_bytes`: what all of them would take."""
+
+    def __init__(self, layers: list[PrunedLayer], kept: list[Tensor], full_bytes: int) -> None:
+        super().__init__(layers=list(layers))
+        self.kept = kept
+        self.full_bytes = full_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V held now, measured."""
+        held: list[Any] = list(self.layers)
+        return sum(part.element_size() * part.nelement() for layer in held for part in (layer.keys, layer.values))
+
+    @classmethod
+    @torch.inference_mode()
+    def prefill(cls, model: Any, ids: Tensor, config: PruneConfig | None = None) -> "PrunableDynamicCache":
+        """Computes all but the last token of `ids` `[1, n]` and prunes: `generate(ids, past_key_values=...)` goes on.
+
+        The last token itself is computed with the pruned state, as every token after it.
+        Raises: InputError for a batch or a prompt of one token, ModelError for models with sliding windows.
+        """
+        if ids.shape[0] != 1 or ids.shape[1] < 2:
+            raise InputError(
+                f"pruning takes one prompt of at least 2 tokens, not {tuple(ids.shape)}: run prompts one by one"
+            )
+        config = config or PruneConfig()
+        cache = Cache(layer_class_to_replicate=DynamicLayer)
+        with AttentionProbe(config.window) as probe:
+            model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cls.of(model, cache, probe.weights, config)
+
+    @classmethod
+    def of(cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig) -> "PrunableDynamicCache":
+        """Prunes a filled cache by the attention weights of each layer (`AttentionProbe.weights`)."""
+        held: list[Any] = list(cache.layers)
+        if len(weights) != len(held):
+            raise ModelError(
+                f"{len(weights)} attention calls were seen for {len(held)} layers: load the model with --attn sdpa or eager"
+            )
+        text = model.config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ())
+        if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
+            raise ModelError(
+                f"{type(model).__name__} has sliding windows, which pruned layers cannot express: do not prune it"
+            )
+        tokens = held[0].keys.shape[-2]
+        layers, kept, full = [], [], 0
+        for index, (layer, weight) in enumerate(zip(held, weights, strict=True)):
+            rows = kept_rows(weight[:tokens], index, len(held), config)
+            full += 2 * layer.keys.element_size() * layer.keys.nelement()
+            keys, values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
+            layers.append(PrunedLayer(keys, values, tokens))
+            kept.append(rows)
+        _install(model)
+        return cls(layers, kept, full)
+
+
+def _install(model: Any) -> None:
+    """Masks are made for one layer's length; a single new token sees everything that is left, so it needs none."""
+    if getattr(model, _HOOKS, None):
+        return
+
+    def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(kwargs.get("past_key_values"), PrunableDynamicCache) and kwargs.get("attention_mask") is not None:
+            return args, {**kwargs, "attention_mask": None}
+        return None
+
+    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in model.get_decoder().layers]
+    object.__setattr__(model, _HOOKS, handles)
