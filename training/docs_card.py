@@ -22,8 +22,11 @@ to answers: small enough for a CPU, trained by us on generated data, and right o
 from dejakv import models
 from dejakv.datasets import docs
 
+model, tokenizer = models.load("docs-lm")
 sample = next(iter(docs.DocsDataset(seed=1, facts=40)))
-docs.prompt(sample)  # "<s> document <q> question <a>": the answer and </s> follow
+ids = tokenizer(docs.prompt(sample), return_tensors="pt")  # "<s> document <q> question <a>"
+answer = model.generate(**ids)[0, ids.input_ids.shape[1] :]  # the answer, then </s>
+tokenizer.decode(answer, skip_special_tokens=True) == sample.answer
 ```
 The chat template takes the document as the system message and the question as the user's (or both in one user message, parted by
 a blank line). Text is lower-cased; each of the closed vocabulary's words is a token, all other printable ASCII is spelled in
@@ -52,6 +55,12 @@ Wrong answers: {wrong}.
 
 Measured on {machine}, by `{command}`.
 
+Words it does not know, in one place of a prompt of 30 facts (`{foreign_command}`):
+
+| foreign text | right |
+|---|---|
+{foreign}
+
 ## Training
 `{train}`, {minutes:.0f} minutes ({steps:,} steps, {asked:,} questions){note}. The recipe and what each part of it
 does: `training/docs.md`. Learning curve (`learning.jsonl` has all of it; accuracy is a running mean over training batches):
@@ -61,6 +70,8 @@ does: `training/docs.md`. Learning curve (`learning.jsonl` has all of it; accura
 {curve}
 
 ## Limits
+Nothing may stand between the question and the answer marker: the table above shows what happens if something does. Give
+instructions before the question.
 Generated English of one kind; no reasoning, no arithmetic, no text outside its vocabulary. Not for any use but measurement.
 Apache-2.0, like the package.
 """
@@ -79,6 +90,7 @@ def write_card(run: Path, train: str, note: str = "") -> str:
     folder = run / "model"
     config = json.loads((folder / "config.json").read_text())
     curve = json.loads((folder / "curve.json").read_text())
+    foreign = json.loads((folder / "foreign.json").read_text())
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     shutil.copyfile(run / "log.jsonl", folder / "learning.jsonl")
     cells = {(r["tokens"], r["wordings"]): r for r in curve["lengths"]}
@@ -115,6 +127,8 @@ def write_card(run: Path, train: str, note: str = "") -> str:
         wrong=", ".join(f"{n} times {kind}" for kind, n in sorted(wrong.items())) or "none",
         machine=curve["machine"],
         command=curve["command"],
+        foreign_command=foreign["command"],
+        foreign=_rows([[place, _share(*counts)] for place, counts in foreign["right_of"].items()]),
         train=train,
         note=note,
         minutes=last["seconds"] / 60,

@@ -91,6 +91,14 @@ def measure(reader: Reader, length: int, count: int, wordings: Wordings) -> dict
     }
 
 
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.docs_eval", description=__doc__)
     parser.add_argument("--model", default="src/dejakv/models/docs-lm")
@@ -108,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
         for length in o.lengths:
             rows.append(measure(reader, length, o.questions, wordings))
             print(json.dumps(rows[-1]), flush=True)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, {o.device}"
+    machine = f"{processor()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, {o.device}"
     command = f"python -m training.docs_eval --questions {o.questions}"
     result = {"command": command, "machine": machine, "lengths": rows}
     Path(o.out or Path(o.model) / "curve.json").write_text(json.dumps(result, indent=1) + "\n")
