@@ -191,3 +191,28 @@ def test_sampling_with_a_seed_is_the_same_from_a_hit(docs_engine: Any, served: A
 def test_an_empty_prompt_is_refused(served: Any) -> None:
     with pytest.raises(InputError, match="empty"):
         served(EXACT).answer(Request("r", " ", ""))
+
+
+def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False))
+    one, other = wordings()
+    pipeline.answer(request(one))
+    plain = uncached(docs_engine, request(other))
+    get, pipeline.cache.store.get = pipeline.cache.store.get, lambda _id: None
+    answer = pipeline.answer(request(other))
+    pipeline.cache.store.get = get
+    assert (answer.record.method, answer.token_ids) == ("none", plain.token_ids)
+    assert "could not be read" in answer.record.reason
+
+
+def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(ADOPT, reuse="blend"))
+    question = wordings()[0]
+    pipeline.answer(request(question, OTHER.text))
+    wanted = request(question)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method in ("none", "prefix")
+    assert answer.record.reason
+    assert not answer.record.approximate
+    assert answer.record.stored
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids

@@ -138,8 +138,8 @@ class HierarchicalCache:
         if asked != "exact" and not same and self._was_approximate(lookup.key):
             with self._lock:
                 self._counts_of(prepared.request.partition).promotions += 1
-            exact = plan(tokens, lookup.prefix, None, (), same=False, asked="exact", min_gain=0)
-            return replace(exact, reason="promoted: served approximately before, exact from now on")
+            reason = "promoted: served approximately before, exact from now on"
+            return replace(self.exact_plan(prepared, lookup), reason=reason)
         return plan(
             tokens,
             lookup.prefix,
@@ -151,6 +151,12 @@ class HierarchicalCache:
             share=config.blend_share,
             refused=refused,
         )
+
+    @staticmethod
+    def exact_plan(prepared: Prepared, lookup: Lookup) -> Plan:
+        """The longest exact prefix, or nothing: what may always be run."""
+        tokens = len(prepared.token_ids)
+        return plan(tokens, lookup.prefix, None, (), same=False, asked="exact", min_gain=0)
 
     def record(self, prepared: Prepared, lookup: Lookup, chosen: Plan, completion: Completion, epoch: str) -> bool:
         """Keeps what was computed, off the caller's path. True if it was handed to the writer.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache, Lookup
 from dejakv.engines.base import Completion, Engine, Prepared, Start
+from dejakv.errors import InputError, ModelError
 from dejakv.levels.base import Status
 from dejakv.planner import Plan
 from dejakv.records import Record
@@ -54,33 +55,60 @@ class Pipeline:
         stored = self.cache.record(prepared, lookup, chosen, completion, self.engine.epoch)
         return replace(answer, record=replace(answer.record, stored=stored))
 
-    def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, on_token: OnToken) -> tuple[Completion, Plan]:
+    def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, clock: "_FirstToken") -> tuple[Completion, Plan]:
+        """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
         chunks = [chunk for meta in chosen.donors if (chunk := self.cache.store.get(meta.id)) is not None]
-        if chosen.method == "none" or not chunks:
-            reason = chosen.reason or ("the donor's state could not be read" if chosen.donors else "")
-            return self.engine.run(prepared, sampling=sampling, on_token=on_token), Plan("none", reason=reason)
+        if chosen.method == "none":
+            return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
+        if not chunks:
+            return self._run(prepared, self._plainer(prepared, chosen, lookup, _UNREADABLE), lookup, clock)
         if chosen.method == "blend":
-            return self._blend(prepared, chosen, chunks, lookup, on_token)
-        donor = chunks[0]
-        target = prepared if chosen.method != "adopt" else in_place_of(prepared, donor.meta)
-        tokens = chosen.reused if chosen.method == "prefix" else donor.meta.num_tokens - 1
-        start = Start(donor, tokens)
-        return self.engine.run(target, start=start, sampling=sampling, on_token=on_token), chosen
+            return self._blend(prepared, chosen, chunks, lookup, clock)
+        target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
+        tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
+        try:
+            start = Start(chunks[0], tokens)
+            return self.engine.run(target, start=start, sampling=sampling, on_token=clock), chosen
+        except (ModelError, InputError) as error:
+            if clock.seconds is not None:  # the client has seen a part of this answer
+                raise
+            reason = f"the donor's state does not fit: {error}"
+        return self._run(prepared, self._plainer(prepared, chosen, lookup, reason), lookup, clock)
+
+    def _plainer(self, prepared: Prepared, chosen: Plan, lookup: Lookup, reason: str) -> Plan:
+        """After an approximate plan the exact prefix, after that nothing."""
+        assert self.cache is not None
+        if not chosen.approximate:
+            return Plan("none", reason=reason)
+        return replace(self.cache.exact_plan(prepared, lookup), reason=reason)
 
     def _blend(
-        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], lookup: Lookup, on_token: OnToken
+        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], lookup: Lookup, clock: "_FirstToken"
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
         from dejakv.reuse.blend import BlendConfig, run_blend  # torch, only where blend is asked for
 
         config = self.cache.config
         settings = BlendConfig(map=config.blend_map, selector=config.blend_selector, share=config.blend_share)
+        ran = chosen
+
+        def instead() -> Completion:
+            nonlocal ran
+            completion, ran = self._run(prepared, self._plainer(prepared, chosen, lookup, ""), lookup, clock)
+            return completion
+
         sampling = prepared.request.sampling
-        completion = run_blend(self.engine, prepared, chunks, settings, sampling=sampling, on_token=on_token)
-        saved = completion.prompt_tokens - completion.computed_tokens
-        return completion, replace(chosen, reused=saved)
+        completion = run_blend(
+            self.engine, prepared, chunks, settings, sampling=sampling, on_token=clock, instead=instead
+        )
+        if ran is not chosen:
+            return completion, replace(ran, reason=completion.details["blend"].reason)
+        return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
+
+
+_UNREADABLE = "the donor's state could not be read"
 
 
 def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:

@@ -4,6 +4,8 @@ import sys
 
 import typer
 
+from dejakv.cli.explain import explain_command
+from dejakv.cli.frontier import frontier_command
 from dejakv.cli.models import models_command
 from dejakv.cli.run import run_command
 from dejakv.cli.serve import serve_command
@@ -21,6 +23,8 @@ _OPTIONS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 typer_app.command("run", context_settings=_OPTIONS)(run_command)
 typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
 typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
+typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
+typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
 typer_app.command("models", context_settings=_OPTIONS)(models_command)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.errors import ConfigError, DatasetError
 
+QUESTIONS_A_PICTURE = 13
+"""As in GQA, whose balanced validation split asks 132,062 questions about 10,234 pictures."""
+
 KNOWN = ("shapes", "docs", "gqa", "jsonl", "folder")
 
 
@@ -37,7 +40,8 @@ def open_dataset(name: str, options: DatasetOptions) -> Dataset:
     if name == "shapes":
         from dejakv.datasets.shapes import ShapesDataset
 
-        return ShapesDataset(seed=options.seed, samples=options.max_samples or 320)
+        count = options.max_samples or 320
+        return ShapesDataset(seed=options.seed, samples=count, images=max(8, count // QUESTIONS_A_PICTURE))
     if name == "docs":
         from dejakv.datasets.docs import DocsStream
 

@@ -126,8 +126,11 @@ def run_blend(
     *,
     sampling: Sampling | None = None,
     on_token: Callable[[int, str], None] | None = None,
+    instead: Callable[[], Completion] | None = None,
 ) -> Completion:
     """Answers a prompt from the donors' state. `details["blend"]` is a `BlendReport`.
+
+    instead  how to answer a prompt that is not blended; None: computed in full
 
     What cannot or should not be blended (an engine or model without it, positions that pictures make, a prompt that has too
     little in common with its donors) is computed in full, and the report says why.
@@ -137,7 +140,7 @@ def run_blend(
     planned, report = plan_blend(engine, prepared, donors, config)
     planning = time.perf_counter() - begun
     if planned is None:
-        completion = engine.run(prepared, sampling=sampling, on_token=on_token)
+        completion = instead() if instead is not None else engine.run(prepared, sampling=sampling, on_token=on_token)
     else:
         run: Any = engine.run
         completion = run(prepared, sampling=sampling, on_token=on_token, planned=planned)
