@@ -4,7 +4,7 @@ import argparse
 import json
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,20 +12,10 @@ import torch
 from training.docs_data import make_batch
 from training.docs_export import export
 from training.docs_model import SIZES, Helpers, Losses, build, run
+from training.docs_state import State, load_state, save_state
 
 LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
 """Most facts a document has, step by step: a level is left when enough answers are right."""
-
-
-@dataclass
-class State:
-    """What a resumed run goes on from, besides weights and optimizer."""
-
-    step: int = 0
-    seconds: float = 0.0
-    level: int = 0
-    accuracy: float = 0.0
-    questions: int = 0
 
 
 def learning_rate(step: int, progress: float, peak: float) -> float:
@@ -60,7 +50,7 @@ def next_batch(rng: random.Random, level: int, progress: float, tokens: int, con
 
 
 class Trainer:
-    """The loop with its state on disk: `log.jsonl`, `state.pt` (tensors only), `model/` (ready to ship)."""
+    """The loop with its state on disk: `log.jsonl`, `state.safetensors`, `model/` (ready to ship)."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -73,22 +63,16 @@ class Trainer:
         )
         self.folder = Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (self.folder / "state.pt").exists() and not options.fresh:
-            self._resume()
-
-    def _resume(self) -> None:
-        saved = torch.load(self.folder / "state.pt", weights_only=True, map_location=self.options.device)
-        self.model.load_state_dict(saved["model"])
-        self.helpers.load_state_dict(saved["helpers"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.state = State(**saved["state"])
+        self.checkpoint = self.folder / "state.safetensors"
+        self.modules = {"model": self.model, "helpers": self.helpers}
+        if options.fresh:
+            (self.folder / "log.jsonl").unlink(missing_ok=True)
+        elif self.checkpoint.exists():
+            self.state = load_state(self.checkpoint, self.modules, self.optimizer)
 
     def save(self) -> None:
-        """Checkpoint and export, each written beside its place and moved there, so a stop at any time is harmless."""
-        parts = {"model": self.model, "helpers": self.helpers, "optimizer": self.optimizer}
-        saved = {name: part.state_dict() for name, part in parts.items()} | {"state": asdict(self.state)}
-        torch.save(saved, self.folder / "state.tmp")
-        (self.folder / "state.tmp").replace(self.folder / "state.pt")
+        """Checkpoint, and the model as it would be shipped."""
+        save_state(self.checkpoint, self.state, self.modules, self.optimizer)
         export(self.model, self.folder / "model")
 
     def log(self, **values: object) -> None:
