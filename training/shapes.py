@@ -1,4 +1,4 @@
-"""Train shapes-vlm: `python -m training.shapes --minutes 88 --out runs/shapes`.
+"""Train shapes-vlm: `python -m training.shapes --minutes 60 --out runs/shapes`.
 
 Resumes from `<out>/state` if it is there. Every `--every` steps a line is added to `<out>/curve.jsonl` and the
 averaged weights are written to `<out>/checkpoint`, ready for transformers and vLLM.
@@ -108,7 +108,7 @@ def _report(args, out, progress, loss, model, heads, average, optimizer, process
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Command line of the training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=88)
+    parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: minutes decide")
     parser.add_argument("--out", default="runs/shapes")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")

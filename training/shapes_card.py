@@ -159,9 +159,9 @@ Measured by `python -m training.shapes_card runs/shapes` on {machine}.
 ## Training
 
 {minutes:.0f} minutes on one core ({steps} steps of 16 pictures x 12 questions, bf16 autocast) by `make train-shapes`
-(`python -m training.shapes --minutes 88 --pictures 16`), seed 0, from generated data alone. Auxiliary read-outs (what
-is in each patch; which thing a noun phrase names; how two things compare) are trained along and dropped. The last of
-these, and asking more of what goes wrong, joined at step 2,750. The recipe is in `training/README.md`.
+(`python -m training.shapes`), seed 0, from generated data alone. Auxiliary read-outs (what is in each patch; which
+thing a noun phrase names; how two things compare) are trained along and dropped. The recipe, and what changed on the
+way, is in `training/README.md`.
 
 Accuracy on validation scenes (2 to 6 things) while it trained; all points are in `curve.json`:
 

@@ -31,7 +31,7 @@ def _words(texts: dict[str, tuple[str, ...]]) -> set[str]:
 
 
 def test_held_out_wordings_say_trained_words_in_new_ways() -> None:
-    assert _words(HELD_OUT) - _words(SEEN) == {"with"}  # one word is new as well
+    assert _words(HELD_OUT) <= _words(SEEN)
 
 
 def test_no_two_things_are_called_alike() -> None:

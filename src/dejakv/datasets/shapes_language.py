@@ -84,6 +84,8 @@ SEEN: dict[str, tuple[str, ...]] = {
         "Is the color of the {a} the same as the color of the {b}?",
         "Is the {a} of the same color as the {b}?",
         "Can you tell me if the {a} and the {b} have one color?",
+        "Does the {a} share the color of the {b}?",
+        "Is the {a} of one color with the {b}?",
     ),
     "same size": (
         "Is the {a} the same size as the {b}?",
@@ -94,6 +96,8 @@ SEEN: dict[str, tuple[str, ...]] = {
         "Is the size of the {a} the same as the size of the {b}?",
         "Is the {a} of the same size as the {b}?",
         "Can you tell me if the {a} and the {b} have one size?",
+        "Does the {a} share the size of the {b}?",
+        "Is the {a} of one size with the {b}?",
     ),
     "left": (
         "Is the {a} left of the {b}?",
