@@ -34,7 +34,7 @@ class PlannedBlend:
         return math.ceil(trace.share * trace.tokens - 1e-9)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def plan_cache(
     model: Any,
     target: Sequence[int],
