@@ -1,0 +1,72 @@
+"""From settings to parts."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.build import build_cache, build_guards, build_levels
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError, ModelError
+from dejakv.levels.latent import EmbeddingCache
+
+PLAIN = SemanticCacheConfig(index_encoder="model")
+
+
+class Engine:
+    epoch = "e"
+
+    def embed_text(self, text: str) -> Any:
+        return np.array([len(text), 1.0], np.float32)
+
+
+def names(config: SemanticCacheConfig) -> tuple[list[str], list[str]]:
+    levels = build_levels(config, Engine())
+    return [level.name for level in levels], [guard.name for guard in build_guards(config, levels)]
+
+
+def test_levels_in_the_order_of_cost_and_guards_in_the_order_of_doubt() -> None:
+    config = replace(PLAIN, embedding_layers=("prompt:2",), embedding_hook="prompt")
+    assert names(config) == (["exact_text", "embedding", "semantic_text"], ["threshold", "media", "context", "lexical"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "levels", "guards"),
+    [
+        ({"exact_text": False, "semantic_text": False}, [], ["threshold", "media", "context", "lexical"]),
+        ({"lexical_guard": False}, ["exact_text", "semantic_text"], ["threshold", "media", "context"]),
+        ({"reuse": "blend"}, ["exact_text", "semantic_text"], ["threshold", "media"]),
+        ({"media": "ignore"}, ["exact_text", "semantic_text"], ["threshold", "context", "lexical"]),
+    ],
+)
+def test_what_settings_leave_out(changes: dict[str, Any], levels: list[str], guards: list[str]) -> None:
+    assert names(replace(PLAIN, **changes)) == (levels, guards)
+
+
+def test_similar_media_ask_the_vision_layer() -> None:
+    config = replace(PLAIN, media="similar", embedding_layers=("vision:2:0.9",), embedding_hook="vision")
+    level = EmbeddingCache(config.embedding_layers)
+    assert [guard.name for guard in build_guards(config, [level])] == ["threshold", "vision", "context", "lexical"]
+
+
+def test_a_level_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Level:\n    name = 'mine'\n    def __init__(self, config): self.config = config\n"
+        "    def add(self, donor, query): ...\n    def remove(self, donor): ...\n"
+        "    def __len__(self): return 0\n    def search(self, query): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert names(replace(PLAIN, levels=("mine:Level",)))[0] == ["exact_text", "semantic_text", "mine"]
+    with pytest.raises(ConfigError, match="--level"):
+        names(replace(PLAIN, levels=("mine:Nothing",)))
+
+
+def test_the_models_embeddings_need_a_model() -> None:
+    with pytest.raises(ModelError, match="--index-encoder"):
+        build_cache(PLAIN, None)
+
+
+def test_layers_without_a_hook_name_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="--embedding-hook"):
+        build_cache(replace(PLAIN, embedding_layers=("prompt:2",)), Engine())
