@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dejakv.cache import CacheCounts
+from dejakv.counts import CacheCounts
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record

@@ -216,3 +216,12 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
     assert not answer.record.approximate
     assert answer.record.stored
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_clearing_one_partition_leaves_the_others_promotions(served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False))
+    one, other = wordings()
+    pipeline.answer(request(one))
+    assert pipeline.answer(request(other)).record.method == "adopt"
+    pipeline.cache.clear("somebody else")
+    assert "promoted" in pipeline.answer(request(other)).record.reason

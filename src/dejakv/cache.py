@@ -9,9 +9,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv.counts import CacheCounts, PartitionCounts
 from dejakv.engines.base import Completion, Prepared
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
@@ -43,26 +44,6 @@ class Lookup:
     statuses: Mapping[str, Status]
     verdicts: tuple[Verdict, ...] = ()
     seconds: float = 0.0
-
-
-@dataclass
-class CacheCounts:
-    """Per partition. `hits` by level (prefix apart), `rejections` by guard."""
-
-    lookups: int = 0
-    hits: dict[str, int] = field(default_factory=dict[str, int])
-    prefix_hits: int = 0
-    rejections: dict[str, int] = field(default_factory=dict[str, int])
-    promotions: int = 0
-
-    def add(self, other: "CacheCounts") -> None:
-        """Adds another's counts to these."""
-        self.lookups += other.lookups
-        self.prefix_hits += other.prefix_hits
-        self.promotions += other.promotions
-        for mine, theirs in ((self.hits, other.hits), (self.rejections, other.rejections)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
 
 
 def _no_vectors(_: Request) -> Vectors:
@@ -103,8 +84,8 @@ class HierarchicalCache:
         self.embedder = embedder
         self._embed = embed or _no_vectors
         self._prefix = PrefixIndex(store)
-        self._served_approximately: OrderedDict[str, None] = OrderedDict()
-        self._counts: dict[str, CacheCounts] = {}
+        self._served_approximately: OrderedDict[str, str] = OrderedDict()  # exact key -> partition
+        self._counts = PartitionCounts()
         self._lock = threading.Lock()
         self._writer = Writer(store, background=background)
         store.on_evict(self._forget)
@@ -122,7 +103,7 @@ class HierarchicalCache:
         match, donors, verdicts = self._find(query, key, epoch, statuses)
         prefix = self._find_prefix(request.partition, epoch, prepared) if self.config.exact_prefix else None
         statuses["kv_cache"] = "hit" if match or prefix else "miss"
-        self._count(request.partition, match, prefix, verdicts)
+        self._counts.lookup(request.partition, match, prefix is not None, verdicts)
         return Lookup(key, query, prefix, match, donors, statuses, tuple(verdicts), seconds=time.perf_counter() - began)
 
     def plan(self, prepared: Prepared, lookup: Lookup) -> Plan:
@@ -136,8 +117,7 @@ class HierarchicalCache:
             last = next((v for v in lookup.verdicts if v.decision == "reject"), lookup.verdicts[-1])
             refused = f"{last.guard}: {last.reason}"
         if asked != "exact" and not same and self._was_approximate(lookup.key):
-            with self._lock:
-                self._counts_of(prepared.request.partition).promotions += 1
+            self._counts.promotion(prepared.request.partition)
             reason = "promoted: served approximately before, exact from now on"
             return replace(self.exact_plan(prepared, lookup), reason=reason)
         return plan(
@@ -165,7 +145,7 @@ class HierarchicalCache:
         """
         if chosen.approximate:
             with self._lock:
-                self._served_approximately[lookup.key] = None
+                self._served_approximately[lookup.key] = prepared.request.partition
                 if len(self._served_approximately) > 100_000:
                     self._served_approximately.popitem(last=False)
             return False
@@ -207,20 +187,16 @@ class HierarchicalCache:
 
     def stats(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counters; None sums over all, for whoever operates the process."""
-        with self._lock:
-            chosen = list(self._counts.values()) if partition is None else [self._counts_of(partition)]
-            total = CacheCounts()
-            for counts in chosen:
-                total.add(counts)
-            return total
+        return self._counts.of(partition)
 
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
         self._writer.flush()
         removed = self.store.clear(partition)
+        self._counts.clear(partition)
         with self._lock:
-            self._counts.pop(partition, None)
-            self._served_approximately.clear()
+            for key in [key for key, whose in self._served_approximately.items() if whose == partition]:
+                del self._served_approximately[key]
         return removed
 
     def flush(self) -> None:
@@ -304,23 +280,3 @@ class HierarchicalCache:
     def _was_approximate(self, key: str) -> bool:
         with self._lock:
             return key in self._served_approximately
-
-    def _counts_of(self, partition: str) -> CacheCounts:
-        return self._counts.setdefault(partition, CacheCounts())
-
-    def _count(
-        self,
-        partition: str,
-        match: Match | None,
-        prefix: tuple[PrefixHit, ChunkMeta] | None,
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        with self._lock:
-            counts = self._counts_of(partition)
-            counts.lookups += 1
-            counts.prefix_hits += prefix is not None
-            if match is not None:
-                counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
-            for verdict in verdicts:
-                if verdict.decision == "reject":
-                    counts.rejections[verdict.guard] = counts.rejections.get(verdict.guard, 0) + 1

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from dejakv.cache import CacheCounts
+from dejakv.counts import CacheCounts
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
 from dejakv.records import Record

@@ -49,7 +49,11 @@ class PrefixIndex:
     def longest(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = ()
     ) -> PrefixHit | None:
-        """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long."""
+        """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long.
+
+        Of the chunks that share the most blocks the latest eight are compared token by token: the rest could add no more
+        than a part of one block.
+        """
         hashes = block_hashes(partition, epoch, token_ids, spans)
         with self._lock:
             deepest = next((block for block in reversed(hashes) if block in self._holders), None)

@@ -1,0 +1,67 @@
+"""What the levels and guards did, counted a partition."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dejakv.guards.base import Verdict
+from dejakv.levels.base import Match
+
+
+@dataclass
+class CacheCounts:
+    """Per partition. `hits` by level (prefix apart), `rejections` by guard."""
+
+    lookups: int = 0
+    hits: dict[str, int] = field(default_factory=dict[str, int])
+    prefix_hits: int = 0
+    rejections: dict[str, int] = field(default_factory=dict[str, int])
+    promotions: int = 0
+
+    def add(self, other: "CacheCounts") -> None:
+        """Adds another's counts to these."""
+        self.lookups += other.lookups
+        self.prefix_hits += other.prefix_hits
+        self.promotions += other.promotions
+        for mine, theirs in ((self.hits, other.hits), (self.rejections, other.rejections)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+
+
+class PartitionCounts:
+    """The counts of every partition. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, CacheCounts] = {}
+        self._lock = threading.Lock()
+
+    def lookup(self, partition: str, match: Match | None, prefix: bool, verdicts: Sequence[Verdict]) -> None:
+        """Counts one lookup and what came of it."""
+        with self._lock:
+            counts = self._counts.setdefault(partition, CacheCounts())
+            counts.lookups += 1
+            counts.prefix_hits += prefix
+            if match is not None:
+                counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
+            for verdict in verdicts:
+                if verdict.decision == "reject":
+                    counts.rejections[verdict.guard] = counts.rejections.get(verdict.guard, 0) + 1
+
+    def promotion(self, partition: str) -> None:
+        """Counts a request that ran exactly because it had been served approximately before."""
+        with self._lock:
+            self._counts.setdefault(partition, CacheCounts()).promotions += 1
+
+    def of(self, partition: str | None) -> CacheCounts:
+        """A copy of one partition's counts; None sums over all."""
+        total = CacheCounts()
+        with self._lock:
+            for name, counts in self._counts.items():
+                if partition in (None, name):
+                    total.add(counts)
+        return total
+
+    def clear(self, partition: str) -> None:
+        """Forgets one partition's counts."""
+        with self._lock:
+            self._counts.pop(partition, None)
