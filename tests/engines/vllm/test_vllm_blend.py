@@ -98,7 +98,9 @@ def test_other_models_are_refused():
     """A decoder that is not built like Llama is named with what is wrong about it."""
     assert "has no model.layers" in llama.why_not(SimpleNamespace())
     layer = SimpleNamespace(
-        input_layernorm=1, post_attention_layernorm=1, mlp=1,
+        input_layernorm=1,
+        post_attention_layernorm=1,
+        mlp=1,
         self_attn=SimpleNamespace(qkv_proj=1, o_proj=1, rotary_emb=1, q_size=1, kv_size=1, scaling=1, q_norm=1),
     )
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))

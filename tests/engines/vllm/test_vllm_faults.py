@@ -20,15 +20,18 @@ KILLED = """
 import sys, threading
 sys.path.insert(0, {here!r})
 import vllm_harness as harness
+from contextlib import contextmanager
 from dejakv.store import files
-real = files.write_file
+real = files.written
 
-def slow(path, parts):
-    real(path, (parts[0], bytes(parts[1])[: len(bytes(parts[1])) // 2]))
-    print("HALF", flush=True)
-    threading.Event().wait()
+@contextmanager
+def slow(temporary, parts):
+    header, data = parts
+    with real(temporary, (header, bytes(data)[: len(bytes(data)) // 2])):
+        print("HALF", flush=True)
+        threading.Event().wait()
 
-files.write_file = slow
+files.written = slow
 with harness.running(extra={{"store_dir": {store!r}}}) as engine:
     engine.ask([harness.tokens(501, 51)], max_tokens=64)
     print("ASKED", flush=True)
@@ -40,7 +43,10 @@ def _kill_while_saving(store):
     here = str(Path(__file__).parent)
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", KILLED.format(here=here, store=store)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
     )
     try:
         for line in process.stdout:
@@ -57,7 +63,8 @@ def test_faults(tmp_path):
     """An engine killed in the middle of a save; a store that is corrupt, full, or gone: answered, and counted as misses."""
     store = tmp_path / "store"
     _kill_while_saving(str(store))
-    assert list(store.rglob("temporary/*")), "it was killed while a file was half written"
+    assert [path for path in store.rglob("temporary/*") if path.is_file()], "a file was half written"
+    assert not [path for path in store.rglob("chunks/**/*") if path.is_file()]
 
     with running(extra={"store_dir": str(store), "min_new_tokens": 1}) as engine:
         (truth,) = engine.ask([A])
@@ -96,7 +103,7 @@ def test_faults(tmp_path):
     with running(extra=small) as engine:
         engine.ask([A])
         worker_side().saver.flush(10)
-        (full,) = engine.ask([A[:-1] + [9]])
+        (full,) = engine.ask([[*A[:-1], 9]])
         assert full.tokens
         assert not list(worker_side().store.metas())
         assert sum(v for n, v in engine.metrics().items() if n.startswith("vllm:dejakv_saves_dropped")) >= 1
@@ -105,7 +112,7 @@ def test_faults(tmp_path):
 def test_hanging_store(tmp_path):
     """A store that does not answer costs the load's time limit, then the prompt is computed; saves beyond the backlog are
     dropped and the engine goes on."""
-    with running(extra={"store_dir": str(tmp_path), "load_timeout_s": 0.3, "max_pending_bytes": 700_000}) as engine:
+    with running(extra={"store_dir": str(tmp_path), "load_timeout_s": 0.3, "max_pending_bytes": 5_000_000}) as engine:
         (truth,) = engine.ask([A])
         engine.settle()
         engine.reset_prefix_cache()

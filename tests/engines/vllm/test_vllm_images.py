@@ -49,7 +49,12 @@ def _reset(engine):
     engine.core.model_executor.collective_rpc("reset_encoder_cache")
 
 
-CASES = [*map(_one, PICTURES), _two(PICTURES[0], PICTURES[2]), _two(PICTURES[2], PICTURES[0]), _two(PICTURES[0], PICTURES[0])]
+CASES = [
+    *map(_one, PICTURES),
+    _two(PICTURES[0], PICTURES[2]),
+    _two(PICTURES[2], PICTURES[0]),
+    _two(PICTURES[0], PICTURES[0]),
+]
 OPTIONS = {"limit_mm_per_prompt": {"image": 2}, "max_model_len": 512, "model": SHAPES}
 
 

@@ -153,18 +153,29 @@ def running(
         "enable_prefix_caching": True,
         "disable_log_stats": False,
     }
-    llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
+    try:
+        llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
+    except BaseException:
+        _forget()
+        raise
     engine = Engine(llm)
     try:
         yield engine
     finally:
-        from vllm.distributed import cleanup_dist_env_and_memory
-
         engine.close()
         engine.llm = None
         del llm
-        cleanup_dist_env_and_memory()
-        gc.collect()
+        _forget()
+
+
+def _forget() -> None:
+    """vLLM keeps connectors and process groups in globals, a failed start's too: the next engine wants none of them."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()
+    gc.collect()
 
 
 def tokens(count: int, seed: int) -> list[int]:

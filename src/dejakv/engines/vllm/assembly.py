@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Puts the two sides of the connector together from a vLLM config. Whatever is wrong with the settings is said here."""
 
 from functools import lru_cache
@@ -25,7 +26,9 @@ from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.sentences import sentence_ends
 
 
-def make_scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts) -> SchedulerSide:
+def make_scheduler_side(
+    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts
+) -> SchedulerSide:
     """Raises ConfigError, StoreError or MissingExtraError."""
     base = server_epoch(vllm_config)
     epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
@@ -37,9 +40,7 @@ def make_scheduler_side(vllm_config: Any, kv_cache_config: Any, settings: Connec
         levels = build_levels(config, embeddings)
         embedder = fingerprint_of({level.name: str(getattr(level, "fingerprint", "")) for level in levels})
         cache = ConnectorCache(store, levels, build_guards(config, levels), config, embedder=embedder)
-        finder = Finder(
-            cache, settings, epoch_of, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        )
+        finder = Finder(cache, settings, epoch_of, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
     else:
         finder = Finder(ConnectorCache(store, (), (), config), settings, epoch_of)
     return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)

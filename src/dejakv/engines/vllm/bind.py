@@ -30,4 +30,6 @@ def bound_model(vllm_config: Any) -> Any:
     for worker in list(_workers):
         if getattr(worker, "vllm_config", None) is vllm_config and getattr(worker, "model_runner", None) is not None:
             return worker.model_runner.get_model()
-    raise ConfigError(f"blend computes with the served model and needs to be given it: add --worker-extension-cls {EXTENSION}")
+    raise ConfigError(
+        f"blend computes with the served model and needs to be given it: add --worker-extension-cls {EXTENSION}"
+    )

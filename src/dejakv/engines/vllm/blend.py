@@ -140,15 +140,17 @@ class Blender:
             made = self.mix(draft).state
             error = float((made.float() - there.float()).abs().max() / there.float().abs().max().clamp_min(1e-6))
             limit = TOLERANCE[self.dtype]
-            self._checked = "" if error <= limit else (
-                f"blend was switched off: recomputing a stored state gave another one (relative error {error:.2g},"
-                f" {limit:g} is allowed), so this model is not built as it seems"
+            self._checked = (
+                ""
+                if error <= limit
+                else (
+                    f"blend was switched off: recomputing a stored state gave another one (relative error {error:.2g},"
+                    f" {limit:g} is allowed), so this model is not built as it seems"
+                )
             )
         return self._checked
 
-    def _kept(
-        self, draft: Draft, index: int, rows: torch.Tensor, normed: torch.Tensor, wanted: int
-    ) -> torch.Tensor:
+    def _kept(self, draft: Draft, index: int, rows: torch.Tensor, normed: torch.Tensor, wanted: int) -> torch.Tensor:
         keys, values = draft.state[0, index], draft.state[1, index]
         selector = draft.selector
         if selector.deviation and index > 0:

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """The one place to touch for a new vLLM release: supported versions, and every use of what vLLM does not promise.
 
 Adding a version: read the files named below in its source, run `tests/engines/vllm` on it, add it to `SUPPORTED`.
@@ -80,6 +81,19 @@ def scheduler_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.scheduler
 
 
+def require_free_process() -> None:
+    """vLLM keeps connectors in globals, so a process runs one engine with connectors at a time. Raises ConfigError."""
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+    if has_kv_transfer_group():
+        raise ConfigError("another vLLM engine runs in this process: close it first")
+
+
 def close(llm: Any) -> None:
-    """Ends an offline engine and its connectors."""
+    """Ends an offline engine, its connectors, and what vLLM keeps of them in globals."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
     llm.llm_engine.engine_core.shutdown()
+    ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()

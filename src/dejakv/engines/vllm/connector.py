@@ -1,12 +1,14 @@
+# pyright: reportMissingImports=false
 """`DejaKVConnector`: what vLLM loads. It forwards to the scheduler side or the worker side and keeps nothing itself.
 
-    --kv-transfer-config '{"kv_connector": "DejaKVConnector",
-                           "kv_connector_module_path": "dejakv.engines.vllm.connector",
-                           "kv_role": "kv_both",
-                           "kv_connector_extra_config": {"store_dir": "/var/lib/dejakv"}}'
+--kv-transfer-config '{"kv_connector": "DejaKVConnector",
+                       "kv_connector_module_path": "dejakv.engines.vllm.connector",
+                       "kv_role": "kv_both",
+                       "kv_connector_extra_config": {"store_dir": "/var/lib/dejakv"}}'
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.inner import open_inner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.refusals import refuse_unsupported
@@ -41,6 +44,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         compat.recompute_failed_loads(vllm_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
         self._counts = Counts()
+        self._inner = open_inner(self.settings, vllm_config, role, kv_cache_config)
         scheduling = role == KVConnectorRole.SCHEDULER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -61,33 +65,60 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         return self._scheduler
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._inner is not None:
+            self._inner.connector.bind_kv_cache_manager(kv_cache_manager)
+
     def on_new_request(self, request: Any) -> None:
         self.scheduler_side.new_request(request)
+        if self._inner is not None:
+            self._inner.new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._inner is not None:
+            tokens, later = self._inner.matched_tokens(request, num_computed_tokens)
+            if tokens is None or tokens > 0:
+                return tokens, later
         return self.scheduler_side.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._inner is not None:
+            mine = self._inner.allocated(request, blocks, num_external_tokens)
+            if mine:
+                self.scheduler_side.loaded_elsewhere(request, mine)
+                return
         if num_external_tokens > 0:
-            self.scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            approximate = self.scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            if approximate and self._inner is not None:
+                self._inner.bar(request.request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         manager = self._kv_cache_manager
         assert manager is not None
-        return self.scheduler_side.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
+        plan = self.scheduler_side.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
+        if self._inner is not None:
+            plan.inner = self._inner.plan_step(scheduler_output)
+        return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             self.scheduler_side.heard(report)
+        if self._inner is not None:
+            theirs = report.inner if isinstance(report, StepReport) else None
+            self._inner.connector.update_connector_output(replace(connector_output, kv_connector_worker_meta=theirs))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        held = self._inner is not None and self._inner.finished(request, block_ids)
+        if held:  # the blocks can be handed over once only, so our own copy is not made
+            return True, self.scheduler_side.finished(request, [])[1]
         return self.scheduler_side.finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self.scheduler_side.finished(request, block_ids[0])
+        return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
         self.scheduler_side.reset()
@@ -111,24 +142,56 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_side.paged = paged
         self.worker_side.blender = blender_for(self._vllm_config, self.settings, paged)
 
+        if self._inner is not None:
+            self._inner.connector.register_kv_caches(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._inner is not None:
+            self._inner.bind(self._plan().inner)
+
+    def clear_connector_metadata(self) -> None:
+        super().clear_connector_metadata()
+        if self._inner is not None:
+            self._inner.connector.clear_connector_metadata()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._inner is not None:
+            self._inner.connector.start_load_kv(forward_context, **kwargs)
         self.worker_side.start_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are over before their request is scheduled."""
+        """Our own loads are over before their request is scheduled."""
+        if self._inner is not None:
+            self._inner.connector.wait_for_layer_load(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves are copied in one go, one step after the prompt was computed."""
+        """Our own saves are copied in one go, one step after the prompt was computed."""
+        if self._inner is not None:
+            self._inner.connector.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
 
     def wait_for_save(self) -> None:
         self.worker_side.copy_saves(self._plan())
+        if self._inner is not None:
+            self._inner.connector.wait_for_save()
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if self._inner is not None:
+            assert isinstance(kv_connector_metadata, StepPlan)
+            self._inner.connector.handle_preemptions(kv_connector_metadata.inner)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set() if self._inner is None else self._inner.connector.get_block_ids_with_load_errors()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         released, over, failed = self.worker_side.finish(self._plan())
-        return KVConnectorTransferResults(released, over, failed)
+        ours = KVConnectorTransferResults(released, over, failed)
+        return ours if self._inner is None else self._inner.results(finished_req_ids, ours)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self.worker_side.report()
+        report = self.worker_side.report()
+        theirs = None if self._inner is None else self._inner.connector.build_connector_worker_meta()
+        return report if theirs is None else replace(report or StepReport(), inner=theirs)
 
     # Both
 
@@ -141,6 +204,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.finder.close()
         if self._worker is not None:
             self._worker.close()
+        if self._inner is not None:
+            self._inner.connector.shutdown()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DejaKVStats:

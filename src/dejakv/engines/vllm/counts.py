@@ -1,7 +1,7 @@
 """Counters of one connector side, handed to vLLM between steps."""
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,13 +13,13 @@ class Counts:
     """What happened since the last `take`. Thread-safe. Keys are `name` or `name|label`."""
 
     def __init__(self) -> None:
-        self._values: Counter[str] = Counter()
+        self._values: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
         key = f"{name}|{_short(label)}" if label else name
         with self._lock:
-            self._values[key] += amount  # pyright: ignore[reportArgumentType]
+            self._values[key] += amount
 
     def looked_up(self, found: "Found") -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
@@ -36,7 +36,7 @@ class Counts:
     def take(self) -> dict[str, float]:
         """The counters, which start at nothing again."""
         with self._lock:
-            values, self._values = dict(self._values), Counter()
+            values, self._values = dict(self._values), defaultdict(float)
         return values
 
 

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """`DejaKVEncoderConnector`: encoder outputs over the encoder registry, beyond vLLM's own encoder cache and over restarts.
 
     --ec-transfer-config '{"ec_connector": "DejaKVEncoderConnector",
@@ -48,7 +49,9 @@ class EncoderSettings:
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(extra) - known)
         if unknown:
-            raise ConfigError(f"ec_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"ec_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
+            )
         settings = cls(**extra)
         if settings.lookup_timeout_s <= 0:
             raise ConfigError(f"lookup_timeout_s={settings.lookup_timeout_s} must be above 0")

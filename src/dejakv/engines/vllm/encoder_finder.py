@@ -45,6 +45,8 @@ class EncoderFinder:
 
     def ready(self, request: Any) -> bool:
         """Starts the lookups of a request's media; True when none is running any more."""
+        if _switched_off(request):
+            return True
         done = True
         partition = partition_of(request.cache_salt)
         for index, feature in enumerate(request.mm_features):
@@ -102,3 +104,9 @@ class EncoderFinder:
             self._sights.move_to_end(identifier)
             while len(self._sights) > REMEMBERED:
                 self._sights.popitem(last=False)
+
+
+def _switched_off(request: Any) -> bool:
+    """`ec_transfer_params.dejakv.mode` of a request may be `off`; whatever else it is changes nothing."""
+    asked = (request.ec_transfer_params or {}).get("dejakv")
+    return isinstance(asked, dict) and asked.get("mode") == "off"

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """The engine on vLLM's offline `LLM`, in this process: `dejakv run --engine vllm`.
 
 Reuse is vLLM's and the connector's own affair: a request that is to start from stored state is simply asked, and vLLM's prefix
@@ -7,7 +8,6 @@ another.
 """
 
 import copy
-import io
 import itertools
 import os
 import tempfile
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.vllm.prompts import collapsed, decoded, spans_of, unit
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError, InputError, MissingExtraError, ModelError
-from dejakv.identity import Span
 from dejakv.models import resolve
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Tensor
@@ -82,8 +82,9 @@ class VLLMEngine:
         from dejakv.engines.vllm.launch import transfer_configs
 
         compat.require_supported()
+        compat.require_free_process()
         folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
-        configs = transfer_configs(settings or ConnectorSettings(store_dir=folder.name), folder.name)
+        configs = transfer_configs(settings or ConnectorSettings(store_dir=f"{folder.name}/kv"), folder.name)
         where = str(resolve(model))
         try:
             llm = vllm.LLM(
@@ -126,7 +127,7 @@ class VLLMEngine:
         rendered = self._render({"prompt": request.prompt}, request.media)
         ids = tuple(rendered["prompt_token_ids"])
         self._check_length(len(ids))
-        return Prepared(request, ids, _spans(rendered, request.media), rendered)
+        return Prepared(request, ids, spans_of(rendered, request.media), rendered)
 
     def run(
         self,
@@ -143,7 +144,8 @@ class VLLMEngine:
         sampling = sampling or prepared.request.sampling
         began = time.perf_counter()
         rendered = dict(prepared.inputs or self._donor(prepared))
-        rendered["cache_salt"] = f"{self.arm}:{prepared.request.partition}"
+        alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
+        rendered["cache_salt"] = f"{self.arm}{alone}:{prepared.request.partition}"
         count = len(prepared.token_ids)
         self._check_length(count)
         cached = self.arm == "cache"
@@ -153,7 +155,10 @@ class VLLMEngine:
             seed=sampling.seed,
             max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
             skip_reading_prefix_cache=True if self.arm == "none" else None,
-            extra_args={"kv_transfer_params": {"dejakv": {"mode": "exact" if cached else "off", "no_store": not cached}}},
+            extra_args={
+                "kv_transfer_params": {"dejakv": {"mode": "exact" if cached else "off", "no_store": not cached}},
+                "ec_transfer_params": {"dejakv": {"mode": "on" if cached else "off"}},
+            },
         )
         if sampling.num_beams != 1:
             raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
@@ -200,7 +205,7 @@ class VLLMEngine:
         ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
         if not ids:
             raise InputError("an empty text has no embedding: give a question")
-        return _unit(self.embed_tokens(ids).mean(axis=0))
+        return unit(self.embed_tokens(ids).mean(axis=0))
 
     def embed_image(self, media: Media) -> NDArray[np.float32]:
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
@@ -212,25 +217,21 @@ class VLLMEngine:
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
         with torch.inference_mode():
             (rows,) = self._model().embed_multimodal(**batched)
-        return _unit(rows.float().mean(dim=0).cpu().numpy())
+        return unit(rows.float().mean(dim=0).cpu().numpy())
 
     def close(self) -> None:
-        """Ends vLLM and removes the temporary store."""
+        """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
         from dejakv.engines.vllm import compat
 
         compat.close(self._shared.llm)
+        self._shared.llm = None
         self._shared.folder.cleanup()
 
     def _render(self, prompt: dict[str, Any], media: tuple[Media, ...]) -> Any:
-        from PIL import Image, UnidentifiedImageError
-
         from dejakv.engines.vllm import compat
 
         if media:
-            try:
-                pictures = [Image.open(io.BytesIO(item.data)).convert("RGB") for item in media]
-            except (UnidentifiedImageError, OSError) as error:
-                raise InputError(f"a picture cannot be read ({error}): give PNG, JPEG or WebP bytes") from error
+            pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
             mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self.arm
@@ -248,12 +249,7 @@ class VLLMEngine:
         known = tuple(item for item in media if item is not None)
         if len(known) < len(media):
             raise InputError("the donor's picture is not at hand any more: ask without reuse")
-        ids: list[int] = []
-        end = 0
-        for span in prepared.spans:  # vLLM expands one placeholder for each medium
-            ids += [*prepared.token_ids[end : span.start], prepared.token_ids[span.start]]
-            end = span.start + span.length
-        return self._render({"prompt_token_ids": [*ids, *prepared.token_ids[end:]]}, known)
+        return self._render({"prompt_token_ids": collapsed(prepared.token_ids, prepared.spans)}, known)
 
     def _capture(self, key: str) -> Tensor | None:
         """The state that the connector stored for this prompt, once it has."""
@@ -284,13 +280,6 @@ class VLLMEngine:
 
     def _check_length(self, count: int) -> None:
         if count >= self.context:
-            raise InputError(f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it")
-
-
-def _spans(rendered: Any, media: tuple[Media, ...]) -> tuple[Span, ...]:
-    places = (rendered.get("mm_placeholders") or {}).get("image", [])
-    return tuple(Span(place.offset, place.length, item.digest) for place, item in zip(places, media, strict=True))
-
-
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+            raise InputError(
+                f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it"
+            )

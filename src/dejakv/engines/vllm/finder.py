@@ -15,7 +15,7 @@ from dejakv.identity import digest_of
 from dejakv.levels.base import Query, Status
 from dejakv.planner import plan
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta, Store
+from dejakv.store.base import ChunkMeta
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,7 @@ class Finder:
         )
         if chosen.method == "blend":
             assert chosen.match is not None
-            return Found(
-                "blend", chosen.donors[0].id, len(prepared.token_ids), chosen.match.level, chosen.match.score
-            )
+            return Found("blend", chosen.donors[0].id, len(prepared.token_ids), chosen.match.level, chosen.match.score)
         if lookup.prefix is None:
             return Found(reason=chosen.reason or "no stored chunk begins like this prompt")
         hit, meta = lookup.prefix
@@ -178,17 +176,21 @@ class Finder:
         if meta is None or meta.partition != prepared.request.partition or meta.epoch != epoch:
             return Found(reason="the donor that the request names is not known in its partition")
         if meta.id == lookup.key or wish.mode != "blend":
-            exact = self._best(prepared, replace(lookup, match=None, donors=()), replace(wish, mode="exact", donor=None))
-            return exact if exact.donor else replace(exact, reason="the named donor is not exact, and blend was not asked for")
+            exact = self._best(
+                prepared, replace(lookup, match=None, donors=()), replace(wish, mode="exact", donor=None)
+            )
+            return (
+                exact
+                if exact.donor
+                else replace(exact, reason="the named donor is not exact, and blend was not asked for")
+            )
         if prepared.spans or meta.spans:
             return Found(reason="blend is for prompts without media")
         if self.cache.is_due(lookup.key):
             return Found(reason="promoted: served approximately before, exact from now on")
         return Found("blend", meta.id, len(prepared.token_ids), "named", None)
 
-    def _to_save(
-        self, prepared: Prepared, lookup: Lookup, found: Found, epoch: str, wish: Wish
-    ) -> ChunkMeta | None:
+    def _to_save(self, prepared: Prepared, lookup: Lookup, found: Found, epoch: str, wish: Wish) -> ChunkMeta | None:
         settings = self._settings
         tokens = len(prepared.token_ids)
         covered = lookup.prefix[0].tokens + 1 if lookup.prefix else 0

@@ -41,7 +41,7 @@ def _update(sha: Any, name: str, value: Any) -> None:
         data = np.frombuffer(repr(value).encode(), np.uint8)
         header = f"{name}|{type(value).__name__}"
     sha.update(len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little"))
-    sha.update(memoryview(np.ascontiguousarray(data)))
+    sha.update(np.ascontiguousarray(data).data)
 
 
 class AnonymousMedia(Exception):

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """The arguments that put DejaKV's connectors into a vLLM: for `vllm.LLM(...)` and as command-line flags."""
 
 import json

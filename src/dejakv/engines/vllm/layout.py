@@ -50,7 +50,9 @@ def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torc
 def slots_of(block_ids: Sequence[int], block_tokens: int, start: int, stop: int) -> torch.Tensor:
     """Slots of a request's tokens `start..stop-1`, int64."""
     positions = torch.arange(start, stop)
-    return torch.tensor(block_ids, dtype=torch.int64)[positions // block_tokens] * block_tokens + positions % block_tokens
+    return (
+        torch.tensor(block_ids, dtype=torch.int64)[positions // block_tokens] * block_tokens + positions % block_tokens
+    )
 
 
 def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:

@@ -24,7 +24,9 @@ def why_not(model: Any) -> str:
     for layer in decoder.layers:
         missing = [name for name in _LAYER if not hasattr(layer, name)]
         missing += [name for name in _ATTENTION if not hasattr(getattr(layer, "self_attn", None), name)]
-        foreign = [name for name in _FOREIGN if hasattr(layer, name) or hasattr(getattr(layer, "self_attn", None), name)]
+        foreign = [
+            name for name in _FOREIGN if hasattr(layer, name) or hasattr(getattr(layer, "self_attn", None), name)
+        ]
         if missing or foreign:
             return f"{type(model).__name__} is not built like Llama: its layers " + (
                 f"lack {', '.join(missing)}" if missing else f"have {', '.join(foreign)}"
@@ -44,7 +46,9 @@ class Decoder:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self._decoder.embed_input_ids(ids)
 
-    def normed(self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed(
+        self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's input after its first norm, and the residual stream."""
         layer = self.layers[index]
         if residual is None:
@@ -71,7 +75,11 @@ class Decoder:
         queries = q.view(len(rows), -1, head_dim).transpose(0, 1)
         seen = torch.arange(keys.shape[1], device=rows.device)[None] <= rows[:, None]
         out = F.scaled_dot_product_attention(
-            queries[None], keys[None].to(q.dtype), values[None].to(q.dtype), attn_mask=seen, scale=attention.scaling,
+            queries[None],
+            keys[None].to(q.dtype),
+            values[None].to(q.dtype),
+            attn_mask=seen,
+            scale=attention.scaling,
             enable_gqa=True,
         )[0]
         return attention.o_proj(out.transpose(0, 1).reshape(len(rows), -1))[0]
@@ -83,7 +91,9 @@ class Decoder:
 
     def moved(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """All layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source`, turned to positions `target`."""
-        return torch.stack([self._turned(rotary, layer, source, target) for rotary, layer in zip(self._rotaries(), keys, strict=True)])
+        return torch.stack(
+            [self._turned(rotary, layer, source, target) for rotary, layer in zip(self._rotaries(), keys, strict=True)]
+        )
 
     def _rotaries(self) -> Iterator[Any]:
         for layer in self.layers:

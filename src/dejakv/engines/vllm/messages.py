@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """What the scheduler side and the worker side of the connector tell each other. Plain values: they may cross processes."""
 
 from dataclasses import dataclass, field

@@ -158,7 +158,11 @@ def _headers(note: Provenance) -> list[tuple[bytes, bytes]]:
     values = {"method": note.method, "level": note.level, "donor": note.donor, "reason": note.reason}
     if note.score is not None:
         values["score"] = f"{note.score:.4f}"
-    return [(f"x-dejakv-{name}".encode(), quote(value, safe=" :;,.'()%/=").encode()) for name, value in values.items() if value]
+    return [
+        (f"x-dejakv-{name}".encode(), quote(value, safe=" :;,.'()%/=").encode())
+        for name, value in values.items()
+        if value
+    ]
 
 
 def _embeddings(model: str | None) -> InputEmbeddings | None:

@@ -8,10 +8,33 @@ from dejakv.engines.vllm.adopt import Asked
 from dejakv.identity import digest_of
 
 ABOUT_THE_ANSWER = {
-    "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",
-    "seed", "stop", "n", "logprobs", "top_logprobs", "user", "cache_salt", "kv_transfer_params", "request_id",
-    "priority", "metadata", "store", "service_tier", "ignore_eos", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "user",
+    "cache_salt",
+    "kv_transfer_params",
+    "request_id",
+    "priority",
+    "metadata",
+    "store",
+    "service_tier",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
 }
 """Fields that do not shape the prompt. Everything else does, fields that are not known included."""
 

@@ -22,7 +22,9 @@ def _specs(kv_cache_config: Any) -> list[Any]:
 
 def _not_full_attention(_config: Any, kv: Any) -> bool:
     names = {type(spec).__name__ for spec in _specs(kv)}
-    windows = [getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) for spec in _specs(kv)]
+    windows = [
+        getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) for spec in _specs(kv)
+    ]
     return bool(names - {"FullAttentionSpec", "MLAAttentionSpec"}) or any(windows)
 
 
@@ -31,28 +33,60 @@ def _quantized_kv(config: Any, _kv: Any) -> bool:
 
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal("MLA", "its latent KV has another layout, which was not shown to survive a round trip",
-            lambda config, kv: bool(config.model_config.use_mla)),
+    Refusal(
+        "MLA",
+        "its latent KV has another layout, which was not shown to survive a round trip",
+        lambda config, kv: bool(config.model_config.use_mla),
+    ),
     Refusal("quantized KV (fp8 and the like)", "what is read back is not what was computed", _quantized_kv),
-    Refusal("hybrid, sliding-window or recurrent layers", "blocks outside the window are dropped, so a prompt's state is not whole",
-            _not_full_attention),
-    Refusal("more than one KV cache group", "one block table must cover every layer",
-            lambda config, kv: len(kv.kv_cache_groups) != 1),
-    Refusal("tensor parallelism", "not shown: each rank would hold its own heads of a chunk",
-            lambda config, kv: config.parallel_config.tensor_parallel_size > 1),
-    Refusal("pipeline parallelism", "not shown: each rank would hold its own layers of a chunk",
-            lambda config, kv: config.parallel_config.pipeline_parallel_size > 1),
-    Refusal("context parallelism", "not shown: blocks are spread over ranks",
-            lambda config, kv: config.parallel_config.decode_context_parallel_size > 1
-            or config.parallel_config.prefill_context_parallel_size > 1),
-    Refusal("speculative decoding", "not shown: draft layers and look-ahead slots share the KV cache",
-            lambda config, kv: config.speculative_config is not None),
-    Refusal("pooling models", "they generate nothing, so there is no prefill to save",
-            lambda config, kv: config.model_config.runner_type == "pooling"),
-    Refusal("encoder-decoder models", "cross-attention state is not part of a chunk",
-            lambda config, kv: bool(config.model_config.is_encoder_decoder)),
-    Refusal("a kv_role other than kv_both", "this connector both saves and loads",
-            lambda config, kv: config.kv_transfer_config.kv_role != "kv_both"),
+    Refusal(
+        "hybrid, sliding-window or recurrent layers",
+        "blocks outside the window are dropped, so a prompt's state is not whole",
+        _not_full_attention,
+    ),
+    Refusal(
+        "more than one KV cache group",
+        "one block table must cover every layer",
+        lambda config, kv: len(kv.kv_cache_groups) != 1,
+    ),
+    Refusal(
+        "tensor parallelism",
+        "not shown: each rank would hold its own heads of a chunk",
+        lambda config, kv: config.parallel_config.tensor_parallel_size > 1,
+    ),
+    Refusal(
+        "pipeline parallelism",
+        "not shown: each rank would hold its own layers of a chunk",
+        lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,
+    ),
+    Refusal(
+        "context parallelism",
+        "not shown: blocks are spread over ranks",
+        lambda config, kv: (
+            config.parallel_config.decode_context_parallel_size > 1
+            or config.parallel_config.prefill_context_parallel_size > 1
+        ),
+    ),
+    Refusal(
+        "speculative decoding",
+        "not shown: draft layers and look-ahead slots share the KV cache",
+        lambda config, kv: config.speculative_config is not None,
+    ),
+    Refusal(
+        "pooling models",
+        "they generate nothing, so there is no prefill to save",
+        lambda config, kv: config.model_config.runner_type == "pooling",
+    ),
+    Refusal(
+        "encoder-decoder models",
+        "cross-attention state is not part of a chunk",
+        lambda config, kv: bool(config.model_config.is_encoder_decoder),
+    ),
+    Refusal(
+        "a kv_role other than kv_both",
+        "this connector both saves and loads",
+        lambda config, kv: config.kv_transfer_config.kv_role != "kv_both",
+    ),
 )
 
 

@@ -39,6 +39,7 @@ class Tracked:
     computed: int = 0
     reason: str = ""
     saved: bool = False
+    inner: bool = False
 
 
 @dataclass
@@ -70,6 +71,10 @@ class SchedulerSide:
             if wish.mode == "blend" and (self.no_blend or request.lora_request is not None):
                 tracked.reason = self.no_blend or "blend is not for requests with a LoRA adapter"
                 wish = Wish("exact", wish.threshold, wish.no_store, wish.donor)
+            if request.sampling_params.prompt_logprobs is not None:
+                tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
+            elif request.skip_reading_prefix_cache:
+                tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.lookup = self.finder.submit(request, wish)
             tracked.wish = wish
         self.requests[request.request_id] = tracked
@@ -91,11 +96,17 @@ class SchedulerSide:
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
-        """vLLM gave the request its blocks: order the load that was promised."""
+    def loaded_elsewhere(self, request: Any, tokens: int) -> None:
+        """The wrapped connector loads this request's state."""
+        tracked = self.requests.get(request.request_id)
+        if tracked is not None:
+            tracked.settled, tracked.used, tracked.inner = True, tokens, True
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> bool:
+        """vLLM gave the request its blocks: order the load that was promised. True if it makes the state approximate."""
         tracked = self.requests.get(request.request_id)
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
-            return
+            return False
         found = tracked.found
         assert found.donor is not None
         stop = self._stop(found, request)
@@ -106,6 +117,7 @@ class SchedulerSide:
             self.finder.cache.served_approximately(found.key)
         self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
+        return tracked.approximate
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """This step's orders. `blocks_of(request_id)` are a request's block ids."""
@@ -180,13 +192,11 @@ class SchedulerSide:
         assert found is not None
         if found.method == "none" or found.donor is None:
             return self._no(tracked, tracked.reason or found.reason)
-        if request.sampling_params.prompt_logprobs is not None:
-            return self._no(tracked, "prompt_logprobs need every prompt token computed")
-        if request.skip_reading_prefix_cache:
-            return self._no(tracked, "skip_reading_prefix_cache")
         gain = self._stop(found, request) - local
         if gain < max(1, self.settings.min_gain):
-            return self._no(tracked, f"{max(0, gain)} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}")
+            return self._no(
+                tracked, f"{max(0, gain)} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
+            )
         if found.method == "blend":
             first = local // self.hash_tokens
             if not rekey_tail(request, first, tracked.rekeyed):
@@ -216,7 +226,7 @@ class SchedulerSide:
         return True
 
     def _told(self, tracked: Tracked) -> dict[str, Any]:
-        found = tracked.found or Found()
+        found = Found("exact", level="inner") if tracked.inner else tracked.found or Found()
         used = tracked.used
         return {
             "method": found.method if used else "none",

@@ -80,7 +80,9 @@ class ConnectorSettings:
             if name not in MODES:
                 raise ConfigError(f"modes contains {name!r}: choose from {', '.join(MODES)}")
         if self.may_blend and self.blend_selector == "query":
-            raise ConfigError("blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity")
+            raise ConfigError(
+                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
+            )
         for name in ("lookup_timeout_s", "load_timeout_s", "blend_tail"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
@@ -88,7 +90,9 @@ class ConnectorSettings:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative: give 0 or more")
         if self.inner and "kv_connector" not in self.inner:
-            raise ConfigError('inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}')
+            raise ConfigError(
+                'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'
+            )
         self.cache_config()
 
     @property
@@ -131,7 +135,9 @@ class ConnectorSettings:
             raise ConfigError(
                 f"kv_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
             )
-        values = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in extra.items()}
+        values: dict[str, Any] = {
+            name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in extra.items()
+        }
         return cls(**values)
 
 

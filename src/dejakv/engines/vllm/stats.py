@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """DejaKV's figures on the server's `/metrics`, through vLLM's own seam for connectors."""
 
 from typing import Any
@@ -40,7 +41,11 @@ class DejaKVPromMetrics(KVConnectorPromMetrics):
     """`vllm:dejakv_*_total` counters, labelled by engine and, where there is one, by reason or result."""
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {

@@ -1,0 +1,42 @@
+"""Prompts with media on their way into the offline engine, and vectors on their way out."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from dejakv.errors import InputError
+from dejakv.identity import Span
+from dejakv.request import Media
+
+
+def decoded(media: Media) -> Image.Image:
+    """A picture in RGB. Raises InputError if the bytes are none."""
+    try:
+        return Image.open(io.BytesIO(media.data)).convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise InputError(f"a picture cannot be read ({error}): give PNG, JPEG or WebP bytes") from error
+
+
+def spans_of(rendered: Any, media: tuple[Media, ...]) -> tuple[Span, ...]:
+    """Where a rendered prompt's media stand, known by the digest of their bytes."""
+    places = (rendered.get("mm_placeholders") or {}).get("image", [])
+    return tuple(Span(place.offset, place.length, item.digest) for place, item in zip(places, media, strict=True))
+
+
+def collapsed(token_ids: Sequence[int], spans: Sequence[Span]) -> list[int]:
+    """The prompt with one placeholder for each medium, which vLLM expands again."""
+    ids: list[int] = []
+    end = 0
+    for span in spans:
+        ids += [*token_ids[end : span.start], token_ids[span.start]]
+        end = span.start + span.length
+    return [*ids, *token_ids[end:]]
+
+
+def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The vector at length one; zeros stay."""
+    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
