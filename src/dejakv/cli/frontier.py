@@ -25,7 +25,7 @@ def frontier_command(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from dejakv.datasets.docs import KINDS
+    from dejakv.datasets.docs import KINDS, Kind
     from dejakv.errors import ConfigError
     from dejakv.experiments.frontier import run_frontier
     from dejakv.experiments.frontier_report import brief
@@ -35,7 +35,7 @@ def frontier_command(
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose of {', '.join(KINDS)}")
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = tuple(name for name in KINDS if not kind or name in kind)
+    chosen: tuple[Kind, ...] = tuple(name for name in KINDS if not kind or name in kind)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("cases", total=None)

@@ -249,7 +249,9 @@ def run_frontier(
     settings = {"model": Path(model).name, "epoch": bench.engine.epoch, "facts": facts, "seed": seed}
     held = _open(folder, settings, [cell.name for cell in chosen])
     done = {(line["kind"], line["number"]) for line in held}
-    todo = [(kind, number) for number in range(samples) for kind in kinds if (kind, number) not in done]
+    todo: list[tuple[Kind, int]] = [
+        (kind, number) for number in range(samples) for kind in kinds if (kind, number) not in done
+    ]
     with (folder / "cases.jsonl").open("a") as file:
         for count, (kind, number) in enumerate(todo):
             wanted = [cell for cell in chosen if cell.main or detail is None or number < detail]

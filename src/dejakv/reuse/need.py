@@ -83,7 +83,8 @@ def need(
         edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
         new = _new_sentences(target, donors, found, parts, there)
         unknown = new[parts.number] & (differs | (found.context < COPIED))
-        changed = edits | (differs if rule == "changed" else unknown) | weak
+        lost = differs | _foreign(target, donors, found, parts, there)
+        changed = edits | (lost if rule == "changed" else unknown) | weak
         changed[n - rows :] = False
         wanted = rest_of_sentence(changed, parts) & ~forced
         taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * n) - rows)
@@ -148,6 +149,18 @@ def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: S
     same = there.number[found.source[1:]] == there.number[found.source[:-1]]
     jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
     return aligned | jump
+
+
+def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+    """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
+    weight = weights_of(target, rarity(donors.ids, there))
+    came = there.number[found.source]
+    keys, count = np.unique(parts.number * len(there) + came, return_counts=True)
+    order = np.lexsort((count, keys // len(there)))
+    most = np.zeros(len(parts), dtype=np.int64)
+    most[keys[order] // len(there)] = keys[order] % len(there)
+    inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
+    return inside & (came != most[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
 
 
 def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:

@@ -73,14 +73,16 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
     if config.policy == "random":
         generator = torch.Generator().manual_seed(config.seed + layer)
         scores = torch.rand(tokens, generator=generator).to(weights.device)
-    if config.policy == "attention":
-        mass = scores.sort(descending=True).values.cumsum(0)
-        enough = int((mass < config.recovery * mass[-1]).sum()) + 1
-        budget = min(budget, max(config.minimum, enough))
     always = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
     always[0] = True
     always[-min(config.window, tokens) :] = True
-    count = max(budget, int(always.sum()))
+    if config.policy == "attention":
+        order = scores.argsort(descending=True)
+        mass = scores[order].cumsum(0)
+        enough = order[: int((mass < config.recovery * mass[-1]).sum()) + 1]
+        needed = int(always.index_fill(0, enough, True).sum())
+        budget = max(config.minimum, min(budget, needed))
+    count = max(min(budget, tokens), int(always.sum()))
     return scores.masked_fill(always, math.inf).topk(count).indices.sort().values
 
 

@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dejakv.errors import ConfigError, InputError
 
 Ids = NDArray[np.int64]
-Embed = Callable[[Ids], NDArray[np.float32]]
+Embed = Callable[[Any], NDArray[np.float32]]
 """Input embeddings `[k, hidden]` of `[k]` token ids. Negative ids (media, ends of donors) are never asked for."""
 
 MapName = Literal["context", "embedding", "lsh", "align"]

@@ -32,6 +32,8 @@ def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None =
     theirs = _padded(donors)
     mine = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
     source = np.full(len(target), -1, dtype=np.int64)
+    if target[0] == donors.ids[0]:
+        source[0] = 0
     _copied(target, mine, theirs, source)
     _whole_sentences(target, donors, ends, source)
     left = np.flatnonzero(source < 0)
@@ -106,18 +108,22 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
 
 
 def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids) -> None:
-    """Sentences too short for a window, but equal to a donor's as a whole; of several the nearest place."""
-    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
-    if not (np.add.reduceat(source >= 0, mine.starts) == 0).any():
+    """Sentences too short for a window, but equal to a donor's as a whole; of several the nearest place. It overrules what
+    reached into such a sentence from its neighbours."""
+    if (source >= 0).all():
         return
+    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
+    # A prompt's first token opens it and is no part of its first sentence.
     held: dict[bytes, list[int]] = {}
     for start, stop in zip(theirs.starts.tolist(), theirs.stops.tolist(), strict=True):
-        held.setdefault(donors.ids[start:stop].tobytes(), []).append(start)
+        begin = start + (start in donors.starts)
+        held.setdefault(donors.ids[begin:stop].tobytes(), []).append(begin)
     for start, stop in zip(mine.starts.tolist(), mine.stops.tolist(), strict=True):
-        places = held.get(target[start:stop].tobytes()) if stop - start > 1 else None
-        if places and (source[start:stop] < 0).all():
-            place = min(places, key=lambda place: abs(place - start))
-            source[start:stop] = np.arange(place, place + stop - start)
+        begin = start + (start == 0)
+        places = held.get(target[begin:stop].tobytes()) if stop - begin > 1 else None
+        if places and (source[begin:stop] < 0).any():
+            place = min(places, key=lambda place: abs(place - begin))
+            source[begin:stop] = np.arange(place, place + stop - begin)
 
 
 def _expected(source: Ids, todo: Ids, n: int, m: int) -> Ids:
@@ -161,7 +167,11 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
     scores = cosine
     run = np.ones(window.shape, dtype=bool)
     for back in (1, 2, 3):
-        run &= (left >= back)[:, None] & (target[left - back][:, None] == donors.ids[window - back]) & (window >= back)
+        run &= (
+            (left >= back)[:, None]
+            & (target[np.maximum(left - back, 0)][:, None] == donors.ids[np.maximum(window - back, 0)])
+            & (window >= back)
+        )
         scores = scores + LEFT_BONUS * run
     run = np.ones(window.shape, dtype=bool)
     for ahead in (1, 2):
@@ -193,13 +203,14 @@ def _place_of(
         anchor = np.where((left - one <= other - left) & (at > 0) | (at == known.size), one, other)
         guess = np.clip(source[anchor] + left - anchor, 0, m - 1)
         pointed = np.where(mine.number[anchor] == part, guess, -1)
-        # A gap in copied text: an equal token from elsewhere is no match for it, it is what an edit put there.
-        step = source[other] - source[one]
-        near = (at > 0) & (at < known.size) & (other - one <= LONGEST_GAP + 1)
-        gap = (
-            near & (step > 0) & (step <= other - one + 4) & (donors.number[source[one]] == donors.number[source[other]])
-        )
-        low, high = np.where(gap, source[one], low), np.where(gap, source[other] + 1, high)
+        # A gap in copied text: an equal token from elsewhere is no match for it, it is what an edit put there. The start of
+        # the prompt bounds a gap as a copied token does.
+        first = np.asarray(donors.starts)[donors.number[source[other]]] - 1
+        begin, began = np.where(at > 0, one, -1), np.where(at > 0, source[one], first)
+        step = source[other] - began
+        near = (at < known.size) & (other - begin <= LONGEST_GAP + 1) & (began >= first)
+        gap = near & (step > 0) & (step <= other - begin + 4)
+        low, high = np.where(gap, np.maximum(began, 0), low), np.where(gap, source[other] + 1, high)
     best, strength = counterparts(target, mine, donors.ids, theirs, source)
     lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
     low = np.where(gap, low, np.where(lost, guess, theirs.starts[best[part]]))
