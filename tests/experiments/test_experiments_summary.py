@@ -50,5 +50,13 @@ def test_a_line_a_sample() -> None:
     assert (line["agrees"], line["arms"]["cache"]["correct"], line["arms"]["none"]["correct"]) == (False, False, True)
 
 
+def test_beyond_prefix_is_paired_and_over_all_requests() -> None:
+    beyond = summarize(ROWS, "m", "d", {})["beyond_prefix"]
+    assert beyond["tokens_ratio"] == 17 / 50
+    assert beyond["ttft_difference_ms"] == -3.0
+    low, high = beyond["ttft_difference_interval"]
+    assert low < -3.0 < high < 0
+
+
 def test_no_samples_is_no_crash() -> None:
     assert summarize([], "m", "d", {})["hit_rate"] == 0.0

@@ -10,6 +10,7 @@ from dejakv.experiments.summary import Row
 
 def run_with_progress(settings: RunSettings, log_samples: bool) -> RunResult:
     """Runs with a bar on standard error, so that standard output holds the report alone."""
+    quiet_loading()
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -21,6 +22,13 @@ def run_with_progress(settings: RunSettings, log_samples: bool) -> RunResult:
                 console.print(line_of(row), markup=False, highlight=False)
 
         return run(settings, advance)
+
+
+def quiet_loading() -> None:
+    """transformers' own bar over the weights would stand in the middle of ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
 
 def line_of(row: Row) -> str:

@@ -1,5 +1,7 @@
 """From the records of a run to its summary: every figure of the report is computed here."""
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +77,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "agreement": sum(judged) / len(judged) if judged else None,
         "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
         "response_cache": _response_cache(hits),
+        "beyond_prefix": _beyond_prefix(rows),
         "not_used": _counts(record.reason for record in records if record.reason),
         "lookup_ms": _spread([record.lookup_ms for record in records]),
         "inject_ms": _spread([record.inject_ms for record in records if record.reused_tokens]),
@@ -129,6 +132,26 @@ def _response_cache(hits: Sequence[Row]) -> dict[str, Any]:
     judged = [row for row in hits if "none" in row.arms and row.arms["cache"].cached_answer is not None]
     agreed = sum(row.arms["cache"].cached_answer == row.arms["none"].text for row in judged)
     return {"hits": len(judged), "agreement": agreed / len(judged) if judged else None}
+
+
+def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What the levels add to prefix caching over all requests: ratios, and the paired difference of TTFT with its 95% interval."""
+    pairs = [
+        (row.arms["prefix"].record, row.arms["cache"].record) for row in rows if {"prefix", "cache"} <= set(row.arms)
+    ]
+    if len(pairs) < 2:
+        return None
+    tokens = sum(prefix.computed_tokens for prefix, _ in pairs)
+    ttft = sum(prefix.ttft_ms for prefix, _ in pairs)
+    differences = [cache.ttft_ms - prefix.ttft_ms for prefix, cache in pairs]
+    mean = statistics.fmean(differences)
+    half = 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+    return {
+        "tokens_ratio": sum(cache.computed_tokens for _, cache in pairs) / tokens if tokens else None,
+        "ttft_ratio": sum(cache.ttft_ms for _, cache in pairs) / ttft if ttft else None,
+        "ttft_difference_ms": mean,
+        "ttft_difference_interval": (mean - half, mean + half),
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

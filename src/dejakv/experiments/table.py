@@ -66,21 +66,30 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"a response cache on the same {response['hits']} hits would agree {_share(response['agreement'])}"
             " and compute no token"
         )
-    arms = summary["arms"]
-    if {"prefix", "cache"} <= set(arms) and arms["prefix"]["computed_tokens"]:
-        share = arms["cache"]["computed_tokens"] / arms["prefix"]["computed_tokens"]
-        ttft = arms["cache"]["ttft_ms"]["mean"] / max(1e-9, arms["prefix"]["ttft_ms"]["mean"])
-        verdict = "pays" if ttft < 1 else "does NOT pay"
-        lines.append(
-            f"beyond prefix caching, over all requests: {_share(share)} of its tokens, {ttft:.2f}x its mean TTFT:"
-            f" the semantic levels {verdict} here"
-        )
+    beyond = summary.get("beyond_prefix")
+    if beyond is not None:
+        lines += _verdict(beyond)
     lines.append(f"lookup p50 {summary['lookup_ms']['p50']:.2f} ms, p95 {summary['lookup_ms']['p95']:.2f} ms")
     if "store_bytes" in summary:
         lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
     if summary.get("warning"):
         lines.append(f"WARNING {summary['warning']}")
     return lines
+
+
+def _verdict(beyond: dict[str, Any]) -> list[str]:
+    """Do the levels pay, beyond prefix caching and over all requests? The interval of the paired difference says."""
+    low, high = beyond["ttft_difference_interval"]
+    says = "they pay" if high < 0 else "they do NOT pay" if low > 0 else "no difference that this run can show"
+    return [
+        f"beyond prefix caching, over all requests: {_share(beyond['tokens_ratio'])} of its tokens,"
+        f" {_ratio(beyond['ttft_ratio'])} its mean TTFT",
+        f"  {beyond['ttft_difference_ms']:+.2f} ms a request (95%: {low:+.2f} to {high:+.2f}): {says}",
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
 
 
 def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
