@@ -16,7 +16,7 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
     if summary.get("by_level"):
         console.print(_levels(summary))
     for line in _lines(summary):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def _arms(summary: dict[str, Any]) -> Table:
