@@ -1,0 +1,136 @@
+"""The frontier: what a run writes, that a stopped one goes on, and its command."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dejakv.errors import ConfigError
+from dejakv.experiments.frontier import Bench, cells, make_case, run_frontier
+from dejakv.experiments.frontier_report import rows_of, table
+
+SOME = (
+    "context/similarity/within/0/0",
+    "context/similarity/need/0/0",
+    "embedding/kv/share/1/0.2",
+    "context/value/share/1/1",
+)
+
+
+def test_a_small_run_and_its_rows(tmp_path):
+    report = run_frontier("docs-lm", 2, tmp_path, facts=6, kinds=("edit", "extend"), only=SOME)
+    assert json.loads((tmp_path / "frontier.json").read_text()) == report
+    rows = report["rows"]
+    assert len(rows) == 2 * (len(SOME) + 1)
+    for row in rows:
+        assert row["n"] == 2
+        assert 0 <= row["lo"] <= row["accuracy"] <= row["hi"] <= 1
+        assert row["kl"] >= 0
+        assert row["ttft_ratio"] > 0
+    edits = {(row["selector"], row["budget"], row["share"]): row for row in rows if row["kind"] == "edit"}
+    assert edits["full", "share", 1.0]["stale_rate"] == 0.0
+    # Nothing but the question computed: answered as before the edit. By need: as it is.
+    assert edits["similarity", "within", 0.0]["stale_rate"] == 1.0
+    assert edits["similarity", "need", 0.0]["stale_rate"] == 0.0
+    assert edits["similarity", "need", 0.0]["accuracy"] == edits["full", "share", 1.0]["accuracy"]
+    assert edits["value", "share", 1.0]["kl"] < 1e-5
+    assert edits["value", "share", 1.0]["mean_share"] == 1.0
+    assert "| 100% |" in (tmp_path / "frontier-table.md").read_text()
+    assert (tmp_path / "frontier.png").stat().st_size > 1000
+
+
+def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path):
+    seen: list[tuple[int, int]] = []
+    given = {"facts": 5, "kinds": ("merge",), "only": SOME[:2]}
+    run_frontier("docs-lm", 2, tmp_path, **given, progress=lambda *at: seen.append(at))
+    assert seen == [(1, 2), (2, 2)]
+    cases = tmp_path / "cases.jsonl"
+    whole = cases.read_text()
+    cases.write_text(whole[: len(whole) - 40])  # the second case was cut off
+    seen.clear()
+    run_frontier("docs-lm", 3, tmp_path, **given, progress=lambda *at: seen.append(at))
+    assert seen == [(1, 2), (2, 2)]
+    lines = [json.loads(line) for line in cases.read_text().splitlines()]
+    assert [line["number"] for line in lines] == [0, 1, 2]
+    assert lines[0]["rows"].keys() == lines[2]["rows"].keys()
+    with pytest.raises(ConfigError, match="other settings"):
+        run_frontier("docs-lm", 2, tmp_path, **{**given, "facts": 6})
+
+
+def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
+    words: dict[str, int] = {}
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(words.setdefault(word, len(words)) for word in text.lower().replace(".", " .").split())
+
+    one, again = (make_case("edit", 3, 8, encode) for _ in range(2))
+    assert one == again
+    assert one != make_case("edit", 4, 8, encode)
+    assert one.old_answer is not None
+    assert one.old_answer != one.answer
+    assert len(make_case("merge", 0, 8, encode).donors) == 2
+
+
+def test_every_map_selector_and_share_is_among_the_cells():
+    made = cells()
+    assert {cell.map for cell in made} == {"context", "embedding", "lsh", "align"}
+    assert {cell.selector for cell in made} == {"value", "kv", "similarity", "query", "random"}
+    assert {cell.share for cell in made if cell.selector == "value"} == {0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0}
+    assert len({cell.name for cell in made}) == len(made)
+    assert any(cell.main for cell in made)
+    for cell in made:
+        assert cell.config.schedule_for(4).shares[-1] == pytest.approx(cell.share)
+
+
+def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
+    def line(number, right, stale):
+        row = [right, 0.1, stale, 0.4, 0.2, 0.01]
+        return {"kind": "edit", "number": number, "tokens": 9, "rows": {"full": row, "context/value/share/1/1": row}}
+
+    made = rows_of([line(0, True, False), line(1, False, True), line(2, True, None)], {c.name: c for c in cells()})
+    assert made[0]["stale_rate"] == 0.5
+    assert made[0]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
+    assert "0.500" in table(made)
+
+
+def test_bad_input_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least 1 sample"):
+        run_frontier("docs-lm", 0, tmp_path)
+    with pytest.raises(ConfigError, match="lie between"):
+        run_frontier("docs-lm", 1, tmp_path, shares=(2.0,))
+    with pytest.raises(ConfigError, match="choose of"):
+        run_frontier("docs-lm", 1, tmp_path, only=("best",))
+
+
+def test_commands(tmp_path):
+    import typer
+
+    from dejakv.cli.explain import explain_command
+    from dejakv.cli.frontier import frontier_command
+
+    app = typer.Typer()
+    app.command("frontier")(frontier_command)
+    app.command("explain")(explain_command)
+    runner = CliRunner()
+    page, text = tmp_path / "page.html", tmp_path / "donor.txt"
+    text.write_text("<s> Ann lives in Rome. <q> Where does Ann live? <a>")
+    given = ["explain", "--donor", f"@{text}", "--target", "<s> Ann lives in Oslo. <q> Where does Ann live? <a>"]
+    done = runner.invoke(app, [*given, "--html", str(page), "--max-new-tokens", "1"])
+    assert done.exit_code == 0, done.output
+    assert "oslo" in done.output
+    assert page.read_text().startswith("<!doctype html>")
+    missing = runner.invoke(app, ["explain", "--donor", "@/nowhere", "--target", "x"])
+    assert "cannot read" in str(missing.exception)
+    wrong = runner.invoke(app, ["frontier", "--kind", "better", "--output", str(tmp_path)])
+    assert "--kind 'better' is unknown" in str(wrong.exception)
+
+
+def test_the_bench_measures_full_prefill_as_the_engine_answers():
+    from dejakv.engines.transformers.engine import TransformersEngine
+
+    bench = Bench(TransformersEngine.from_pretrained("docs-lm"))
+    case = make_case("reorder", 0, 6, bench.encode)
+    scores, state, seconds = bench.full(case.target)
+    assert int(scores.argmax()) == case.answer
+    assert state.shape[3] == len(case.target)
+    assert seconds > 0

@@ -1,0 +1,197 @@
+"""Blending through the engine, on the bundled model that knows documents."""
+
+import random
+
+import numpy as np
+import pytest
+
+from dejakv.datasets.docs import change, edit, make_document, merge, prompt_of, unrelated
+from dejakv.datasets.docs_document import Document
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.errors import ConfigError
+from dejakv.identity import Span
+from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendConfig, run_blend, with_media
+from dejakv.reuse.explain import explain, to_html, to_terminal
+from dejakv.reuse.sentences import sentence_ends
+from dejakv.reuse.token_store import LRUCacheStore, make_item
+from dejakv.store.base import Chunk, ChunkMeta
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return TransformersEngine.from_pretrained("docs-lm", "fp32", "cpu")
+
+
+def prepared(engine, document, question, **sampling):
+    text = prompt_of(document.text, question)
+    return engine.prepare(Request("r", text, text, sampling=Sampling(**{"max_new_tokens": 3, **sampling})))
+
+
+def chunk_of(engine, document, question="What pet does Ann have?"):
+    ready = prepared(engine, document, question)
+    state = engine.run(ready).capture()
+    return Chunk(ChunkMeta("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
+
+
+def test_an_edited_document_is_answered_as_it_is_now(engine):
+    rng = random.Random(4)
+    for _ in range(4):
+        made = edit(make_document(rng, 10), rng, facts=2, questions=2)
+        donor = chunk_of(engine, made.donor)
+        for question in made.must_change:
+            ready = prepared(engine, made.target, question.text)
+            got = run_blend(engine, ready, [donor])
+            full = engine.run(ready)
+            report = got.details["blend"]
+            assert got.text == full.text
+            assert report.share < 0.6
+            assert got.computed_tokens == pytest.approx(report.share * len(ready.token_ids), abs=1)
+            assert got.prompt_tokens == len(ready.token_ids)
+            assert got.capture() is None  # an approximate state is no donor
+            assert got.bytes_loaded == donor.tensor.nbytes
+            assert 0 < got.inject_s <= got.ttft_s <= got.latency_s
+
+
+def test_everything_recomputed_is_full_prefill(engine):
+    rng = random.Random(5)
+    made = change("reorder", make_document(rng, 8), rng)
+    ready = prepared(engine, made.target, made.questions[0].text, max_new_tokens=6)
+    full = engine.run(ready)
+    for selector in ("value", "kv", "similarity", "query", "random"):
+        config = BlendConfig(share=1.0, selector=selector)
+        assert run_blend(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
+
+
+def test_the_same_prompt_again_computes_its_question_only(engine):
+    rng = random.Random(6)
+    document = make_document(rng, 10)
+    question = "Where does Ann live?"
+    donor = chunk_of(engine, document, question)
+    ready = prepared(engine, document, question)
+    config = BlendConfig(selector="similarity", share=0.0, tail=1)
+    got = run_blend(engine, ready, [donor], config)
+    assert got.computed_tokens == 1
+    assert got.token_ids == engine.run(ready).token_ids
+    assert run_blend(engine, ready, [donor], config, sampling=Sampling(3, num_beams=3)).text
+
+
+def test_two_donors_answer_about_both(engine):
+    rng = random.Random(7)
+    made = merge(make_document(rng, 8), rng, questions=4)
+    other = Document(made.target.sentences[: len(made.target.sentences) - len(made.donor.sentences)])
+    donors = [chunk_of(engine, made.donor), chunk_of(engine, other)]
+    for question in made.questions:
+        ready = prepared(engine, made.target, question.text)
+        got = run_blend(engine, ready, donors, BlendConfig(selector="similarity", share=0.0))
+        assert got.text == engine.run(ready).text
+        assert got.details["blend"].share < 0.35
+
+
+def test_what_has_too_little_in_common_is_computed_in_full(engine):
+    rng = random.Random(8)
+    made = unrelated(make_document(rng, 10), rng)
+    ready = prepared(engine, made.target, made.questions[0].text)
+    got = run_blend(engine, ready, [chunk_of(engine, made.donor)])
+    assert "too little is alike" in got.details["blend"].reason
+    assert got.details["blend"].share == 1.0
+    assert got.computed_tokens == got.prompt_tokens
+    assert got.token_ids == engine.run(ready).token_ids
+
+
+def test_a_donor_of_another_model_is_not_used(engine):
+    rng = random.Random(9)
+    document = make_document(rng, 4)
+    donor = chunk_of(engine, document)
+    foreign = Chunk(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
+    ready = prepared(engine, document, "Where does Ann live?")
+    assert "another model" in run_blend(engine, ready, [foreign]).details["blend"].reason
+
+
+def test_other_engines_run_in_full(engine):
+    class Other:
+        name = "vllm"
+        epoch = engine.epoch
+
+        def run(self, *given, **named):
+            return engine.run(*given, **named)
+
+    document = make_document(random.Random(1), 4)
+    ready = prepared(engine, document, "Where does Ann live?")
+    got = run_blend(Other(), ready, [chunk_of(engine, document)])
+    assert "cannot blend" in got.details["blend"].reason
+
+
+def test_settings_are_checked_and_schedules_follow_them():
+    assert BlendConfig(selector="value", share=0.2).schedule_for(4).shares == pytest.approx((1.0, 0.2, 0.2, 0.2))
+    assert BlendConfig(selector="similarity", share=0.2).schedule_for(3).shares == pytest.approx((0.2,) * 3)
+    assert BlendConfig(schedule="1,0.5,0.1").schedule_for(4).shares == (1.0, 0.5, 0.1, 0.1)
+    falling = BlendConfig(schedule="exponential", share=0.2, complete=1).schedule_for(9).shares
+    assert falling[0] == 1.0
+    assert falling[1] > falling[-1]
+    assert sum(falling[1:]) / 8 == pytest.approx(0.2, abs=1e-3)
+    for wrong in (
+        {"map": "best"}, {"selector": "best"}, {"share": 1.5}, {"rule": "all"}, {"schedule": "steep"}, {"max_share": -1.0},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            BlendConfig(**wrong)
+    with pytest.raises(ConfigError, match="names 3 layers"):
+        BlendConfig(schedule="1,0.5,0.1").schedule_for(2)
+
+
+def test_pictures_have_tokens_of_their_own():
+    ids = with_media((1, 7, 7, 2, 7), (Span(1, 2, "ab" * 32),))
+    assert ids[0] == 1
+    assert ids[1] < 0
+    assert ids[1] != ids[2]
+    assert ids[4] == 7
+    assert np.array_equal(ids[1:3], with_media((7, 7), (Span(0, 2, "ab" * 32),)))
+
+
+def test_sentence_ends_are_found_in_a_tokenizer(engine):
+    ends = sentence_ends(engine.tokenizer)
+    pieces = engine.tokenizer.convert_ids_to_tokens(ends.tolist())
+    assert {".", "?", "!"} <= set(pieces)
+    assert all(piece.endswith((".", "?", "!")) for piece in pieces)
+    assert sentence_ends(object()) is None
+
+
+def test_explain_shows_where_each_token_came_from(engine):
+    from rich.console import Console
+
+    donor = "<s> Ann lives in Rome. Bob works as a baker. <q> Where does Ann live? <a>"
+    target = donor.replace("Rome", "Oslo")
+    explained = explain(engine, donor, target, BlendConfig(selector="similarity", share=0.0), max_new_tokens=2)
+    changed = next(token for token in explained.tokens if token.text == "oslo")
+    assert (changed.source_text, changed.forced, changed.computed, changed.same) == ("rome", True, 1.0, False)
+    kept = next(token for token in explained.tokens if token.text == "baker")
+    assert (kept.source, kept.computed, kept.forced) == (kept.position, 0.0, False)
+    assert "took the donor's state" in explained.summary
+    page = to_html(explained)
+    assert page.startswith("<!doctype html>")
+    assert "takes 4 (rome)" in page
+    assert "<script" not in page
+    console = Console(record=True, width=200)
+    to_terminal(explained, console)
+    assert "oslo" in console.export_text()
+
+
+def test_the_html_page_escapes_what_it_shows(engine):
+    explained = explain(engine, "<s> a < b . <q> a ? <a>", "<s> a < c . <q> a ? <a>", BlendConfig(max_share=1.0))
+    assert "title" in to_html(explained)
+    assert "<s>" not in to_html(explained)
+
+
+def test_items_of_the_online_store_are_donors(engine):
+    rng = random.Random(10)
+    made = edit(make_document(rng, 8), rng, questions=1)
+    ready = prepared(engine, made.donor, "Where does Ann live?")
+    store = LRUCacheStore(epoch=engine.epoch)
+    item = make_item(engine, ready, engine.run(ready).capture())
+    assert item.e_cache.shape == item.e_cache_rope.shape == (len(ready.token_ids), 256)
+    assert not np.allclose(item.e_cache[1:], item.e_cache_rope[1:])
+    store.put(item)
+    target = prepared(engine, made.target, made.questions[0].text)
+    found = store.search(engine.embed_tokens(target.token_ids).mean(0), 0.8)
+    assert found is not None
+    assert run_blend(engine, target, [found[0].chunk()]).text == engine.run(target).text
