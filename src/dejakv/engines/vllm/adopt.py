@@ -183,7 +183,7 @@ class AdoptingLLM:
 
 def _asked(prompt: Any) -> Asked | None:
     if isinstance(prompt, str):
-        return Asked(partition_of(None), prompt, "")
+        return Asked(partition_of(None), prompt, digest_of())
     if not isinstance(prompt, Mapping) or not isinstance(prompt.get("prompt"), str):
         return None
     media = _media_digests(prompt.get("multi_modal_data") or {})

@@ -49,9 +49,10 @@ class AdoptMiddleware:
         self.app = app
         self.keys = tuple(os.environ.get("DEJAKV_API_KEYS", "").split(",")) if api_keys is None else api_keys
         self.keys = tuple(key for key in self.keys if key)
-        self.adopter = adopter or Adopter(
-            SemanticCacheConfig.from_dict({"reuse": "adopt", **values}), donors, _embeddings(model)
-        )
+        if adopter is None:
+            config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
+            adopter = Adopter(config, donors, _embeddings(model))
+        self.adopter = adopter
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:

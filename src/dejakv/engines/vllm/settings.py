@@ -79,10 +79,8 @@ class ConnectorSettings:
         for name in self.modes:
             if name not in MODES:
                 raise ConfigError(f"modes contains {name!r}: choose from {', '.join(MODES)}")
-        if self.may_blend and self.blend_selector == "query":
-            raise ConfigError(
-                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
-            )
+        if self.may_blend:
+            self._check_blend()
         for name in ("lookup_timeout_s", "load_timeout_s", "blend_tail"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
@@ -94,6 +92,20 @@ class ConnectorSettings:
                 'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'
             )
         self.cache_config()
+
+    def _check_blend(self) -> None:
+        from dejakv.reuse.blend import BlendConfig  # torch, only where blend is asked for
+
+        BlendConfig(
+            map=self.blend_map,
+            selector=self.blend_selector,
+            share=self.blend_share,
+            max_share=self.blend_max_share,
+        )
+        if self.blend_selector == "query":
+            raise ConfigError(
+                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
+            )
 
     @property
     def allowed(self) -> frozenset[str]:

@@ -1,0 +1,168 @@
+"""What the vLLM benchmarks share: an engine in a process of its own, first-token times, paired runs with an interval.
+
+Each arm of a pair runs in a fresh process (vLLM keeps connectors in globals), the arms take turns, and the interval is that of
+the paired differences. Greedy, fp32, the bundled documents model, everything else as written in the calling script.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = range(8, 480)
+T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Random token ids."""
+    rng = random.Random(seed)
+    return [rng.choice(VOCABULARY) for _ in range(count)]
+
+
+def changed(prompt: Sequence[int], share: float, seed: int) -> list[int]:
+    """The prompt with one run of tokens replaced, as an edit of a document does."""
+    rng = random.Random(seed)
+    length = max(1, int(share * len(prompt)))
+    start = rng.randrange(len(prompt) // 4, len(prompt) - length - 32)
+    return [*prompt[:start], *tokens(length, seed + 1), *prompt[start + length :]]
+
+
+class Server:
+    """An offline vLLM, stepped by hand so that first tokens can be timed."""
+
+    def __init__(self, extra: dict[str, Any] | None, **options: Any) -> None:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        from dejakv.engines.vllm.bind import EXTENSION
+        from dejakv.engines.vllm.launch import KV_CONNECTOR
+        from dejakv.models import path
+
+        if extra is not None:
+            options["kv_transfer_config"] = KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=extra)
+            options["worker_extension_cls"] = EXTENSION
+        defaults = {
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "enforce_eager": True,
+            "max_num_seqs": 8,
+            "block_size": 32,
+        }
+        self.llm = LLM(
+            str(path("docs-lm")), **{**defaults, "enable_prefix_caching": True, "disable_log_stats": True, **options}
+        )
+        self._number = 0
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int = 8, wish: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Answers a batch that arrives at once: seconds to the first token, cached tokens, tokens, what was told."""
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        extra = {"kv_transfer_params": {"dejakv": wish}} if wish is not None else None
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        began, names = time.perf_counter(), []
+        for prompt in prompts:
+            self._number += 1
+            names.append(str(self._number))
+            engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, params)
+        found: dict[str, dict[str, Any]] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                entry = found.setdefault(output.request_id, {"ttft": time.perf_counter() - began})
+                entry["latency"] = time.perf_counter() - began
+                entry["cached"] = output.num_cached_tokens or 0
+                entry["tokens"] = list(output.outputs[0].token_ids)
+                entry["told"] = ((output.kv_transfer_params or {}).get("dejakv")) or {}
+        return [found[name] for name in names]
+
+    def settle(self) -> None:
+        """Waits until every save is stored and can be found."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        if has_kv_transfer_group():
+            get_kv_transfer_group().worker_side.saver.flush()
+            self.run([[9, 9, 9]], max_tokens=2)
+            self.run([[9, 9, 8]], max_tokens=2)
+
+    def forget_prefixes(self) -> None:
+        self.llm.reset_prefix_cache()
+
+
+def main(
+    about: str, arms: Sequence[str], worker: Callable[[str, int], dict[str, Any]], report: Callable[..., dict[str, Any]]
+) -> None:
+    """Runs the arms in turns and prints one JSON object. `worker(arm, pair)` runs in a process of its own."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--pairs", type=int, default=4, help="how often each arm runs")
+    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
+    parser.add_argument("--output", type=Path, help="also write the JSON here")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    parser.add_argument("--pair", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.arm:
+        print("RESULT " + json.dumps(worker(given.arm, given.pair)))
+        return
+    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    for pair in range(given.pairs):
+        for turn in range(len(arms)):
+            arm = arms[(turn + pair) % len(arms)]
+            results[arm].append(_spawn(arm, pair, given.threads))
+    done = {"machine": machine(), "threads": given.threads, "pairs": given.pairs, **report(results)}
+    text = json.dumps(done, indent=2)
+    print(text)
+    if given.output:
+        given.output.write_text(text + "\n")
+
+
+def _spawn(arm: str, pair: int, threads: int) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", arm, "--pair", str(pair)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line[7:])
+    raise SystemExit(f"the arm {arm} did not finish:\n{done.stderr[-3000:]}")
+
+
+def paired(differences: Sequence[float]) -> dict[str, float]:
+    """Mean and 95% interval (Student's t) of paired differences."""
+    mean = statistics.fmean(differences)
+    count = len(differences)
+    if count < 2:
+        return {"mean": mean, "low": math.nan, "high": math.nan}
+    half = T95[min(count - 1, len(T95) - 1)] * statistics.stdev(differences) / math.sqrt(count)
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and 95th percentile in milliseconds, of seconds."""
+    ordered = sorted(values)
+    return {
+        "p50_ms": 1e3 * statistics.median(ordered),
+        "p95_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+    }
+
+
+def machine() -> str:
+    """The processor, how many cores, and how busy they are."""
+    name = platform.processor() or "unknown"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"

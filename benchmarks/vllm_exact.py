@@ -1,0 +1,50 @@
+"""Exact hits that vLLM's prefix cache no longer holds: time to the first token at 2,000 tokens, against full prefill.
+
+    .venv-vllm/bin/python benchmarks/vllm_exact.py --pairs 2
+
+Goal: at most 1/8 of full prefill.
+"""
+
+import statistics
+import tempfile
+from typing import Any
+
+from vllm_bench import Server, main, paired, quantiles, tokens
+
+LENGTH, REPEATS = 2000, 12
+
+
+def worker(arm: str, pair: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server({"store_dir": f"{folder}/kv"})
+        prompts = [tokens(LENGTH, 100 * pair + number) for number in range(REPEATS)]
+        full, hit, equal = [], [], 0
+        server.run([tokens(LENGTH, 9_999)])
+        for prompt in prompts:
+            (first,) = server.run([prompt])
+            full.append(first["ttft"])
+            server.settle()
+            server.forget_prefixes()
+            (again,) = server.run([prompt])
+            hit.append(again["ttft"])
+            assert again["cached"] == LENGTH - 1, again
+            equal += again["tokens"] == first["tokens"]
+        return {"full": quantiles(full), "hit": quantiles(hit), "equal": equal / REPEATS,
+                "ratio": statistics.median(hit) / statistics.median(full)}  # fmt: skip
+
+
+def report(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    runs = results["connector"]
+    return {
+        "benchmark": "exact hits",
+        "tokens": LENGTH,
+        "full_p50_ms": statistics.fmean(run["full"]["p50_ms"] for run in runs),
+        "hit_p50_ms": statistics.fmean(run["hit"]["p50_ms"] for run in runs),
+        "ratio": paired([run["ratio"] for run in runs]),
+        "answers_equal": statistics.fmean(run["equal"] for run in runs),
+        "goal": "ratio at most 0.125",
+    }
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", ("connector",), worker, report)

@@ -1,0 +1,230 @@
+"""What needs no engine: settings, versions, refusals, layouts, keys, saves that are dropped, bodies of requests."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.keys import media_digest, partition_of
+from dejakv.engines.vllm.layout import read_packed, read_transposed, reader_for, slots_of
+from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
+from dejakv.engines.vllm.saver import Saver
+from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tensors import to_store, to_torch
+from dejakv.errors import ConfigError
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.memory import MemoryStore
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"mode": "adopt"}, "adopt rewrites the prompt"),
+        ({"modes": ["exact", "loose"]}, "contains 'loose'"),
+        ({"refresh_s": -1}, "refresh_s"),
+        ({"load_timeout_s": 0}, "above 0"),
+        ({"inner": {"kv_role": "kv_both"}}, "names no connector"),
+        ({"mode": "blend", "blend_selector": "query"}, "attention weights"),
+        ({"blend_share": 1.5}, "blend_share"),
+        ({"mode": "blend", "blend_map": "nearest"}, "nearest"),
+        ({"storedir": "/x"}, "known are"),
+    ],
+)
+def test_settings_are_checked(extra, words):
+    with pytest.raises(ConfigError, match=words):
+        ConnectorSettings.from_extra(extra)
+
+
+def test_wishes_choose_only_what_is_allowed():
+    settings = ConnectorSettings()
+    assert Wish.of(None, settings) == Wish("exact")
+    assert "is not allowed here" in Wish.of({"dejakv": {"mode": "blend"}}, settings).problem
+    assert Wish.of({"dejakv": {"mode": "blend"}}, ConnectorSettings(modes=("exact", "blend"))).mode == "blend"
+    assert Wish.of({"dejakv": {"threshold": 0}}, settings).threshold == 0.0
+    assert Wish.of({"other": 1}, settings).problem == ""
+
+
+def test_versions():
+    compat.require_supported("0.32.0")
+    with pytest.raises(ConfigError, match=r"0\.33\.0 is not supported.*0\.32\.0"):
+        compat.require_supported("0.33.0")
+
+
+def test_rekey_keeps_what_is_before():
+    hashes = [bytes([i]) * 32 for i in range(6)]
+    request = SimpleNamespace(block_hashes=list(hashes))
+    assert compat.rekey_tail(request, 4)
+    assert request.block_hashes[:4] == hashes[:4]
+    assert not set(request.block_hashes[4:]) & set(hashes)
+    private = list(request.block_hashes)
+    assert compat.rekey_tail(request, 2, upto=4)  # a retry with fewer local blocks lowers the boundary
+    assert request.block_hashes[4:] == private[4:]
+    assert request.block_hashes[2] != hashes[2]
+    assert not compat.rekey_tail(request, 6)
+
+
+def _config(**changes):
+    values = {
+        "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
+        "speculative": None, "kv_role": "kv_both", "dcp": 1,
+    } | changes  # fmt: skip
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            use_mla=values["use_mla"], runner_type=values["runner_type"], is_encoder_decoder=values["is_encoder_decoder"]
+        ),
+        cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=values["tp"], pipeline_parallel_size=values["pp"],
+            decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
+        ),
+        speculative_config=values["speculative"],
+        kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"]),
+    )  # fmt: skip
+
+
+def _groups(*specs):
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+
+
+class FullAttentionSpec:
+    sliding_window = None
+
+
+class MambaSpec:
+    pass
+
+
+def test_refusals():
+    """Each entry of the table, and nothing for an ordinary server."""
+    plain = _groups(FullAttentionSpec())
+    refuse_unsupported(_config(), plain)
+    cases = [
+        ({"use_mla": True}, plain, "MLA"),
+        ({"cache_dtype": "fp8"}, plain, "quantized KV"),
+        ({}, _groups(MambaSpec()), "hybrid"),
+        ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
+        ({"tp": 2}, plain, "tensor parallelism"),
+        ({"pp": 2}, plain, "pipeline parallelism"),
+        ({"dcp": 2}, plain, "context parallelism"),
+        ({"speculative": object()}, plain, "speculative decoding"),
+        ({"runner_type": "pooling"}, plain, "pooling"),
+        ({"is_encoder_decoder": True}, plain, "encoder-decoder"),
+        ({"kv_role": "kv_producer"}, plain, "kv_role"),
+    ]
+    for changes, groups, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            refuse_unsupported(_config(**changes), groups)
+    assert len(cases) == len(REFUSALS)
+
+
+class _Packed:
+    """A layer that writes K and V side by side, as FlashAttention does."""
+
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        block, offset = slots // cache.shape[2], slots % cache.shape[2]
+        cache[block, :, offset] = torch.cat([keys, values], dim=-1)
+
+
+class _Scrambled(_Packed):
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        super().do_kv_cache_update(layer, keys.flip(-1), values, cache, slots)
+
+
+def test_layout_is_found_by_a_round_trip():
+    cache = torch.zeros(6, 2, 32, 16)
+    assert reader_for({"a": SimpleNamespace(impl=_Packed())}, {"a": cache}, 32) is read_packed
+    assert not cache.any()
+    with pytest.raises(ConfigError, match=r"_Scrambled could not be read back"):
+        reader_for({"a": SimpleNamespace(impl=_Scrambled())}, {"a": cache}, 32)
+
+
+def test_transposed_pages_are_read():
+    pages = torch.zeros(1, 1, 32, 8)
+    keys, values = torch.randn(32, 4), torch.randn(32, 4)
+    pages.view(-1)[:128] = keys.T.reshape(-1)
+    pages.view(-1)[128:] = values.reshape(-1)
+    got_keys, got_values = read_transposed(pages, torch.tensor([0]))
+    assert torch.equal(got_keys[0], keys)
+    assert torch.equal(got_values[0], values)
+
+
+def test_slots():
+    assert slots_of([7, 2], 4, 2, 6).tolist() == [30, 31, 8, 9]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_come_back_as_they_went(dtype):
+    tensor = torch.randn(2, 3, 4).to(dtype)
+    stored = to_store(tensor)
+    stored.data.flags.writeable = False
+    back = to_torch(Tensor(stored.data, stored.dtype))
+    assert back.dtype == dtype
+    assert torch.equal(back, tensor)
+
+
+def test_partitions_hide_the_salt():
+    assert partition_of(None) == partition_of("") == "default"
+    assert partition_of("secret") != partition_of("default")
+    assert "secret" not in partition_of("secret")
+
+
+def test_media_are_told_apart_by_content():
+    def item(**values):
+        return {name: SimpleNamespace(data=value) for name, value in values.items()}
+
+    pixels = torch.zeros(3, 2, 2)
+    other = pixels.clone()
+    other[0, 0, 0] = 1
+    digests = [
+        media_digest(item(pixel_values=pixels)),
+        media_digest(item(pixel_values=other)),
+        media_digest(item(pixel_values=pixels.view(3, 4))),
+        media_digest(item(pixel_values=pixels.double())),
+        media_digest(item(pixel_values=pixels, grid=torch.tensor([1, 2]))),
+        media_digest(item(pixel_values=[pixels, other])),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
+
+
+class _Slow(MemoryStore):
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def put(self, chunk):
+        self.go.wait(5)
+        return super().put(chunk)
+
+
+def _chunk(name):
+    meta = ChunkMeta(name, "default", "e", (1, 2), "", "")
+    return Chunk(meta, Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
+
+
+def test_saver_drops_what_does_not_fit():
+    store = _Slow()
+    saver = Saver(store, max_pending_bytes=100)
+    assert saver.has_room("a", 64)
+    saver.submit("a", 64, lambda: _chunk("a"))
+    assert not saver.has_room("b", 64)
+    store.go.set()
+    assert saver.flush(5)
+    assert saver.take() == (["a"], {"b": "backlog: the store is slower than the prompts"})
+    saver.submit("c", 1, lambda: 1 / 0)
+    assert saver.flush(5)
+    assert saver.take()[1]["c"].startswith("error: ZeroDivisionError")
+    saver.close()
+    assert not saver.has_room("d", 1)
+
+
+def test_counts_are_taken_once():
+    counts = Counts()
+    counts.add("saves")
+    counts.add("saves_dropped", "error: disk full at /x")
+    assert counts.take() == {"saves": 1, "saves_dropped|error": 1}
+    assert counts.take() == {}
