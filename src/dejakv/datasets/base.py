@@ -26,6 +26,7 @@ class Sample:
 class Dataset(Protocol):
     """A named source of samples. Iterating twice gives the same samples in the same order."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __iter__(self) -> Iterator[Sample]: ...
