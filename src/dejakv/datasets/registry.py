@@ -14,6 +14,9 @@ from dejakv.errors import ConfigError, DatasetError
 QUESTIONS_A_PICTURE = 13
 """As in GQA, whose balanced validation split asks 132,062 questions about 10,234 pictures."""
 
+DOCUMENT_FACTS = 64
+"""About 640 tokens a document: long enough for a prefill to cost more than a look-up."""
+
 KNOWN = ("shapes", "docs", "gqa", "jsonl", "folder")
 
 
@@ -45,7 +48,7 @@ def open_dataset(name: str, options: DatasetOptions) -> Dataset:
     if name == "docs":
         from dejakv.datasets.docs import DocsStream
 
-        return DocsStream(seed=options.seed, samples=options.max_samples or 200)
+        return DocsStream(seed=options.seed, samples=options.max_samples or 200, facts=DOCUMENT_FACTS)
     if name == "gqa":
         from dejakv.datasets.gqa import DEFAULT_CONFIG, HUB_ID, GqaFiles, GqaHub
 
