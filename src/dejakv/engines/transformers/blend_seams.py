@@ -82,17 +82,18 @@ class Seams:
         fixed = getattr(self.rotary, "rope_type", "default") in FIXED or source_length == target_length
         if not len(keys) or (fixed and torch.equal(target, source)):
             return keys
-        moved = list(keys.unbind(0))
-        for mover in {m for m in self.movers[first:] if m is not None}:
-            here = [i for i, m in enumerate(self.movers[first:]) if m == mover]
+        movers = self.movers[first:]
+        moved = keys if all(m == movers[0] for m in movers) else keys.clone()
+        for mover in {m for m in movers if m is not None}:
+            here = [i for i, m in enumerate(movers) if m == mover]
             cos, sin = self.tables(source_length, mover.kind)
             old = (cos[:, source], sin[:, source])
             cos, sin = self.tables(target_length, mover.kind)
             tables = turn((cos[:, target], sin[:, target]), old)
-            turned = rotate(mover.apply, keys[here], tables, partial=mover.partial)
-            for place, i in enumerate(here):
-                moved[i] = turned[place]
-        return torch.stack(moved)
+            if len(here) == len(movers):
+                return rotate(mover.apply, keys, tables, partial=mover.partial)
+            moved[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
+        return moved
 
 
 def _forget(rotary: Any) -> None:

@@ -1,0 +1,72 @@
+"""Token-level reuse between similar prompts: a donor and a rewritten target, side by side.
+
+    python examples/semsharekv.py
+    python examples/semsharekv.py --model path/or/hub/id --donor "..." --target "..." --html blend.html
+
+The donor is computed once and kept. The target finds it by its pooled embedding, takes its state token by token, computes only
+what changed (and the rest of those sentences, and the question), and answers. Full computation runs beside it.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendConfig, run_blend
+from dejakv.reuse.explain import explain, to_html, to_terminal
+from dejakv.reuse.token_store import LRUCacheStore, make_item
+
+DONOR = (
+    "<s> Ann lives in Rome. Bob works as a baker. The pet of Cleo is a duck. Dora drives a green car. The weather was mild all "
+    "week. Finn plays the piano. Greta likes to eat soup. Hugo was given room 12. Iris lives in Oslo. <q> Where does Bob work? <a>"
+)
+TARGET = (
+    DONOR.replace("Rome", "Tokyo")
+    .replace("room 12", "room 20")
+    .replace("Where does Bob work?", "What city does Ann live in?")
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="docs-lm")
+    parser.add_argument("--donor", default=DONOR)
+    parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--threshold", type=float, default=0.8)
+    parser.add_argument("--html", type=Path, help="write which token took whose state as a page")
+    given = parser.parse_args(arguments)
+
+    engine = TransformersEngine.from_pretrained(given.model)
+    sampling = Sampling(max_new_tokens=1 if given.model == "docs-lm" else 80)
+    store = LRUCacheStore(max_items=64, epoch=engine.epoch)
+
+    donor = engine.prepare(Request("donor", given.donor, given.donor, sampling=sampling))
+    computed = engine.run(donor)
+    state = computed.capture()
+    assert state is not None, "this model's state cannot be captured"
+    key = store.put(make_item(engine, donor, state))
+    print(f"donor {key}: {len(donor.token_ids)} tokens computed, answer {computed.text!r}")
+
+    target = engine.prepare(Request("target", given.target, given.target, sampling=sampling))
+    found = store.search(engine.embed_tokens(target.token_ids).mean(0), given.threshold)
+    if found is None:
+        print(f"no prompt is as similar as {given.threshold}: computed in full, answer {engine.run(target).text!r}")
+        return
+    item, similarity = found
+    config = BlendConfig(selector="similarity", share=0.0)
+    blended = run_blend(engine, target, [item.chunk()], config)
+    full = engine.run(target)
+    print(f"target: similarity {similarity:.3f} to {item.key}")
+    print(f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, answer {blended.text!r}")
+    print(f"  in full: {full.computed_tokens} of {full.prompt_tokens} tokens computed, answer {full.text!r}")
+    explained = explain(engine, given.donor, given.target, config, max_new_tokens=sampling.max_new_tokens)
+    to_terminal(explained, Console())
+    if given.html is not None:
+        given.html.write_text(to_html(explained), encoding="utf-8")
+        print(f"written to {given.html}")
+
+
+if __name__ == "__main__":
+    main()
