@@ -68,7 +68,7 @@ def measure(model_name: str, samples: int, facts: int, first: float, window: int
                 "kl": round(kl / len(cases), 5),
                 "bytes": held // len(cases),
                 "saved": round(1 - held / full, 4),
-            }  # fmt: skip
+            }
         )
         print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -85,11 +85,11 @@ def table(report: dict) -> str:
         "| policy | kept in the last layer, at most | bytes saved | accuracy (95%) | KL | n |",
         "|---|---|---|---|---|---|",
     ]
-    for row in report["rows"]:
-        lines.append(
-            f"| {row['policy']} | {row['keep_last']:.0%} | {row['saved']:.1%} | {row['accuracy']:.3f} ({row['lo']:.3f}-{row['hi']:.3f}) "
-            f"| {row['kl']:.4f} | {row['n']} |"
-        )
+    lines += [
+        f"| {row['policy']} | {row['keep_last']:.0%} | {row['saved']:.1%} | {row['accuracy']:.3f} ({row['lo']:.3f}-{row['hi']:.3f}) "
+        f"| {row['kl']:.4f} | {row['n']} |"
+        for row in report["rows"]
+    ]
     return "\n".join(lines) + "\n"
 
 

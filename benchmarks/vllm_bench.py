@@ -28,12 +28,12 @@ def tokens(count: int, seed: int) -> list[int]:
     return [rng.choice(VOCABULARY) for _ in range(count)]
 
 
-def changed(prompt: Sequence[int], share: float, seed: int) -> list[int]:
-    """The prompt with one run of tokens replaced, as an edit of a document does."""
+def changed(prompt: Sequence[int], share: float, seed: int, start: int | None = None) -> list[int]:
+    """The prompt with one run of tokens replaced, as an edit of a document does; somewhere, or from `start` on."""
     rng = random.Random(seed)
     length = max(1, int(share * len(prompt)))
-    start = rng.randrange(len(prompt) // 4, len(prompt) - length - 32)
-    return [*prompt[:start], *tokens(length, seed + 1), *prompt[start + length :]]
+    place = rng.randrange(32, len(prompt) - length - 32) if start is None else start
+    return [*prompt[:place], *tokens(length, seed + 1), *prompt[place + length :]]
 
 
 class Server:

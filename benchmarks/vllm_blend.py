@@ -29,7 +29,9 @@ def worker(arm: str, pair: int) -> dict[str, Any]:
         full, mixed, share = [], [], []
         for number in range(REPEATS + 1):
             base = tokens(LENGTH, 1000 * pair + number)
-            near = changed(base, 0.05, number)
+            near = changed(
+                base, 0.05, number, start=20
+            )  # an edit at the end would leave an exact prefix, which is taken first
             (_,) = server.run([base], wish={"mode": "exact"})
             server.settle()
             (exact,) = server.run([near], wish={"mode": "off", "no_store": True})

@@ -35,3 +35,18 @@ def test_exact_hit_after_restart(tmp_path):
     assert prefix.tokens == extended.tokens
     assert prefix.told["level"] == "prefix"
     assert prefix.told["tokens_reused"] == len(A)
+
+
+def test_second_sight():
+    """With second_sight a prompt is stored when it comes again, in a store in memory too."""
+    with running(extra={"second_sight": True}) as engine:
+        engine.ask([A])
+        engine.settle()
+        engine.reset_prefix_cache()
+        assert not list(worker_side().store.metas())
+        (second,) = engine.ask([A])
+        assert second.told["method"] == "none"
+        engine.settle()
+        engine.reset_prefix_cache()
+        (third,) = engine.ask([A])
+        assert third.told["level"] == "exact_text"

@@ -66,7 +66,7 @@ def test_faults(tmp_path):
     assert [path for path in store.rglob("temporary/*") if path.is_file()], "a file was half written"
     assert not [path for path in store.rglob("chunks/**/*") if path.is_file()]
 
-    with running(extra={"store_dir": str(store), "min_new_tokens": 1}) as engine:
+    with running(extra={"store_dir": str(store), "min_new_tokens": 1, "memory_bytes": 0}) as engine:
         (truth,) = engine.ask([A])
         assert truth.cached == 0
         assert truth.told["method"] == "none"
@@ -112,7 +112,9 @@ def test_faults(tmp_path):
 def test_hanging_store(tmp_path):
     """A store that does not answer costs the load's time limit, then the prompt is computed; saves beyond the backlog are
     dropped and the engine goes on."""
-    with running(extra={"store_dir": str(tmp_path), "load_timeout_s": 0.3, "max_pending_bytes": 5_000_000}) as engine:
+    with running(
+        extra={"store_dir": str(tmp_path), "memory_bytes": 0, "load_timeout_s": 0.3, "max_pending_bytes": 5_000_000}
+    ) as engine:
         (truth,) = engine.ask([A])
         engine.settle()
         engine.reset_prefix_cache()

@@ -5,7 +5,7 @@ from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_s
 
 from dejakv.errors import ConfigError
 
-A = tokens(321, 71)
+A = tokens(330, 71)  # its key is of whole blocks before the last token
 B = changed(A, 0.1, 72)
 
 

@@ -16,7 +16,7 @@ def engine(tmp_path_factory):
 
 
 def test_isolation(engine):
-    """Two salts never cross, nor does a salt with no salt; the same salt does hit. LoRA is tested below."""
+    """Two salts never cross, nor does a salt with no salt; the same salt does hit. LoRA is refused at start."""
     (first,) = engine.ask([A], salt="one")
     engine.settle()
     assert first.told["method"] == "none"

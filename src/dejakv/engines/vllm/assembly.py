@@ -48,7 +48,7 @@ def make_scheduler_side(
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
     """Raises ConfigError or StoreError."""
-    store = open_store(settings, vllm_config)
+    store = open_store(settings, vllm_config, writing=True)
     return WorkerSide(store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s)
 
 

@@ -35,6 +35,11 @@ class Saver:
             self._dropped[chunk_id] = "backlog: the store is slower than the prompts"
             return False
 
+    def drop(self, chunk_id: str, why: str) -> None:
+        """Reports a save that is not even copied."""
+        with self._ready:
+            self._dropped[chunk_id] = why
+
     def submit(self, chunk_id: str, nbytes: int, make: Make) -> None:
         with self._ready:
             self._queue.append((chunk_id, nbytes, make))

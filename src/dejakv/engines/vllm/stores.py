@@ -5,9 +5,11 @@ from typing import Any
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
+from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
+from dejakv.store.open import store_of
 
 
 class _Shared(MemoryStore):
@@ -42,12 +44,16 @@ class MemoryStores:
 _memory = MemoryStores()
 
 
-def open_store(settings: ConnectorSettings, vllm_config: Any) -> Store:
-    """The store that the settings name. Raises StoreError if its folder cannot be used, ConfigError if a store in memory
-    would be another one in the worker."""
+def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool = False) -> Store:
+    """The store that the settings name. The side that is writing applies the rules of admission and keeps some of what is on
+    disk in memory too.
+
+    Raises: StoreError if the folder cannot be used, ConfigError if a store in memory would be another one in the worker.
+    """
     config = settings.cache_config()
     if config.cache_dir is not None:
-        return DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)
+        return store_of(config) if writing else DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)
     if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
         raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
-    return _memory.open(vllm_config.kv_transfer_config.engine_id, settings)
+    shared = _memory.open(vllm_config.kv_transfer_config.engine_id, settings)
+    return AdmittingStore(shared, Admission(0, config.second_sight, config.max_write_rate)) if writing else shared

@@ -16,6 +16,7 @@ from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.tensors import to_store, to_torch
 from dejakv.errors import InputError, ModelError
+from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Chunk, Store
 
 
@@ -104,6 +105,9 @@ class WorkerSide:
         assert self.paged is not None
         tokens = save.meta.num_tokens
         nbytes = tokens * self.paged.bytes_per_token
+        if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens):
+            self.saver.drop(save.meta.id, "admission: the store does not want it")
+            return
         if not self.saver.has_room(save.meta.id, nbytes):
             return
         host, event = to_host(self.paged.gather(save.block_ids, tokens))

@@ -1,0 +1,96 @@
+"""The OpenAI server in processes of its own: the flags, the middleware, what the client is told, and /metrics."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from vllm_harness import DOCS
+
+from dejakv.engines.vllm.launch import server_flags
+from dejakv.engines.vllm.settings import ConnectorSettings
+
+DOCUMENT = "mara lives in rome. olga lives in oslo. " * 8
+FIRST = f"{DOCUMENT}where does mara live?"
+NEAR = f"{DOCUMENT}and where does mara live?"
+
+
+def _port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    port = _port()
+    adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "DEJAKV_ADOPT": json.dumps(adopt),
+        "DEJAKV_API_KEYS": "one,two",
+    }
+    command = [
+        sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(DOCS),
+        "--served-model-name", "docs", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--max-model-len", "1024", "--enforce-eager", "--block-size", "32",
+        "--middleware", "dejakv.engines.vllm.middleware.AdoptMiddleware",
+        *server_flags(ConnectorSettings(store_dir=str(folder / "kv"))),
+    ]  # fmt: skip
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _complete(server, prompt, key="one", **more):
+    body = {"model": "docs", "prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
+    answer = httpx.post(f"{server}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told = (answer.json().get("kv_transfer_params") or {}).get("dejakv") or {}
+    return answer.json()["choices"][0]["text"], answer.headers, told
+
+
+def test_server(server):
+    """Adopt, its provenance and its partitions over HTTP; the connector's own word in the body; figures on /metrics."""
+    text, headers, told = _complete(server, FIRST)
+    assert headers["x-dejakv-method"] == "none"
+    assert told["method"] == "none"
+    adopted, headers, _ = _complete(server, NEAR)
+    assert headers["x-dejakv-method"] == "adopt"
+    assert headers["x-dejakv-level"] == "semantic_text"
+    assert adopted == text
+    _, headers, _ = _complete(server, NEAR, key="two")
+    assert headers["x-dejakv-method"] == "none"
+    assert httpx.post(f"{server}/v1/completions", json={"model": "docs", "prompt": "x"}, timeout=30).status_code == 401
+
+    _, _, told = _complete(server, FIRST, kv_transfer_params={"dejakv": {"mode": "fuzzy"}})
+    assert told["method"] == "none"
+    assert told["reason"].startswith("unknown mode")
+    metrics = httpx.get(f"{server}/metrics", timeout=30).text
+    lookups = [line for line in metrics.splitlines() if line.startswith("vllm:dejakv_lookups_total")]
+    assert lookups
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in lookups) >= 3
