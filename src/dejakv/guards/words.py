@@ -124,7 +124,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\b(?:underneath|beneath)\b", "below"),
     (r"\bshares? (?:a|an|one|the|the same|the one) (color|size|shape)\b", r"have the same \1"),
     (r"\bhave one (color|size|shape)\b", r"have the same \1"),
-    (r"\bof the same (color|size|shape)\b", r"the same \1"),
+    (r"\bof (?:the same|one) (color|size|shape)\b", r"the same \1"),
     (r"\bwhat number of\b", "how many"),
     (r"\bwhat is the number of (?!the |this |that |an? |my |your )", "how many "),
     (r"^(?:the )?number of (?!the |this |that |an? |my |your )", "how many "),
