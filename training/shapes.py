@@ -77,7 +77,8 @@ def train(args: argparse.Namespace) -> None:
             last = time.monotonic()
     if reported != progress.step:
         _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
-    average.swap(model)  # also where there was nothing left to train: the state as a checkpoint
+    if progress.seconds < limit:
+        average.swap(model)  # stopped early; else the rate has come down to zero and the last weights are the best
     export(out / "checkpoint", model, processor)
 
 

@@ -28,15 +28,17 @@ from dejakv.models import load
 
 @dataclass
 class Score:
-    """Right answers of one kind of question, and how the wrong ones were wrong: (expected, given) -> times."""
+    """Right answers of one kind of question; how the wrong ones were wrong, (expected, given) -> times; and per wording
+    how many were right and asked."""
 
     right: int = 0
     total: int = 0
     wrong: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wordings: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def questions(split: language.Split, per_kind: int, seed: int) -> Iterator[tuple[str, str, str, bytes]]:
-    """(kind, question, right answer, PNG): a new scene for every question, all kinds equally often."""
+def questions(split: language.Split, per_kind: int, seed: int) -> Iterator[tuple[str, str, str, str, bytes]]:
+    """(kind, template, question, right answer, PNG): a new scene for every question, all kinds equally often."""
     for kind in KINDS:
         rng = random.Random(f"test-{seed}-{split}-{kind}")
         for _ in range(per_kind):
@@ -46,7 +48,7 @@ def questions(split: language.Split, per_kind: int, seed: int) -> Iterator[tuple
                 query = sample(scene, rng, kind)
             template = rng.choice(language.templates(kind, split))
             text = language.wording(kind, query.references, template, rng.randrange(language.VARIANTS))
-            yield kind, text, answer(query, scene), png(render(scene))
+            yield kind, template, text, answer(query, scene), png(render(scene))
 
 
 def measure(model: Any, processor: Any, split: language.Split, per_kind: int, seed: int = 0) -> dict[str, Score]:
@@ -57,18 +59,20 @@ def measure(model: Any, processor: Any, split: language.Split, per_kind: int, se
         part = asked[start : start + 64]
         inputs = processor(
             images=[Image.open(io.BytesIO(p)) for *_, p in part],
-            text=[prompt(q) for _, q, _, _ in part],
+            text=[prompt(q) for _, _, q, _, _ in part],
             padding=True,
             return_tensors="pt",
         )
         with torch.no_grad():
             out = model.generate(**inputs, max_new_tokens=4)
         given = processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        for (kind, _, expected, _), text in zip(part, given, strict=True):
-            score = scores[kind]
+        for (kind, template, _, expected, _), text in zip(part, given, strict=True):
+            score, ok = scores[kind], text.strip() == expected
+            right, total = score.wordings.get(template, (0, 0))
+            score.wordings[template] = (right + ok, total + 1)
             score.total += 1
-            score.right += text.strip() == expected
-            if text.strip() != expected:
+            score.right += ok
+            if not ok:
                 score.wrong[expected, text.strip()] += 1
     return scores
 
@@ -112,6 +116,7 @@ def card(seen: dict[str, Score], held_out: dict[str, Score], curve: list[dict[st
         held_out=overall(b),
         questions=sum(s.total for s in seen.values()),
         rows="\n".join(rows),
+        wordings=_hardest(seen, held_out),
         curve="\n".join(steps),
         machine=machine(),
         minutes=last["minutes"],
@@ -123,6 +128,12 @@ def card(seen: dict[str, Score], held_out: dict[str, Score], curve: list[dict[st
 def _worst(*scores: Score) -> str:
     wrong: Counter[tuple[str, str]] = sum((s.wrong for s in scores), Counter())
     return ", ".join(f"{e} > {g or '(nothing)'} ({n})" for (e, g), n in wrong.most_common(4)) or "none"
+
+
+def _hardest(*groups: dict[str, Score]) -> str:
+    every = [item for scores in groups for score in scores.values() for item in score.wordings.items()]
+    every.sort(key=lambda item: item[1][0] / item[1][1])
+    return "; ".join(f'"{text}" {right} of {total}' for text, (right, total) in every[:5])
 
 
 def _thin(curve: list[dict[str, Any]], most: int = 16) -> list[dict[str, Any]]:
@@ -155,6 +166,8 @@ drawn in training; the whole generated text must be the right word. Greedy, fp32
 | **all** | **{seen:.3f}** | **{held_out:.3f}** | |
 
 Measured by `python -m training.shapes_card runs/shapes` on {machine}.
+
+Wordings answered worst (right of asked): {wordings}.
 
 ## Training
 
