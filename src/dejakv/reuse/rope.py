@@ -32,8 +32,8 @@ def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool) -
     cos, sin = tables
     wide = keys.float()
     if not partial:
-        return apply(wide, wide, cos, sin)[1].to(keys.dtype)
+        return apply(wide[:0], wide, cos, sin)[1].to(keys.dtype)  # it rotates queries too: give it none
     width = cos.shape[-1]
     turned = wide[..., :width]
-    turned = apply(turned, turned, cos, sin)[1]
+    turned = apply(turned[:0], turned, cos, sin)[1]
     return torch.cat([turned, wide[..., width:]], dim=-1).to(keys.dtype)

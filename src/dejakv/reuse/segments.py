@@ -88,14 +88,17 @@ def counterparts(
     copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
     score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
     came = np.zeros(score.shape, dtype=np.int64)
+    before_each = np.arange(len(theirs)) - 1
     for s in range(1, len(mine)):
         before = score[s - 1]
         jump = int(before.argmax())
-        follow = np.full(len(theirs), -np.inf, dtype=np.float32)
-        follow[1:] = before[:-1] + IN_ORDER
-        better = follow > before[jump]
-        came[s] = np.where(better, np.arange(len(theirs)) - 1, jump)
-        score[s] += np.where(better, follow, before[jump])
+        best = float(before[jump])
+        follow = before[:-1] + IN_ORDER
+        better = follow > best
+        came[s, 0] = jump
+        came[s, 1:] = np.where(better, before_each[1:], jump)
+        score[s, 0] += best
+        score[s, 1:] += np.where(better, follow, best)
     path = np.empty(len(mine), dtype=np.int64)
     path[-1] = int(score[-1].argmax())
     for s in range(len(mine) - 1, 0, -1):
