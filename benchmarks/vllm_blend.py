@@ -24,6 +24,7 @@ def worker(arm: str, pair: int) -> dict[str, Any]:
             "similarity_threshold": 0.5,
             "lexical_guard": False,
             "blend_share": 0.15,
+            "blend_selector": "similarity",  # 15% in every layer; `value` computes the first one whole, a quarter of this model
         }
         server = Server(extra)
         full, mixed, share = [], [], []

@@ -71,18 +71,28 @@ class Decoder:
     ) -> torch.Tensor:
         """Attention of the rows to all tokens up to themselves, projected: `[rows, hidden]`."""
         attention = self.layers[index].self_attn
-        head_dim = keys.shape[-1]
-        queries = q.view(len(rows), -1, head_dim).transpose(0, 1)
+        queries = q.view(len(rows), -1, keys.shape[-1]).transpose(0, 1)
+        parts = max(1, min(8, len(rows) // 64))  # early rows need not be multiplied with late keys
+        ends = [int(part[-1]) + 1 for part in rows.tensor_split(parts)]
+        out = [
+            self._seen(part, mine, keys[:, :end], values[:, :end], attention.scaling)
+            for part, mine, end in zip(rows.tensor_split(parts), queries.tensor_split(parts, dim=1), ends, strict=True)
+        ]
+        return attention.o_proj(torch.cat(out, dim=1).transpose(0, 1).reshape(len(rows), -1))[0]
+
+    @staticmethod
+    def _seen(
+        rows: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         seen = torch.arange(keys.shape[1], device=rows.device)[None] <= rows[:, None]
-        out = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             queries[None],
-            keys[None].to(q.dtype),
-            values[None].to(q.dtype),
+            keys[None].to(queries.dtype),
+            values[None].to(queries.dtype),
             attn_mask=seen,
-            scale=attention.scaling,
+            scale=scale,
             enable_gqa=True,
         )[0]
-        return attention.o_proj(out.transpose(0, 1).reshape(len(rows), -1))[0]
 
     def feed(self, index: int, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.layers[index]
