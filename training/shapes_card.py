@@ -193,7 +193,7 @@ def main() -> None:
     """Measure, print, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a training run, with checkpoint/ and curve.jsonl")
-    parser.add_argument("--per-kind", type=int, default=300)
+    parser.add_argument("--per-kind", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
