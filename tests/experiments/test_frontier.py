@@ -57,6 +57,16 @@ def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path):
         run_frontier("docs-lm", 2, tmp_path, **{**given, "facts": 6})
 
 
+def test_cells_left_out_at_first_are_added_later(tmp_path):
+    given = {"facts": 5, "kinds": ("reorder",), "only": (SOME[1], "lsh/value/share/1/0.2")}
+    first = run_frontier("docs-lm", 2, tmp_path, **given, detail=1)
+    assert [row["n"] for row in first["rows"]] == [2, 2, 1]
+    later = run_frontier("docs-lm", 2, tmp_path, **given)
+    assert [row["n"] for row in later["rows"]] == [2, 2, 2]
+    assert later["rows"][1] == first["rows"][1]
+    assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 3
+
+
 def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
     words: dict[str, int] = {}
 

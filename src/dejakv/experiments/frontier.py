@@ -231,7 +231,8 @@ def run_frontier(
 
     samples  cases a kind; only: names of cells, all if empty
     detail   cases a kind on which all cells are measured, the main ones alone on the rest; None: all cells on all cases
-    A folder that holds a stopped run of the same settings goes on; one of other settings is refused.
+    A folder that holds a run of the same settings goes on: cases and cells that are missing are added. One of other settings
+    is refused.
 
     Raises: ConfigError, ModelError.
     """
@@ -248,25 +249,28 @@ def run_frontier(
     bench = Bench(TransformersEngine.from_pretrained(model))
     settings = {"model": Path(model).name, "epoch": bench.engine.epoch, "facts": facts, "seed": seed}
     held = _open(folder, settings, [cell.name for cell in chosen])
-    done = {(line["kind"], line["number"]) for line in held}
-    todo: list[tuple[Kind, int]] = [
-        (kind, number) for number in range(samples) for kind in kinds if (kind, number) not in done
-    ]
-    with (folder / "cases.jsonl").open("a") as file:
-        for count, (kind, number) in enumerate(todo):
+    todo: list[tuple[Kind, int, list[Cell]]] = []
+    for number in range(samples):
+        for kind in kinds:
+            there = held.get((kind, number), {}).get("rows", {})
             wanted = [cell for cell in chosen if cell.main or detail is None or number < detail]
-            line = bench.run(make_case(kind, number, facts, bench.encode, seed), wanted)
-            held.append(line)
+            missing = [cell for cell in wanted if cell.name not in there]
+            if missing or not there:
+                todo.append((kind, number, missing))
+    with (folder / "cases.jsonl").open("a") as file:
+        for count, (kind, number, missing) in enumerate(todo):
+            line = bench.run(make_case(kind, number, facts, bench.encode, seed), missing)
+            _merge(held, line)
             file.write(json.dumps(line) + "\n")
             file.flush()
             if progress is not None:
                 progress(count + 1, len(todo))
-    used = [line for line in held if line["number"] < samples and line["kind"] in kinds]
+    used = [line for line in held.values() if line["number"] < samples and line["kind"] in kinds]
     return write_report(folder, {**settings, "samples": samples}, used, {cell.name: cell for cell in chosen})
 
 
-def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """Cases that are done already. Refuses a folder of other settings."""
+def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Cases that are done already, by kind and number. Refuses a folder of other settings."""
     known = {**settings, "cells": names}
     path = folder / "settings.json"
     if path.exists() and json.loads(path.read_text()) != known:
@@ -274,8 +278,17 @@ def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> list[dict
             f"{folder} holds a run of another model or other settings: give another --output, or empty it"
         )
     path.write_text(json.dumps(known, indent=1) + "\n")
+    held: dict[tuple[str, int], dict[str, Any]] = {}
     cases = folder / "cases.jsonl"
-    return list(_lines(cases)) if cases.exists() else []
+    for line in _lines(cases) if cases.exists() else ():
+        _merge(held, line)
+    return held
+
+
+def _merge(held: dict[tuple[str, int], dict[str, Any]], line: dict[str, Any]) -> None:
+    """A case may be in several lines: cells that were measured later."""
+    known = held.setdefault((line["kind"], line["number"]), line)
+    known["rows"] = {**line["rows"], **known["rows"]}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
