@@ -16,7 +16,7 @@ LENGTH, REPEATS = 2000, 10
 
 
 def worker(arm: str, pair: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         extra = {
             "store_dir": f"{folder}/kv",
             "mode": "blend",

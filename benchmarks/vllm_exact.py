@@ -15,7 +15,7 @@ LENGTH, REPEATS = 2000, 12
 
 
 def worker(arm: str, pair: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         server = Server({"store_dir": f"{folder}/kv"})
         prompts = [tokens(LENGTH, 100 * pair + number) for number in range(REPEATS)]
         full, hit, equal = [], [], 0

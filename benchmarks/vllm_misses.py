@@ -17,7 +17,7 @@ REQUESTS, BATCH = 96, 8
 
 
 def worker(arm: str, pair: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         server = Server({"store_dir": f"{folder}/kv"} if arm == "connector" else None)
         rng = random.Random(pair)
         load = [tokens(rng.choice([64, 200, 400, 800]), 10_000 * pair + number) for number in range(REQUESTS)]

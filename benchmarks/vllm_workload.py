@@ -31,7 +31,7 @@ def stream(pair: int) -> list[list[int]]:
 
 
 def worker(arm: str, pair: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         extra: dict[str, Any] | None = None if arm == "plain" else {"store_dir": f"{folder}/kv"}
         if arm == "blend" and extra is not None:
             extra |= {"mode": "blend", "index_encoder": "model", "similarity_threshold": 0.9, "lexical_guard": False}

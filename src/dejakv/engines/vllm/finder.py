@@ -59,10 +59,10 @@ class ConnectorCache(HierarchicalCache):
         """Text and latent vectors, so that a restart embeds nothing again."""
         return dict(self._vectors(lookup.query))
 
-    def served_approximately(self, key: str) -> None:
+    def served_approximately(self, key: str, partition: str) -> None:
         """From now on the prompt of this key runs exactly."""
         with self._lock:
-            self._served_approximately[key] = None
+            self._served_approximately[key] = partition
             if len(self._served_approximately) > 100_000:
                 self._served_approximately.popitem(last=False)
 

@@ -13,6 +13,7 @@ from typing import Any
 from dejakv.engines.vllm.compat import rekey_tail
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
+from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.store.base import ChunkMeta
@@ -114,7 +115,7 @@ class SchedulerSide:
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids[:stop])
             tracked.approximate = True
-            self.finder.cache.served_approximately(found.key)
+            self.finder.cache.served_approximately(found.key, partition_of(request.cache_salt))
         self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
         return tracked.approximate
