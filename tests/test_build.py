@@ -36,7 +36,6 @@ def test_levels_in_the_order_of_cost_and_guards_in_the_order_of_doubt() -> None:
     [
         ({"exact_text": False, "semantic_text": False}, [], ["threshold", "media", "context", "lexical"]),
         ({"lexical_guard": False}, ["exact_text", "semantic_text"], ["threshold", "media", "context"]),
-        ({"reuse": "blend"}, ["exact_text", "semantic_text"], ["threshold", "media"]),
         ({"media": "ignore"}, ["exact_text", "semantic_text"], ["threshold", "context", "lexical"]),
     ],
 )

@@ -225,3 +225,33 @@ def test_clearing_one_partition_leaves_the_others_promotions(served: Any) -> Non
     assert pipeline.answer(request(other)).record.method == "adopt"
     pipeline.cache.clear("somebody else")
     assert "promoted" in pipeline.answer(request(other)).record.reason
+
+
+def test_the_prompts_own_chunk_goes_before_others_with_equal_text(served: Any) -> None:
+    pipeline = served(replace(ADOPT, exact_prefix=False, min_gain=0))
+    mine = request(wordings()[0])
+    pipeline.answer(mine)
+    newer = request(wordings()[0] + "  ", chunk=wordings()[0].upper(), reuse="off")
+    pipeline.answer(replace(newer, prompt=newer.prompt.replace("?", "? ?", 1)))
+    assert pipeline.answer(mine).record.method == "exact"
+
+
+def test_the_guards_follow_what_the_request_asks_for(served: Any) -> None:
+    pipeline = served(replace(ADOPT, reuse="blend"))
+    question = wordings()[0]
+    pipeline.answer(request(question, OTHER.text))
+    adopted = pipeline.answer(request(question, reuse="adopt"))
+    assert adopted.record.method != "adopt"
+    assert "context" in adopted.record.reason
+
+
+def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:
+    from dejakv.experiments.run import run
+    from dejakv.experiments.settings import settings_from
+
+    cache = {"cache_dir": str(tmp_path / "c"), "reuse": "exact"}
+    dry = settings_from("docs", {"max_samples": 4, "cache_mode": "dry-run"}, cache)
+    run(dry, engine=docs_engine)
+    live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
+    run(live, engine=docs_engine)
+    assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4

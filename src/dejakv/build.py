@@ -72,13 +72,14 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     thresholds: dict[str, float] = {}
     for level in levels:
         thresholds |= getattr(level, "thresholds", {})
-    guards: list[Guard] = [ThresholdGuard(thresholds)]
+    guards: list[Guard] = [
+        ThresholdGuard(thresholds, default=-1.0 if config.levels else None)
+    ]  # own levels vouch themselves
     if config.media == "exact":
         guards.append(MediaGuard())
     elif config.media == "similar":
         guards.append(VisionGuard(thresholds["embedding:vision"]))
-    if config.reuse != "blend":  # blend recomputes what differs, so words may differ there
-        guards.append(ContextGuard())
-        if config.lexical_guard:
-            guards.append(LexicalGuard())
+    guards.append(ContextGuard())
+    if config.lexical_guard:
+        guards.append(LexicalGuard())
     return guards

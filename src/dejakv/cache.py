@@ -57,6 +57,13 @@ def _asked(request: Request, config: SemanticCacheConfig) -> ReuseMethod:
     return "exact" if request.reuse == "off" else request.reuse
 
 
+def _own_first(matches: Sequence[Match], key: str, own: bool) -> list[Match]:
+    """The prompt's own chunk, if it is stored, goes before others with equal text: what can be exact is exact."""
+    if own and matches and matches[0].level == "exact_text":
+        return [replace(matches[0], donor=key)]
+    return sorted(matches, key=lambda match: match.donor != key)
+
+
 class HierarchicalCache:
     """Levels, guards and planner over one store. Thread-safe; partitions and epochs never see each other.
 
@@ -103,11 +110,16 @@ class HierarchicalCache:
         match, donors, verdicts = self._find(query, key, epoch, statuses)
         prefix = self._find_prefix(request.partition, epoch, prepared) if self.config.exact_prefix else None
         statuses["kv_cache"] = "hit" if match or prefix else "miss"
-        self._counts.lookup(request.partition, match, prefix is not None, verdicts)
+        self._counts.lookup(request.partition, verdicts)
         return Lookup(key, query, prefix, match, donors, statuses, tuple(verdicts), seconds=time.perf_counter() - began)
 
     def plan(self, prepared: Prepared, lookup: Lookup) -> Plan:
         """How to run it. A request that was served approximately before runs exactly now, and is stored then."""
+        chosen = self._plan(prepared, lookup)
+        self._counts.planned(prepared.request.partition, chosen.match, chosen.method == "prefix")
+        return chosen
+
+    def _plan(self, prepared: Prepared, lookup: Lookup) -> Plan:
         config = self.config
         tokens = len(prepared.token_ids)
         same = bool(lookup.donors) and lookup.donors[0].id == lookup.key
@@ -217,18 +229,20 @@ class HierarchicalCache:
         donors: list[ChunkMeta] = []
         asked = _asked(query.request, self.config)
         wanted = self.config.blend_donors if asked == "blend" else 1
+        guards = [g for g in self.guards if asked != "blend" or not getattr(g, "waived_for_blend", False)]
+        own = self.store.meta(key) is not None
         for level in self.levels:
             if found is not None:
                 self._skip(level, statuses)
                 continue
             search = level.search(query)
             statuses.update(search.statuses)
-            for match in search.matches:
+            for match in _own_first(search.matches, key, own):
                 meta = self.store.meta(match.donor)
                 if meta is None or meta.partition != query.request.partition or meta.epoch != epoch:
                     continue
                 if meta.id != key:
-                    verdict = judge(self.guards, query.request, meta, match)
+                    verdict = judge(guards, query.request, meta, match)
                     verdicts.append(verdict)
                     if verdict.decision != "accept":
                         continue
@@ -256,11 +270,15 @@ class HierarchicalCache:
         for level in self.levels:
             vector_of = getattr(level, "vector", None)
             if vector_of is not None:
-                vectors["text"] = vector_of(query.text)
+                text = vector_of(query.text, query.request.partition)
+                if text is not None:
+                    vectors["text"] = text
         return vectors
 
     def _stored(self, meta: ChunkMeta) -> None:
         self._index(meta)
+        if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
+            self._forget(meta.id)
 
     def _index(self, meta: ChunkMeta) -> None:
         if meta.kind != "kv":

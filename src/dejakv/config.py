@@ -11,6 +11,8 @@ MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
 EvictionPolicy = Literal["lru", "lfu"]
 IndexKind = Literal["flat", "hnsw", "lsh"]
+BlendMap = Literal["context", "embedding", "lsh", "align"]
+BlendSelector = Literal["value", "kv", "similarity", "query", "random"]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -79,6 +81,8 @@ class SemanticCacheConfig:
             ("embedding_match", LayerMatch),
             ("policy", EvictionPolicy),
             ("index", IndexKind),
+            ("blend_map", BlendMap),
+            ("blend_selector", BlendSelector),
         ):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
@@ -89,6 +93,8 @@ class SemanticCacheConfig:
             )
         if not 0.0 <= self.blend_share <= 1.0:
             raise ConfigError(f"blend_share={self.blend_share} is no share: give a number from 0 to 1")
+        if self.blend_donors < 1:
+            raise ConfigError(f"blend_donors={self.blend_donors}: give 1 or more")
         for name in (
             "max_bytes",
             "max_cached_blocks",

@@ -35,17 +35,22 @@ class PartitionCounts:
         self._counts: dict[str, CacheCounts] = {}
         self._lock = threading.Lock()
 
-    def lookup(self, partition: str, match: Match | None, prefix: bool, verdicts: Sequence[Verdict]) -> None:
-        """Counts one lookup and what came of it."""
+    def lookup(self, partition: str, verdicts: Sequence[Verdict]) -> None:
+        """Counts one lookup and who rejected what."""
         with self._lock:
             counts = self._counts.setdefault(partition, CacheCounts())
             counts.lookups += 1
-            counts.prefix_hits += prefix
-            if match is not None:
-                counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
             for verdict in verdicts:
                 if verdict.decision == "reject":
                     counts.rejections[verdict.guard] = counts.rejections.get(verdict.guard, 0) + 1
+
+    def planned(self, partition: str, match: Match | None, prefix: bool) -> None:
+        """Counts what a plan is going to use; what was found and not used is no hit."""
+        with self._lock:
+            counts = self._counts.setdefault(partition, CacheCounts())
+            counts.prefix_hits += prefix
+            if match is not None:
+                counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
 
     def promotion(self, partition: str) -> None:
         """Counts a request that ran exactly because it had been served approximately before."""

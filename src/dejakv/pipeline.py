@@ -43,13 +43,13 @@ class Pipeline:
         prepared = self.engine.prepare(request)
         if self.cache is None:
             completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
-            return _answer(request, completion, Plan("none"), None, clock, began, None)
+            return _answer(prepared, completion, Plan("none"), None, clock, began, None)
         lookup = self.cache.lookup(prepared, self.engine.epoch)
         chosen = self.cache.plan(prepared, lookup)
         completion, chosen = self._run(prepared, chosen, lookup, clock)
         if self.cache.config.enable_fusion_cache:
             lookup = replace(lookup, statuses={**lookup.statuses, "fusion": _fusion_status(prepared, completion)})
-        answer = _answer(request, completion, chosen, lookup, clock, began, chosen.donors[:1] or None)
+        answer = _answer(prepared, completion, chosen, lookup, clock, began, chosen.donors[:1] or None)
         if no_store:
             return answer
         stored = self.cache.record(prepared, lookup, chosen, completion, self.engine.epoch)
@@ -75,6 +75,7 @@ class Pipeline:
             if clock.seconds is not None:  # the client has seen a part of this answer
                 raise
             reason = f"the donor's state does not fit: {error}"
+            self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
         return self._run(prepared, self._plainer(prepared, chosen, lookup, reason), lookup, clock)
 
     def _plainer(self, prepared: Prepared, chosen: Plan, lookup: Lookup, reason: str) -> Plan:
@@ -100,9 +101,14 @@ class Pipeline:
             return completion
 
         sampling = prepared.request.sampling
-        completion = run_blend(
-            self.engine, prepared, chunks, settings, sampling=sampling, on_token=clock, instead=instead
-        )
+        try:
+            completion = run_blend(
+                self.engine, prepared, chunks, settings, sampling=sampling, on_token=clock, instead=instead
+            )
+        except ModelError as error:
+            if clock.seconds is not None or ran is not chosen:
+                raise
+            return self._run(prepared, self._plainer(prepared, chosen, lookup, f"blend: {error}"), lookup, clock)
         if ran is not chosen:
             return completion, replace(ran, reason=completion.details["blend"].reason)
         return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
@@ -140,7 +146,7 @@ class _FirstToken:
 
 
 def _answer(
-    request: Request,
+    prepared: Prepared,
     completion: Completion,
     chosen: Plan,
     lookup: Lookup | None,
@@ -148,7 +154,9 @@ def _answer(
     began: float,
     donors: tuple[ChunkMeta, ...] | None,
 ) -> Answer:
+    request = prepared.request
     latency = time.perf_counter() - began
+    prompt_tokens = len(prepared.token_ids)  # this prompt's own, also where a donor's was run in its place
     donor = donors[0] if donors else None
     match = chosen.match
     level = match.level if match else chosen.method if chosen.method == "prefix" else ""
@@ -163,9 +171,9 @@ def _answer(
         score=match.score if match else None,
         reason=chosen.reason,
         statuses=lookup.statuses if lookup else {},
-        prompt_tokens=completion.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         computed_tokens=completion.computed_tokens,
-        reused_tokens=completion.prompt_tokens - completion.computed_tokens,
+        reused_tokens=max(0, prompt_tokens - completion.computed_tokens),
         output_tokens=len(completion.token_ids),
         encoder_runs=completion.encoder_runs,
         ttft_ms=1e3 * (clock.seconds if clock.seconds is not None else latency),

@@ -56,16 +56,18 @@ class PrefixIndex:
         """
         hashes = block_hashes(partition, epoch, token_ids, spans)
         with self._lock:
-            deepest = next((block for block in reversed(hashes) if block in self._holders), None)
-            donors = list(self._holders[deepest])[-8:] if deepest else []
+            candidates = [list(self._holders[block])[-8:] for block in reversed(hashes) if block in self._holders]
         best: PrefixHit | None = None
-        for donor in reversed(donors):
-            meta = self._store.meta(donor)
-            if meta is None:
-                continue
-            tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), len(token_ids) - 1)
-            if tokens > (best.tokens if best else 0):
-                best = PrefixHit(donor, tokens)
+        for donors in candidates:
+            for donor in reversed(donors):
+                meta = self._store.meta(donor)
+                if meta is None:
+                    continue
+                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), len(token_ids) - 1)
+                if tokens > (best.tokens if best else 0):
+                    best = PrefixHit(donor, tokens)
+            if best is not None:  # shallower blocks matter only where all holders of this one are gone
+                break
         return best
 
     def __len__(self) -> int:

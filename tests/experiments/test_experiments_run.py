@@ -94,7 +94,8 @@ def test_a_cache_directory_is_found_again(engine: Any, tmp_path: Path) -> None:
     )
     first, second = run(settings, engine=engine).summary, run(settings, engine=engine).summary
     assert second["by_method"]["exact"] > first["by_method"].get("exact", 0)
-    assert second["agreement"] == 1.0
+    assert second["by_level"]["exact_text"]["exact_agreement"] == 1.0
+    assert second["arms"]["cache"]["accuracy"] == first["arms"]["cache"]["accuracy"]
 
 
 SPEC = {

@@ -60,6 +60,13 @@ def test_a_full_queue_refuses_at_once_and_a_leaving_client_stops_the_engine(engi
         asyncio.run(scenario())
 
 
+def test_a_temperature_near_zero_is_greedy(engine: Any) -> None:
+    with TestClient(create_app(ServerSettings(), engine)) as client:
+        body = {"prompt": SHORT.prompt, "max_new_tokens": 2}
+        texts = {client.post("/v1/generate", json={**body, "temperature": t}).json()["text"] for t in (0, 1e-45, 1e-5)}
+    assert len(texts) == 1
+
+
 def test_429_with_retry_after(engine: Any) -> None:
     settings = ServerSettings(max_queue=1, retry_after=7)
 
@@ -127,6 +134,8 @@ def test_keys_from_a_file(tmp_path: Any) -> None:
     assert keys.partition("Basic alpha") is None
     with pytest.raises(ConfigError, match="cannot read"):
         ApiKeys.load("", tmp_path / "none")
+    with pytest.raises(ConfigError, match="holds no key"):
+        ApiKeys.load(" , ", None)
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="holds no key"):
         ApiKeys.load("", file)

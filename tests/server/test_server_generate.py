@@ -143,3 +143,13 @@ def test_health_ready_metrics_and_docs(client: TestClient) -> None:
     assert "dejakv_store_puts_total" in text
     assert "default" not in text.replace("dejakv_", "")
     assert client.get("/docs").status_code == 200
+
+
+def test_only_the_operator_sees_everybodys_figures(engine: Any) -> None:
+    from dejakv.server.app import create_app
+    from dejakv.server.settings import ServerSettings
+
+    with TestClient(create_app(ServerSettings(api_keys="alpha", operator_key="boss"), engine)) as client:
+        for key, status in (("alpha", 401), ("", 401), ("boss", 200)):
+            assert client.get("/metrics", headers={"Authorization": f"Bearer {key}"}).status_code == status
+        assert "waiting" not in client.get("/ready").json()

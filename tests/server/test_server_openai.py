@@ -70,6 +70,23 @@ def test_stop_sequences(server: Any) -> None:
     assert "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices) == word[:1]
 
 
+def test_a_client_that_asks_for_nothing_gets_nothing_approximate(server: Any) -> None:
+    client = client_of(server)
+    for number in range(6):
+        answer = client.chat.completions.create(
+            model="docs-lm", messages=messages(question(number)), temperature=0, max_tokens=4
+        )
+        assert answer.model_extra is not None
+        assert answer.model_extra["dejakv"]["approximate"] is False
+
+
+def test_an_answer_that_the_limit_ends_says_length(server: Any) -> None:
+    answer = client_of(server).chat.completions.create(
+        model="docs-lm", messages=messages(question(0)), temperature=0, max_tokens=1
+    )
+    assert answer.choices[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize("reuse", ["off", "exact"])
 def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> None:
     """With reuse off and with exact reuse: at the same time or one after another makes no difference."""
@@ -97,6 +114,7 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
         ({"messages": [{"role": "user", "content": " "}]}, 400, "no text"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 400, "docs-lm"),
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 422, "n"),
+        ({"messages": [{"role": "user", "content": "x " * 200_000}], "max_tokens": 4}, 400, "context"),
         (
             {
                 "messages": [
@@ -124,7 +142,15 @@ def test_pictures_by_data_url() -> None:
     Image.new("RGB", (4, 4)).save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     assert media_from_url(url).data == buffer.getvalue()
+    huge = BytesIO()
+    Image.new("1", (9000, 9000)).save(huge, "PNG")
+    bomb = "data:image/png;base64," + base64.b64encode(huge.getvalue()).decode()
+    gif = BytesIO()
+    Image.new("RGB", (4, 4)).save(gif, "GIF")
+    other = "data:image/gif;base64," + base64.b64encode(gif.getvalue()).decode()
     for bad in (
+        bomb,
+        other,
         "file:///etc/passwd",
         "data:image/png;base64,!!",
         "data:image/png;base64,AAAA",

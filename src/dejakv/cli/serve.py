@@ -30,6 +30,7 @@ def serve_command(
         from pydantic import ValidationError
 
         from dejakv.server.app import create_app
+        from dejakv.server.keys import ApiKeys
         from dejakv.server.settings import ServerSettings
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
@@ -45,6 +46,13 @@ def serve_command(
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-")
         raise ConfigError(f"{flag}: {first['msg']}") from error
-    if settings.host not in ("127.0.0.1", "localhost", "::1") and not (settings.api_keys or settings.api_keys_file):
+    keys = ApiKeys.load(settings.api_keys, settings.api_keys_file)
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and not keys.required:
         raise ConfigError(f"--host {settings.host} is open to others: give --api-keys-file or DEJAKV_API_KEYS")
-    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="info")
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level="info",
+        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+    )

@@ -6,6 +6,8 @@ from pathlib import Path
 from dejakv.errors import DatasetError, InputError
 from dejakv.request import Media
 
+FORMATS = ("PNG", "JPEG", "WEBP")
+MAX_PIXELS = 50_000_000
 SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 
@@ -20,13 +22,16 @@ def media_from_file(path: Path) -> Media:
 
 def checked(data: bytes, name: str) -> Media:
     """The bytes as a medium, after a look at the header. Raises InputError if they are no picture Pillow knows."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        with Image.open(BytesIO(data)) as image:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
             image.verify()
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a damaged file makes Pillow raise almost anything
         raise InputError(f"{name} is not a readable image ({error}): give a PNG, JPEG or WebP file") from error
+    if width * height > MAX_PIXELS:
+        raise InputError(f"{name} has {width} x {height} pixels: make it smaller than {MAX_PIXELS:,} pixels")
     return Media(data, "image", name)
 
 

@@ -1,6 +1,6 @@
 """The ablation of the first prototype as a sweep: each level alone, over thresholds, for every model given.
 
-A model takes 16 runs: exact text only, fusion (encoder outputs) only, semantic text at five thresholds, and a 3 x 3 grid
+Each alone beside exact prefixes and encoder outputs, which every run has. A model takes 16 runs: exact text only, fusion (encoder outputs) only, semantic text at five thresholds, and a 3 x 3 grid
 of prompt and vision thresholds.
 """
 

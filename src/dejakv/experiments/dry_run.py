@@ -1,7 +1,7 @@
 """Would the levels have hit, and would the donor's answer have been right? Known without running the decoder.
 
 Every sample is looked up as in a live run; a would-be hit is scored by the data set's answers: it is false where the
-donor's question has another right answer than this one.
+donor's question has another right answer than this one. (Not for blend, which does not give the donor's answer.)
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,14 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
 from dejakv.store.base import Tensor
+from dejakv.store.memory import MemoryStore
 
 
 def dry_run(
     settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
-    cache = build_cache(settings.cache, engine, background=False)
+    cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # what it stores is not state
     lines: list[dict[str, Any]] = []
     for sample in chosen:
         prepared = engine.prepare(prompter.request(sample))
@@ -32,7 +33,7 @@ def dry_run(
         hit = planned.method in ("exact", "adopt", "blend")
         donor = planned.donors[0] if hit else None
         right = None
-        if donor is not None and sample.answer is not None and donor.answer is not None:
+        if donor is not None and planned.method != "blend" and sample.answer is not None and donor.answer is not None:
             right = same(donor.answer, sample.answer)
         lines.append(
             {

@@ -14,6 +14,7 @@ class ContextGuard:
     """
 
     name = "context"
+    waived_for_blend = True  # it recomputes what differs, so words may differ
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         here, there = _around(request.prompt, request.chunk), _around(donor.prompt, donor.chunk)

@@ -148,12 +148,13 @@ def run_blend(
         active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
         report = replace(report, rows=tuple(trace.counts), active=active)
     report = replace(report, plan_s=planning)
+    loaded = sum(chunk.tensor.nbytes for chunk in donors) if planned is not None else 0
     return replace(
         completion,
         ttft_s=completion.ttft_s + planning,
         latency_s=completion.latency_s + planning,
-        inject_s=planning,
-        bytes_loaded=sum(chunk.tensor.nbytes for chunk in donors) if planned is not None else 0,
+        inject_s=completion.inject_s + planning,
+        bytes_loaded=completion.bytes_loaded + loaded,
         details={**completion.details, "blend": report},
     )
 

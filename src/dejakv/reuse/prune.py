@@ -133,9 +133,10 @@ class PrunableDynamicCache(Cache):
     @classmethod
     @torch.inference_mode()
     def prefill(cls, model: Any, ids: Tensor, config: PruneConfig | None = None) -> "PrunableDynamicCache":
-        """Computes all but the last token of `ids` `[1, n]` and prunes: `generate(ids, past_key_values=...)` goes on.
+        """Computes `ids` `[1, n]` and prunes what all but the last token left: `generate(ids, past_key_values=...)` goes on.
 
-        The last token itself is computed with the pruned state, as every token after it.
+        The last token is computed twice: once to see what it attends to (it is the one that fetches the answer), and once
+        more from the pruned state, as every token after it.
         Raises: InputError for a batch or a prompt of one token, ModelError for models with sliding windows.
         """
         if ids.shape[0] != 1 or ids.shape[1] < 2:
@@ -145,7 +146,10 @@ class PrunableDynamicCache(Cache):
         config = config or PruneConfig()
         cache = Cache(layer_class_to_replicate=DynamicLayer)
         with AttentionProbe(config.window) as probe:
-            model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        held: list[Any] = list(cache.layers)
+        for layer in held:
+            layer.crop(-1)
         return cls.of(model, cache, probe.weights, config)
 
     @classmethod

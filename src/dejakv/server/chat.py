@@ -22,13 +22,13 @@ def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Med
     for message in messages:
         if isinstance(message.content, str):
             plain.append({"role": message.role, "content": message.content})
-            texts.append(message.content)
+            texts.append(f"{message.role}: {message.content}")
             continue
         parts: list[dict[str, Any]] = []
         for part in message.content:
             if part.type == "text":
                 parts.append({"type": "text", "text": part.text or ""})
-                texts.append(part.text or "")
+                texts.append(f"{message.role}: {part.text or ''}")
             elif part.image_url is None:
                 raise InputError("a part of type image_url needs an image_url with a url")
             else:
@@ -38,7 +38,7 @@ def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Med
             plain.append({"role": message.role, "content": " ".join(part["text"] for part in parts)})
         else:
             plain.append({"role": message.role, "content": parts})
-    if not any(text.strip() for text in texts):
+    if not any(text.partition(": ")[2].strip() for text in texts):
         raise InputError("the messages hold no text: ask something")
     try:
         prompt = templates.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)

@@ -17,6 +17,8 @@ class ApiKeys:
     def load(cls, listed: str, file: Path | None) -> "ApiKeys":
         """From a comma-separated list and a file with one key a line. Raises ConfigError if the file cannot be read."""
         keys = [key.strip() for key in listed.split(",") if key.strip()]
+        if listed and not keys:
+            raise ConfigError("DEJAKV_API_KEYS is set but holds no key: give keys separated by commas, or unset it")
         if file is not None:
             try:
                 lines = file.read_text().splitlines()

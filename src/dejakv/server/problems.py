@@ -36,6 +36,11 @@ def install(app: FastAPI, retry_after: int) -> None:
         log.error("request failed: %s", error)
         return problem(503, "the server cannot serve this request at present", "server_error")
 
+    @app.exception_handler(Exception)
+    async def broken(_: HttpRequest, error: Exception) -> JSONResponse:
+        log.error("request failed", exc_info=error)
+        return problem(500, "the server failed on this request", "server_error")
+
     @app.exception_handler(ClientGone)
     async def gone(_: HttpRequest, __: ClientGone) -> JSONResponse:
         return problem(CLIENT_GONE, "the client left", "client_error")

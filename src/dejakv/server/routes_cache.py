@@ -44,6 +44,9 @@ def _clear(service: Service, partition: str) -> int:
     cache = service.worker.pipeline.cache
     assert cache is not None
     service.forget_names(partition)
+    registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
+    if registry is not None:
+        registry.clear(partition)
     return cache.clear(partition)
 
 

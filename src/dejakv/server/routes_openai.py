@@ -67,7 +67,8 @@ def _request(
     if body.model not in (None, service.model_name):
         raise InputError(f"this server has the model {service.model_name!r}, not {body.model!r}")
     sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
-    return service.request(prompt, chunk, partition, sampling, media, body.dejakv.reuse, body.dejakv.threshold)
+    reuse = body.dejakv.reuse or "exact"  # a client that knows nothing of DejaKV gets nothing approximate
+    return service.request(prompt, chunk, partition, sampling, media, reuse, body.dejakv.threshold)
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request, kind: str) -> Any:
@@ -77,18 +78,20 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
     if body.stream:
         job = service.worker.submit(request, no_store=body.dejakv.no_store)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        stream = sse(job, head, kind, stops, usage, request.sampling.max_new_tokens)
+        stream = sse(job, head, kind, stops, usage, service.ends)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     answer = await service.answer(http, request, no_store=body.dejakv.no_store)
     text, stopped = cut(answer.text, stops)
-    reason = finish_reason(answer, stopped, request.sampling.max_new_tokens)
+    reason = finish_reason(answer, stopped, service.ends)
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
     choice |= {"message": {"role": "assistant", "content": text}} if kind.startswith("chat") else {"text": text}
     return {**head, "object": kind, "choices": [choice], "usage": usage_of(answer), "dejakv": provenance(answer)}
 
 
-def finish_reason(answer: Answer, stopped: bool, limit: int) -> str:
-    return "stop" if stopped or len(answer.token_ids) < limit else "length"
+def finish_reason(answer: Answer, stopped: bool, ends: frozenset[int]) -> str:
+    """`stop` for a stop sequence or an end token, `length` for whatever else ended it (the limit, the context)."""
+    ended = bool(answer.token_ids) and answer.token_ids[-1] in ends
+    return "stop" if stopped or ended else "length"
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Stop = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 
 
@@ -88,7 +89,7 @@ class OpenAIRequest(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     n: int = Field(default=1, ge=1, le=1)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     dejakv: ReuseOptions = ReuseOptions()

@@ -1,8 +1,9 @@
 """What the endpoints share: from a checked body to a request, through the queue, to an answer."""
 
 import asyncio
+import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -11,10 +12,13 @@ from dejakv.errors import InputError
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import Job, Worker
+from dejakv.server.worker import Worker
 
 CLIENT_GONE = 499
 _NAMES_A_PARTITION = 10_000
+LONGEST_TOKEN = 64
+MAX_PICTURES = 16
+LEAST_TEMPERATURE = 1e-3
 
 
 class ClientGone(Exception):
@@ -29,8 +33,8 @@ class Service:
         self.templates = templates
         self.settings = settings
         self.model_name = model_name
+        self.ends = end_tokens(worker.pipeline.engine)
         self._names: dict[str, OrderedDict[str, str]] = {}
-        self._count = 0
 
     def request(
         self,
@@ -47,9 +51,16 @@ class Service:
             raise InputError(
                 f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens}"
             )
-        self._count += 1
-        name = f"r{self._count}"
-        return Request(name, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold)
+        context = int(getattr(self.worker.pipeline.engine, "context", 1 << 20))
+        if len(prompt) > context * LONGEST_TOKEN:  # before anything tokenizes it
+            raise InputError(
+                f"the prompt has {len(prompt)} characters, far over the model's context of {context} tokens"
+            )
+        if len(media) > MAX_PICTURES:
+            raise InputError(f"{len(media)} pictures in one request: this server takes {MAX_PICTURES}")
+        if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
+            sampling = replace(sampling, temperature=0.0)
+        return Request(uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold)
 
     async def answer(self, http: HttpRequest, request: Request, *, no_store: bool = False) -> Answer:
         """The whole answer. Raises ClientGone, after stopping the work, if the client leaves."""
@@ -65,11 +76,6 @@ class Service:
         finally:
             job.cancel()
             waiting.cancel()
-
-    async def pieces(self, job: Job) -> AsyncIterator[str | Answer]:
-        """Pieces of a queued job; leaving the loop cancels it."""
-        async for piece in job.stream():
-            yield piece
 
     def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
         """The key the client knows an entry by: the one it gave, or `p` and the beginning of its digest."""
@@ -87,6 +93,15 @@ class Service:
 
     def forget_names(self, partition: str) -> None:
         self._names.pop(partition, None)
+
+
+def end_tokens(engine: Any) -> frozenset[int]:
+    """The ids that end an answer of the engine's model."""
+    config = getattr(getattr(engine, "model", None), "generation_config", None)
+    found = getattr(config, "eos_token_id", None)
+    if found is None:
+        found = getattr(getattr(engine, "tokenizer", None), "eos_token_id", None)
+    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
 
 def public_key(chunk_id: str) -> str:

@@ -9,7 +9,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 class ServerSettings(BaseSettings):
     """`api_keys` (comma-separated) or `api_keys_file` (one a line, `#` comments) turn authentication on; each key is a
-    partition of its own. Without keys everybody is one partition, so bind to another address than 127.0.0.1 only with keys.
+    partition of its own. `operator_key` opens `/metrics` then.
+    Without keys everybody is one partition, so bind to another address than 127.0.0.1 only with keys.
 
     Sizes in bytes, times in seconds.
     """
@@ -32,6 +33,7 @@ class ServerSettings(BaseSettings):
     blend_share: float = Field(default=0.15, ge=0, le=1)
     api_keys: str = ""
     api_keys_file: Path | None = None
+    operator_key: str = ""
     max_body_bytes: int = Field(default=32 * 1024**2, ge=1024)
     max_new_tokens: int = Field(default=4096, ge=1)
     max_queue: int = Field(default=256, ge=1)

@@ -1,17 +1,20 @@
 """Server-sent events in OpenAI's form: a chunk a piece of text, the usage if asked for, `[DONE]`."""
 
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from dejakv.errors import DejaKVError
+from dejakv.errors import InputError
 from dejakv.pipeline import Answer
 from dejakv.server.stops import cut, safe_length
 from dejakv.server.worker import Job
 
+log = logging.getLogger("dejakv.server")
+
 
 async def sse(
-    job: Job, head: dict[str, Any], kind: str, stops: Sequence[str], usage: bool, limit: int
+    job: Job, head: dict[str, Any], kind: str, stops: Sequence[str], usage: bool, ends: frozenset[int]
 ) -> AsyncIterator[str]:
     """Events of a job. A failure after the first byte becomes an error event: the status line is long gone."""
     from dejakv.server.routes_openai import finish_reason, provenance, usage_of
@@ -37,7 +40,7 @@ async def sse(
                 final, stopped = cut(piece.text, stops)
                 if len(final) > shown:
                     yield event(final[shown:])
-                yield event(None, finish_reason(piece, stopped, limit), dejakv=provenance(piece))
+                yield event(None, finish_reason(piece, stopped, ends), dejakv=provenance(piece))
                 if usage:
                     yield _line({**head, "object": name, "choices": [], "usage": usage_of(piece)})
                 continue
@@ -46,8 +49,11 @@ async def sse(
             if until > shown:
                 yield event(text[shown:until])
                 shown = until
-    except DejaKVError as error:
+    except InputError as error:
         yield _line({"error": {"message": str(error), "type": "invalid_request_error"}})
+    except Exception:
+        log.exception("a streamed request failed")
+        yield _line({"error": {"message": "the server cannot serve this request at present", "type": "server_error"}})
     yield "data: [DONE]\n\n"
 
 

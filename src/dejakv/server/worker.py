@@ -7,6 +7,7 @@ middle of an answer.
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -101,10 +102,25 @@ class Worker:
     def close(self, seconds: float) -> None:
         """Finishes what is queued, for at most `seconds`, then the saves."""
         self._closed = True
-        self._queue.put(None)
-        self._thread.join(seconds)
+        until = time.monotonic() + seconds
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            self._drop_waiting()
+            self._queue.put(None)
+        self._thread.join(max(0.1, until - time.monotonic()))
         if self.pipeline.cache is not None:
             self.pipeline.cache.close()
+
+    def _drop_waiting(self) -> None:
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job.cancel()
+                job._put(QueueFullError("the server is shutting down: ask another one"))
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

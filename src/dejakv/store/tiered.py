@@ -42,6 +42,8 @@ class TieredStore:
             chunk = self.back.get(id)
             if chunk is not None:
                 self.front.put(chunk)
+                if self.back.meta(id) is None:  # cleared or deleted meanwhile: it must not come back through the front
+                    self.front.delete(id)
         else:
             # Or the back would evict what is used most, as it never sees it used.
             _touch(self.back, id)

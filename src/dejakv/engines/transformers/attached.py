@@ -11,6 +11,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.transformers.batches import PROMPT_KEYS, Row, joined, rows_of, why_untouched
 from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.fingerprint import weights_stamp
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import spans_of
 from dejakv.errors import InputError
@@ -40,6 +41,7 @@ class AttachedModel(TransformersEngine):
         self._calls = threading.RLock()
         self._output: Any = None
         self._count = 0
+        self._stamp = weights_stamp(self.model)
 
     def serve_from(self, cache: HierarchicalCache) -> None:
         self._pipeline = Pipeline(self, cache)
@@ -47,6 +49,9 @@ class AttachedModel(TransformersEngine):
     def generate_call(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """What `model.generate` is while attached; returns what it returns."""
         with self._calls, torch.no_grad():
+            if (stamp := weights_stamp(self.model)) != self._stamp:  # trained, edited, or another adapter
+                self.refresh_epoch()
+                self._stamp = stamp
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
             if inputs is not None:
@@ -62,6 +67,10 @@ class AttachedModel(TransformersEngine):
                 prepared = [self._prepare_row(row) for row in rows]
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
+            if len(rows) > 1 and any(arguments.get(name) is not None for name in ("max_length", "min_length")):
+                return self._untouched(
+                    "max_length and min_length count a batch's padding: give max_new_tokens", **arguments
+                )
             options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
             options |= {name: value for name, value in self._special_tokens().items() if not _named(name, arguments)}
             outputs = [self._serve(item, options) for item in prepared]
@@ -94,7 +103,7 @@ class AttachedModel(TransformersEngine):
         self._check_length(len(row.token_ids))
         spans = ()
         if row.media and self.vision is not None:
-            book = self.vision.book
+            book = self.vision.book_of(self._partition)
             book.held = max(book.held, len(row.media))
             for item, picture, pixels in zip(row.media, row.pictures, row.pixels, strict=True):
                 book.add(item.digest, picture, pixels)

@@ -124,7 +124,7 @@ class TransformersEngine:
             raise InputError(f"{type(self.model).__name__} takes no pictures ({why}): choose an image-text model")
         if self.vision is not None and (request.media or self.vision.book.image_token in request.prompt):
             with self._lock:
-                ids, spans = image_text_ids(self.vision.book, request.prompt, request.media)
+                ids, spans = image_text_ids(self.vision.book_of(request.partition), request.prompt, request.media)
         else:
             ids, spans = text_ids(self.tokenizer, request.prompt), ()
         self._check_length(len(ids))

@@ -103,6 +103,18 @@ def processor_digest(processor: Any) -> str:
     return digest_of(json.dumps([settings, own], sort_keys=True, default=str)) if processor is not None else ""
 
 
+def weights_stamp(model: Any) -> tuple[object, ...]:
+    """Cheap: differs when a parameter was replaced or changed in place, or another adapter became active."""
+    parts: list[object] = [model.training]
+    for parameter in model.parameters():
+        parts += [parameter.data_ptr(), parameter._version]
+    for module in model.modules():
+        active = getattr(module, "active_adapters", None)
+        if active is not None and not callable(active):
+            parts += [tuple(active), bool(getattr(module, "disable_adapters", False))]
+    return tuple(parts)
+
+
 def folder_epoch(path: str | Path) -> str:
     """32 hexadecimal digits for a model folder without loading it: under a second for 7 billion weights.
 

@@ -1,6 +1,7 @@
 """The model's tower behind the encoder registry: a picture known by its digest does not run it again."""
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from dejakv.engines.transformers.prompts import positions
 from dejakv.errors import InputError, ModelError
 from dejakv.request import Media
 
+_PARTITIONS = 256
+
 
 @dataclass
 class Vision:
@@ -21,6 +24,7 @@ class Vision:
     registry   a `VisualKVCache` or None
     epoch      fingerprint of tower, projector and processor
     whole      whether the model hands features over as one tensor; None until the tower ran once
+    books      each partition's own pictures, so that nobody's timing shows what others sent
     uncounted  runs made outside of a request (embeddings for the lookup), counted with the next one
     """
 
@@ -31,6 +35,7 @@ class Vision:
     whole: bool | None = None
     uncounted: int = 0
     runs: int = 0
+    books: OrderedDict[str, PictureBook] = field(default_factory=OrderedDict[str, PictureBook])
 
     @classmethod
     def of(cls, model: Any, processor: Any, registry: Any) -> "Vision":
@@ -40,6 +45,15 @@ class Vision:
             missing = "get_image_features" if base is None else "an image token"
             raise ModelError(f"{type(model).__name__} has no {missing}: choose an image-text model of transformers 5")
         return cls(base, PictureBook(processor, *token), registry)
+
+    def book_of(self, partition: str) -> PictureBook:
+        """The pictures of one partition; those of the latest partitions are kept."""
+        if partition not in self.books:
+            self.books[partition] = replace(self.book, _known=OrderedDict(), _pixels=OrderedDict())
+        self.books.move_to_end(partition)
+        if len(self.books) > _PARTITIONS:
+            self.books.popitem(last=False)
+        return self.books[partition]
 
     def rows(self, prepared: Prepared, start: int) -> tuple[ImageRows | None, int]:
         """The rows of all image tokens from `start` on, and how many pictures ran through the tower for them.
@@ -64,27 +78,29 @@ class Vision:
         """A picture's rows, from the registry or the tower. Raises: InputError if neither can give them."""
         digest = digest or (media.digest if media is not None else "")
         if self.whole is None or self.registry is None:
-            features = self._compute(media, digest)
+            features = self._compute(media, digest, partition)
             if self.registry is not None:
                 self.registry.view(self.epoch, partition).store(digest, "image", features)
             return features
         view = self.registry.view(self.epoch, partition)
-        return _as_tensor(view.get_or_compute(digest, "image", lambda: self._compute(media, digest)))
+        return _as_tensor(view.get_or_compute(digest, "image", lambda: self._compute(media, digest, partition)))
 
     def positions(self, ids: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
         """See `prompts.positions`."""
+        book = self.book_of(prepared.request.partition)
         for item in prepared.request.media:
-            self.book.get(item)
-        return positions(self.base, ids, self.book.image_token_id, prepared.spans, self.book)
+            book.get(item)
+        return positions(self.base, ids, self.book.image_token_id, prepared.spans, book)
 
     def take_runs(self) -> int:
         """Runs of the tower since this was last asked."""
         runs, self.runs = self.runs, 0
         return runs
 
-    def _compute(self, media: Media | None, digest: str) -> torch.Tensor:
-        pixels = self.book.pixels(media) if media is not None else self.book.held_pixels(digest)
-        picture = self.book.known(digest)
+    def _compute(self, media: Media | None, digest: str, partition: str) -> torch.Tensor:
+        book = self.book_of(partition)
+        pixels = book.pixels(media) if media is not None else book.held_pixels(digest)
+        picture = book.known(digest)
         if pixels is None or picture is None:
             raise InputError(
                 "a picture in the prompt is not among the request's media: give its bytes with the request"
