@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
 
-.PHONY: demo test test-core test-vllm soak lint format types bench train-shapes train-docs clean
+.PHONY: demo test test-core test-vllm soak lint format types train-shapes train-docs clean
 
-## the main job: 320 questions about pictures, with and without the cache
+## the main job: 400 questions about pictures, with and without the cache
 demo: $(VENV)/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
 

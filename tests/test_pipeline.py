@@ -255,3 +255,25 @@ def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Pa
     live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
     run(live, engine=docs_engine)
     assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4
+
+
+def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
+    class Broken:
+        name = "broken"
+
+        def search(self, query: Any) -> Any:
+            raise ValueError("boom")
+
+        def add(self, donor: str, query: Any) -> None: ...
+        def remove(self, donor: str) -> None: ...
+        def __len__(self) -> int:
+            return 0
+
+    pipeline = served(EXACT)
+    pipeline.cache.levels = (Broken(), *pipeline.cache.levels)
+    wanted = request(wordings()[0])
+    pipeline.answer(wanted)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method == "exact"
+    assert answer.record.statuses["broken"] == "skip"
+    assert pipeline.cache.stats("default").rejections["broken"] == 2

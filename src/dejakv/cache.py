@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from dejakv.config import ReuseMethod, SemanticCacheConfig
 from dejakv.counts import CacheCounts, PartitionCounts
 from dejakv.engines.base import Completion, Prepared
+from dejakv.errors import ConfigError
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
 from dejakv.identity import digest_of, exact_key, media_key
@@ -211,6 +212,11 @@ class HierarchicalCache:
                 del self._served_approximately[key]
         return removed
 
+    @property
+    def embed_counts(self) -> dict[str, int]:
+        """How often the embedding hook gave vectors and why it did not, if it counts."""
+        return dict(getattr(self._embed, "counts", {}))
+
     def flush(self) -> None:
         """Waits until everything handed over is stored and can be found."""
         self._writer.flush()
@@ -235,7 +241,14 @@ class HierarchicalCache:
             if found is not None:
                 self._skip(level, statuses)
                 continue
-            search = level.search(query)
+            try:
+                search = level.search(query)
+            except ConfigError:
+                raise  # a setting is wrong, and its message says which
+            except Exception as error:  # a level may be foreign code: its failure costs its own hits
+                statuses[level.name] = "skip"
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}: {error}"))
+                continue
             statuses.update(search.statuses)
             for match in _own_first(search.matches, key, own):
                 meta = self.store.meta(match.donor)

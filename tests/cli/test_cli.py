@@ -23,6 +23,10 @@ def test_help_lists_every_command() -> None:
         assert name in text
 
 
+def test_version() -> None:
+    assert RUNNER.invoke(typer_app, ["--version"]).output == RUNNER.invoke(typer_app, ["version"]).output
+
+
 def test_models_lists_the_bundled_ones() -> None:
     text = RUNNER.invoke(typer_app, ["models"]).output
     assert "shapes-vlm" in text
@@ -50,6 +54,8 @@ def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
             "prompt:192",
         ),
         (["--embedding-hook", "no.such:hook"], "does not import"),
+        (["--temperature", "-1"], "greedy"),
+        (["--output", "/proc/nowhere", "--max-samples", "2"], "--output"),
         (["--arms", "none,all"], "none, prefix, cache"),
         (["--cache-mode", "maybe"], "live, dry-run, off"),
     ],

@@ -112,7 +112,8 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
     [
         ({"messages": []}, 422, "messages"),
         ({"messages": [{"role": "user", "content": " "}]}, 400, "no text"),
-        ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 400, "docs-lm"),
+        ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 404, "docs-lm"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools"),
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 422, "n"),
         ({"messages": [{"role": "user", "content": "x " * 200_000}], "max_tokens": 4}, 400, "context"),
         (

@@ -1,6 +1,7 @@
 """The `dejakv` command."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -26,6 +27,21 @@ typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
 typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
 typer_app.command("models", context_settings=_OPTIONS)(models_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        version_command()
+        raise typer.Exit
+
+
+@typer_app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reuse what a language model already computed for a similar prompt, and prove what that saved and cost."""
 
 
 @typer_app.command("version")

@@ -19,7 +19,7 @@ def run_with_progress(settings: RunSettings, log_samples: bool) -> RunResult:
         def advance(done: int, total: int, row: Row) -> None:
             bar.update(task, completed=done, total=total)
             if log_samples:
-                console.print(line_of(row), markup=False, highlight=False)
+                console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
 
         return run(settings, advance)
 

@@ -33,4 +33,5 @@ def sweep_command(
         typer.echo(f"{name}: hit rate {summary['hit_rate']:.3f}, agreement {summary.get('agreement')}")
 
     lines = sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, progress=report)
-    typer.echo(f"{len(lines)} runs, logged in {log_file}")
+    skipped = len(spec["experiments"]) - len(lines)
+    typer.echo(f"{len(lines)} runs, {skipped} skipped, logged in {log_file}")

@@ -29,7 +29,9 @@ def checked(data: bytes, name: str) -> Media:
             width, height = image.size
             image.verify()
     except Exception as error:  # a damaged file makes Pillow raise almost anything
-        raise InputError(f"{name} is not a readable image ({error}): give a PNG, JPEG or WebP file") from error
+        raise InputError(
+            f"{name} is not a readable image ({type(error).__name__}): give a PNG, JPEG or WebP file"
+        ) from error
     if width * height > MAX_PIXELS:
         raise InputError(f"{name} has {width} x {height} pixels: make it smaller than {MAX_PIXELS:,} pixels")
     return Media(data, "image", name)
@@ -39,7 +41,7 @@ def inside(root: Path, name: str) -> Path:
     """`root / name`, or DatasetError if that lies outside of `root`."""
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise DatasetError(f"the image path {name!r} leaves the folder {root.name!r}: give paths below --image-root")
+        raise DatasetError(f"the image path {name!r} leaves the folder {str(root)!r}: give paths below --image-root")
     return path
 
 

@@ -19,6 +19,7 @@ def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **de
     for model in models:
         name = model.rsplit("/", 1)[-1]
         off = {"model": model, "disable_semantic_cache": True, "disable_exact_cache": True}
+        off |= {"embedding_layers": [], "embedding_hook": "none"}
         experiments.append({**off, "name": f"{name}-exact", "disable_exact_cache": False})
         experiments.append({**off, "name": f"{name}-fusion", "enable_fusion_cache": True})
         experiments += [

@@ -12,7 +12,7 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.engines.open import open_engine, open_templates
-from dejakv.errors import DatasetError
+from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.prompting import Prompter
@@ -43,18 +43,34 @@ def run(settings: RunSettings, progress: Progress | None = None, engine: Any = N
     chosen = tuple(read_samples(settings))
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
+    if settings.output is not None:
+        _output_folder(settings.output)  # before the work, not after it
     engine = engine or open_engine(settings)
     prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter)
+        _label_media(summary, settings)
         return RunResult(summary, (), write(settings.output, summary, lines))
     with cache_folder(settings) as settings:
         rows, sizes = _run_arms(settings, chosen, engine, prompter, progress)
     summary = summarize(rows, settings.model, settings.dataset, sizes)
+    _label_media(summary, settings)
+    return RunResult(summary, tuple(rows), write(settings.output, summary, [row.as_dict() for row in rows]))
+
+
+def _label_media(summary: dict[str, Any], settings: RunSettings) -> None:
     summary["media"] = settings.cache.media
     if settings.cache.media == "ignore":
         summary["warning"] = "media=ignore: donors with other pictures were allowed, as the prototypes did"
-    return RunResult(summary, tuple(rows), write(settings.output, summary, [row.as_dict() for row in rows]))
+
+
+def _output_folder(output: str) -> Path:
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {output!r} cannot be made: {error.strerror}") from error
+    return folder
 
 
 def read_samples(settings: RunSettings) -> Iterator[Sample]:
@@ -77,6 +93,8 @@ def _run_arms(
     live = settings.cache_mode == "live"
     arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
     pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
+    held = pipelines["cache"].cache if "cache" in pipelines else None
+    started_with = held.store.stats().entries if held is not None else 0
     sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
     _warm_up(Pipeline(engine.for_arm("none")), chosen[:WARM_UP], prompter, sampling)
     rows: list[Row] = []
@@ -95,7 +113,7 @@ def _run_arms(
         if progress is not None:
             progress(number + 1, len(chosen), row)
     cached = pipelines["cache"].cache if "cache" in pipelines else None
-    sizes = sizes_of(cached) if cached is not None else {}
+    sizes = {**sizes_of(cached), "started_with_chunks": started_with} if cached is not None else {}
     for pipeline in pipelines.values():
         if pipeline.cache is not None:
             pipeline.cache.close()
@@ -124,8 +142,7 @@ def write(output: str | None, summary: dict[str, Any], lines: Sequence[dict[str,
     """Writes the two files of a run. Returns their folder."""
     if output is None:
         return None
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _output_folder(output)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     with (folder / "samples.jsonl").open("w") as file:
         for line in lines:

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.models import available
 from dejakv.presets import preset
 
 Arm = Literal["none", "prefix", "cache"]
@@ -46,6 +47,8 @@ class RunSettings:
             raise ConfigError(f"--cache-mode {self.cache_mode!r}: choose one of {', '.join(get_args(CacheMode))}")
         if self.engine not in ("transformers", "vllm"):
             raise ConfigError(f"--engine {self.engine!r}: choose transformers or vllm")
+        if self.temperature < 0:
+            raise ConfigError(f"--temperature {self.temperature} is negative: 0 is greedy, 1 samples as trained")
         if self.max_samples < 1 or self.max_new_tokens < 1:
             raise ConfigError("--max-samples and --max-new-tokens must be at least 1")
 
@@ -64,4 +67,6 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     if isinstance(merged.get("arms"), list):
         merged["arms"] = tuple(merged["arms"])
     given = {name: value for name, value in cache.items() if value is not None}
+    if preset_name is None and merged.get("model") in {bundled.name for bundled in available()}:
+        given.setdefault("index_encoder", "model")  # a bundled model works offline, so what it needs beside it must too
     return RunSettings(**merged, cache=SemanticCacheConfig.from_dict({**base_cache, **given}))

@@ -16,4 +16,7 @@ def sizes_of(cache: HierarchicalCache) -> dict[str, Any]:
         "evictions": dict(stats.evictions),
         "corrupt": stats.corrupt,
     }
+    counts = cache.embed_counts
+    if counts:
+        sizes["hook_counts"] = counts
     return sizes

@@ -15,7 +15,7 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
     console.print(_arms(summary))
     if summary.get("by_level"):
         console.print(_levels(summary))
-    for line in _lines(summary):
+    for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
 
 
@@ -67,8 +67,14 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             " and compute no token"
         )
     beyond = summary.get("beyond_prefix")
-    if beyond is not None:
+    if summary.get("started_with_chunks"):
+        lines.append(
+            f"the cache began with {summary['started_with_chunks']} stored chunks, prefix with none: no verdict on TTFT"
+        )
+    elif beyond is not None:
         lines += _verdict(beyond)
+    skips = {name: count for name, count in summary.get("hook_counts", {}).items() if "skip" in name}
+    lines += [f"embedding hook, {name}: {count} times" for name, count in skips.items()]
     lines.append(f"lookup p50 {summary['lookup_ms']['p50']:.2f} ms, p95 {summary['lookup_ms']['p95']:.2f} ms")
     if "store_bytes" in summary:
         lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
@@ -111,6 +117,8 @@ def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
+    if summary.get("warning"):
+        console.print(f"WARNING {summary['warning']}", soft_wrap=True)
 
 
 def _share(value: float | None) -> str:

@@ -27,6 +27,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status, text in (
         (400, "The request cannot be served as it is."),
         (401, "Missing or unknown API key."),
+        (404, "The model is another one."),
         (413, "The body is too large."),
         (422, "The body does not fit the schema."),
         (429, "The queue is full: come again after Retry-After seconds."),

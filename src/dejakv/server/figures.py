@@ -19,7 +19,7 @@ class ServerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         worker = self.worker
         requests = CounterMetricFamily("dejakv_server_requests", "Requests by how they ended.", labels=["outcome"])
-        for outcome in ("served", "cancelled", "failed"):
+        for outcome in ("served", "refused", "cancelled", "failed"):
             requests.add_metric([outcome], getattr(worker, outcome))
         yield requests
         yield GaugeMetricFamily("dejakv_server_queue", "Requests that wait.", value=worker.waiting)

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -65,7 +65,9 @@ def _request(
     tokens: int,
 ) -> Request:
     if body.model not in (None, service.model_name):
-        raise InputError(f"this server has the model {service.model_name!r}, not {body.model!r}")
+        raise HTTPException(404, f"this server has the model {service.model_name!r}, not {body.model!r}")
+    if body.tools:
+        raise InputError("tools are not supported: send the request without them")
     sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
     reuse = body.dejakv.reuse or "exact"  # a client that knows nothing of DejaKV gets nothing approximate
     return service.request(prompt, chunk, partition, sampling, media, reuse, body.dejakv.threshold)

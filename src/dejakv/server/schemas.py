@@ -92,6 +92,7 @@ class OpenAIRequest(BaseModel):
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    tools: list[Any] | None = None
     dejakv: ReuseOptions = ReuseOptions()
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from dejakv.errors import DejaKVError
+from dejakv.errors import DejaKVError, InputError
 from dejakv.metrics import RequestTotals
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
@@ -74,6 +74,7 @@ class Worker:
         self.served = 0
         self.cancelled = 0
         self.failed = 0
+        self.refused = 0
         self.totals = RequestTotals()
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
         self._thread.start()
@@ -132,6 +133,9 @@ class Worker:
                 self.served += 1
             except Cancelled as error:
                 self.cancelled += 1
+                job._put(error)
+            except InputError as error:
+                self.refused += 1
                 job._put(error)
             except Exception as error:
                 self.failed += 1
