@@ -61,8 +61,11 @@ def _post(app, body, key=None, path="/v1/chat/completions"):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    asyncio.run(app(scope, receive, send))
+    async def serve():
+        await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+        await asyncio.get_running_loop().shutdown_default_executor()  # what is learned is learned behind the answer
+
+    asyncio.run(serve())
     told = {name.decode()[9:]: value.decode() for name, value in sent[0]["headers"] if name.startswith(b"x-dejakv-")}
     return sent[0]["status"], told
 

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +25,8 @@ from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.openai_body import asked_of, strip_uuids, with_text
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
+
+log = logging.getLogger("dejakv.vllm")
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 MAX_BODY = 64 * 1024**2
@@ -115,12 +118,19 @@ class AdoptMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", []), *_headers(note)]}
-            await send(message)
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if last and status == 200 and asked is not None:
-                await asyncio.to_thread(self.adopter.learn, asked, note)
+                # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.
+                asyncio.get_running_loop().run_in_executor(None, self._learn, asked, note)
+            await send(message)
 
         return noting
+
+    def _learn(self, asked: Asked, note: Provenance) -> None:
+        try:
+            self.adopter.learn(asked, note)
+        except Exception:
+            log.exception("a prompt could not be remembered as a donor")
 
     def _partition(self, scope: Any) -> str | None:
         """The tenant, None without a known key. Every key is compared, in constant time."""
