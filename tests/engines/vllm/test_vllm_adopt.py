@@ -96,6 +96,13 @@ def test_a_similar_prompt_is_run_instead(app, server):
     assert server.bodies[1]["stream"]
 
 
+def test_completions_too(app, server):
+    for text, method in ((FIRST, "none"), (NEAR, "adopt")):
+        body = {"model": "m", "prompt": text}
+        assert _post(app, body, "one", path="/v1/completions")[1]["method"] == method
+    assert server.bodies[1]["prompt"] == FIRST
+
+
 def test_second_coming_is_exact_and_promoted(app, server):
     _post(app, _chat(FIRST), "one")
     assert _post(app, _chat(NEAR), "one")[1]["method"] == "adopt"

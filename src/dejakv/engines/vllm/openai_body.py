@@ -51,10 +51,11 @@ def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
     remote = _remote_media(body)
     if remote:
         return f"media at {remote} are not known by content: send them as data URLs"
-    skeleton = {name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}
     holder[key] = ""
     try:
-        context = json.dumps(skeleton, sort_keys=True)
+        context = json.dumps(
+            {name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}, sort_keys=True
+        )
     finally:
         holder[key] = text
     return Asked(partition, text, digest_of("openai", context))
