@@ -65,7 +65,7 @@ def measure(model_name: str, samples: int, facts: int, first: float, window: int
                 "accuracy": round(right / len(cases), 4),
                 "lo": round(low, 4),
                 "hi": round(high, 4),
-                "kl": round(kl / len(cases), 5),
+                "kl": round(max(0.0, kl / len(cases)), 5),
                 "bytes": held // len(cases),
                 "saved": round(1 - held / full, 4),
             }

@@ -286,9 +286,12 @@ def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> dict[tupl
 
 
 def _merge(held: dict[tuple[str, int], dict[str, Any]], line: dict[str, Any]) -> None:
-    """A case may be in several lines: cells that were measured later."""
+    """A case may be in several lines: cells that were measured later. Their seconds are not those of the first line's full
+    prefill (the machine may have been busier), so they are left out of the ratios."""
     known = held.setdefault((line["kind"], line["number"]), line)
-    known["rows"] = {**line["rows"], **known["rows"]}
+    if known is not line:
+        later = {name: [*row[:5], None] for name, row in line["rows"].items()}
+        known["rows"] = {**later, **known["rows"]}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

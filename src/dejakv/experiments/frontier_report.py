@@ -28,7 +28,7 @@ def rows_of(lines: Sequence[Mapping[str, Any]], cells: Mapping[str, Any]) -> lis
         for name, cell in cells.items():
             got = [rows[name] for rows in group if name in rows]
             if got:
-                row = _row(kind, got, full)
+                row = _row(kind, got, [rows["full"] for rows in group if name in rows])
                 named = {k: getattr(cell, k) for k in ("map", "selector", "budget", "share", "complete")}
                 made.append({**row, **named})
     return made
@@ -41,7 +41,8 @@ def _row(kind: str, got: Sequence[Sequence[Any]], full: Sequence[Sequence[Any]])
     stale = [case[2] for case in got if case[2] is not None]
     low, high = wilson(right, n)
     stale_low, stale_high = wilson(sum(stale), len(stale))
-    took = sum(case[5] for case in got)
+    timed = [(case[5], whole_case[5]) for case, whole_case in zip(got, full, strict=True) if case[5] is not None]
+    took = sum(seconds for seconds, _ in timed)
     return {
         "kind": kind,
         "n": n,
@@ -55,7 +56,7 @@ def _row(kind: str, got: Sequence[Sequence[Any]], full: Sequence[Sequence[Any]])
         "stale_hi": round(stale_high, 4) if stale else None,
         "mean_share": round(sum(case[3] for case in got) / n, 4),
         "last_share": round(sum(case[4] for case in got) / n, 4),
-        "ttft_ratio": round(sum(case[5] for case in full) / took, 3) if took else None,
+        "ttft_ratio": round(sum(seconds for _, seconds in timed) / took, 3) if took else None,
     }
 
 
