@@ -39,7 +39,9 @@ class SemanticCacheConfig:
     min_tokens            shorter prompts are not stored
     second_sight          store a prompt only when it comes the second time
     max_write_rate        bytes a second the store may take, 0 for no limit
-    blend_share           share of rows that `blend` recomputes, averaged over layers
+    blend_share           share of rows that `blend` recomputes in the layers it does not compute whole; more where more
+                          has changed
+    blend_map, blend_selector, blend_donors  see `dejakv.reuse.blend.BlendConfig`
     """
 
     reuse: ReuseMethod = "exact"
