@@ -105,3 +105,25 @@ def test_other_models_are_refused():
     )
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))
     assert "have q_norm" in llama.why_not(model)
+
+
+def test_impossible_blend_runs_exactly_and_is_stored(engine):
+    """A donor with too little in common: the exact prefix is taken instead, the prompt is computed, and it is stored."""
+    from dataclasses import replace
+
+    blender = worker_side().blender
+    before = blender.config
+    blender.config = replace(before, max_share=0.0)
+    try:
+        mixed = A[:128] + tokens(300, 13)
+        engine.reset_prefix_cache()
+        output = _blended(engine, mixed)
+        engine.settle()
+    finally:
+        blender.config = before
+    assert not output.told["approximate"]
+    assert output.told["method"] == "exact"
+    assert output.told["level"] == "prefix"
+    assert output.told["tokens_reused"] == 128
+    assert "too little in common" in output.told["reason"]
+    assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]

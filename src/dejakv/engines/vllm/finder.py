@@ -26,6 +26,7 @@ class Found:
     tokens  leading tokens of the prompt that the donor's state covers (for blend: all that is mapped)
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
+    instead of a blend: the exact prefix to take if the blend turns out not to be possible
     """
 
     method: str = "none"
@@ -37,6 +38,7 @@ class Found:
     key: str = ""
     save: ChunkMeta | None = None
     seconds: float = 0.0
+    instead: "Found | None" = None
 
 
 class ConnectorCache(HierarchicalCache):
@@ -134,7 +136,7 @@ class Finder:
             found = self._named(prepared, lookup, wish, epoch)
         else:
             found = self._best(prepared, lookup, wish)
-        return replace(found, key=lookup.key, save=self._to_save(prepared, lookup, found, epoch, wish))
+        return replace(found, key=lookup.key, save=self._to_save(prepared, lookup, epoch, wish))
 
     def _best(self, prepared: Prepared, lookup: Lookup, wish: Wish) -> Found:
         if wish.mode == "off":
@@ -161,14 +163,21 @@ class Finder:
             share=self._settings.blend_share,
             refused=refused,
         )
-        if chosen.method == "blend":
-            assert chosen.match is not None
-            return Found("blend", chosen.donors[0].id, len(prepared.token_ids), chosen.match.level, chosen.match.score)
+        exact = self._exact(lookup, chosen.reason)
+        if chosen.method != "blend":
+            return exact
+        assert chosen.match is not None
+        donor, match = chosen.donors[0].id, chosen.match
+        instead = exact if exact.donor else None
+        return Found("blend", donor, len(prepared.token_ids), match.level, match.score, instead=instead)
+
+    @staticmethod
+    def _exact(lookup: Lookup, reason: str) -> Found:
         if lookup.prefix is None:
-            return Found(reason=chosen.reason or "no stored chunk begins like this prompt")
+            return Found(reason=reason or "no stored chunk begins like this prompt")
         hit, meta = lookup.prefix
         level = "exact_text" if meta.id == lookup.key else "prefix"
-        return Found("exact", meta.id, hit.tokens, level, 1.0, chosen.reason if level == "prefix" else "")
+        return Found("exact", meta.id, hit.tokens, level, 1.0, reason if level == "prefix" else "")
 
     def _named(self, prepared: Prepared, lookup: Lookup, wish: Wish, epoch: str) -> Found:
         """A donor that the client named: untrusted, so it must be of the caller's own partition and epoch."""
@@ -190,13 +199,12 @@ class Finder:
             return Found(reason="promoted: served approximately before, exact from now on")
         return Found("blend", meta.id, len(prepared.token_ids), "named", None)
 
-    def _to_save(self, prepared: Prepared, lookup: Lookup, found: Found, epoch: str, wish: Wish) -> ChunkMeta | None:
+    def _to_save(self, prepared: Prepared, lookup: Lookup, epoch: str, wish: Wish) -> ChunkMeta | None:
         settings = self._settings
         tokens = len(prepared.token_ids)
         covered = lookup.prefix[0].tokens + 1 if lookup.prefix else 0
         if (
-            found.method == "blend"
-            or wish.no_store
+            wish.no_store
             or wish.problem
             or tokens < settings.min_tokens
             or (settings.max_tokens and tokens > settings.max_tokens)

@@ -7,7 +7,7 @@ that touches KV is ordered from the worker and confirmed by it.
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.engines.vllm.compat import rekey_tail
@@ -115,7 +115,6 @@ class SchedulerSide:
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids[:stop])
             tracked.approximate = True
-            self.finder.cache.served_approximately(found.key, partition_of(request.cache_salt))
         self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
         return tracked.approximate
@@ -172,8 +171,13 @@ class SchedulerSide:
         tracked = self.requests.get(loaded.request_id)
         if tracked is None:
             return
-        if loaded.problem:
+        found = tracked.found
+        if loaded.problem:  # vLLM frees the blocks and asks again: an exact prefix may still be there
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
+            if found is not None and found.instead is not None:
+                tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
+        elif tracked.approximate and found is not None:
+            self.finder.cache.served_approximately(found.key, partition_of(tracked.request.cache_salt))
         tracked.computed = loaded.computed
 
     def _not_for_us(self, request: Any) -> str:
