@@ -162,9 +162,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
     guard, rows = LexicalGuard(), []
-    print(
-        f"lexical guard, seed {args.seed}, {machine()}"
-    )
+    print(f"lexical guard, seed {args.seed}, {machine()}")
     for name, make in (("shapes", shapes_pairs), ("docs", docs_pairs)):
         pairs = make(random.Random(args.seed), args.pairs)
         began = time.perf_counter()
