@@ -33,6 +33,7 @@ class Running:
     """A real server on a free loopback port, in a thread."""
 
     def __init__(self, app: Any) -> None:
+        self.app = app
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

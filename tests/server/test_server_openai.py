@@ -49,6 +49,7 @@ def test_streaming_gives_the_same_text(server: Any) -> None:
     client = client_of(server)
     ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(1)), "temperature": 0, "max_tokens": 4}
     whole = client.chat.completions.create(**ask).choices[0].message.content
+    server.app.state.service.worker.pipeline.cache.flush()
     pieces, usage = [], None
     for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
