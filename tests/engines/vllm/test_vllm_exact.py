@@ -45,8 +45,8 @@ def test_second_sight():
         engine.reset_prefix_cache()
         assert not list(worker_side().store.metas())
         (second,) = engine.ask([A])
-        assert second.told["method"] == "none"
+        assert second.told["method"] == "none", second.told
         engine.settle()
         engine.reset_prefix_cache()
         (third,) = engine.ask([A])
-        assert third.told["level"] == "exact_text"
+        assert third.told["level"] == "exact_text", third.told

@@ -142,7 +142,7 @@ def running(
             kv_connector="DejaKVConnector",
             kv_connector_module_path="dejakv.engines.vllm.connector",
             kv_role="kv_both",
-            kv_connector_extra_config=extra or {},
+            kv_connector_extra_config={"lookup_timeout_s": 30, **(extra or {})},  # a busy machine is no miss here
         )
     defaults: dict[str, Any] = {
         "dtype": "float32",

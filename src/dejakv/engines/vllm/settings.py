@@ -126,7 +126,7 @@ class ConnectorSettings:
             chunk_window=self.chunk_window,
             min_gain=self.min_gain,
             max_bytes=self.max_bytes,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=min(self.memory_bytes, self.max_bytes) if self.max_bytes else self.memory_bytes,
             policy=self.policy,
             min_tokens=self.min_tokens,
             second_sight=self.second_sight,
