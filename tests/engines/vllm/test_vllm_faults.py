@@ -142,7 +142,6 @@ def test_bad_settings_stop_the_start(tmp_path):
         ({"mode": "fuzzy"}, ConfigError, "choose exact or blend"),
         ({"store": "x"}, ConfigError, "unknown key 'store'"),
         ({"similarity_threshold": 2}, ConfigError, "no cosine"),
-        ({"mode": "blend", "index_encoder": "model"}, ConfigError, "--worker-extension-cls"),
     ]
     for extra, error, words in cases:
         with pytest.raises(error, match=words), running(extra=extra):

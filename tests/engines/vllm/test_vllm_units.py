@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.fingerprint import adapter_epoch, weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
@@ -53,6 +54,11 @@ def test_versions():
     compat.require_supported("0.32.0")
     with pytest.raises(ConfigError, match=r"0\.33\.0 is not supported.*0\.32\.0"):
         compat.require_supported("0.33.0")
+
+
+def test_blend_without_the_extension_names_the_flag():
+    with pytest.raises(ConfigError, match="--worker-extension-cls dejakv.engines.vllm.bind.WorkerExtension"):
+        bound_model(SimpleNamespace())
 
 
 def test_rekey_keeps_what_is_before():
