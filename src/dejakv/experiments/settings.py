@@ -15,7 +15,7 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of one run. `seed` seeds the data set and sampling; `fresh` empties the cache directory first."""
+    """Settings of one run. `seed` seeds the data set and sampling."""
 
     model: str = "shapes-vlm"
     engine: str = "transformers"

@@ -1,6 +1,7 @@
 """With `--media similar` another picture may do, but only if the vision layer has looked at both."""
 
 from dejakv.guards.base import Verdict
+from dejakv.guards.media import media_of
 from dejakv.levels.base import Match
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
@@ -18,8 +19,7 @@ class VisionGuard:
         self.least = least
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here = list(dict.fromkeys(medium.digest for medium in request.media))
-        there = list(dict.fromkeys(span.digest for span in donor.spans))
+        here, there = media_of(request, donor)
         if here == there:
             return Verdict("abstain", self.name, "the same media")
         score = match.layers.get("vision")
