@@ -9,9 +9,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
-from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import partition_of, service_of
+from dejakv.server.answers import finish_reason, provenance, usage_of
 from dejakv.server.chat import render
 from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest
 from dejakv.server.service import Service
@@ -88,34 +88,3 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
     choice |= {"message": {"role": "assistant", "content": text}} if kind.startswith("chat") else {"text": text}
     return {**head, "object": kind, "choices": [choice], "usage": usage_of(answer), "dejakv": provenance(answer)}
-
-
-def finish_reason(answer: Answer, stopped: bool, ends: frozenset[int]) -> str:
-    """`stop` for a stop sequence or an end token, `length` for whatever else ended it (the limit, the context)."""
-    ended = bool(answer.token_ids) and answer.token_ids[-1] in ends
-    return "stop" if stopped or ended else "length"
-
-
-def usage_of(answer: Answer) -> dict[str, Any]:
-    """OpenAI's usage; `cached_tokens` are the prompt tokens that were not computed."""
-    record = answer.record
-    return {
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.output_tokens,
-        "total_tokens": record.prompt_tokens + record.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": record.reused_tokens},
-    }
-
-
-def provenance(answer: Answer) -> dict[str, Any]:
-    """Where the answer's state came from."""
-    record = answer.record
-    return {
-        "provenance": record.provenance,
-        "level": record.level,
-        "reuse": record.method,
-        "score": record.score,
-        "approximate": record.approximate,
-        "tokens_reused": record.reused_tokens,
-        "tokens_computed": record.computed_tokens,
-    }

@@ -7,6 +7,7 @@ from typing import Any
 
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
+from dejakv.server.answers import finish_reason, provenance, usage_of
 from dejakv.server.stops import cut, safe_length
 from dejakv.server.worker import Job
 
@@ -17,8 +18,6 @@ async def sse(
     job: Job, head: dict[str, Any], kind: str, stops: Sequence[str], usage: bool, ends: frozenset[int]
 ) -> AsyncIterator[str]:
     """Events of a job. A failure after the first byte becomes an error event: the status line is long gone."""
-    from dejakv.server.routes_openai import finish_reason, provenance, usage_of
-
     chat = kind.startswith("chat")
     name = "chat.completion.chunk" if chat else kind
 
