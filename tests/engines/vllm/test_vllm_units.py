@@ -10,7 +10,7 @@ import torch
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.fingerprint import adapter_epoch, weights_fingerprint
+from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.layout import read_packed, read_transposed, reader_for, slots_of
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
@@ -77,7 +77,7 @@ def test_rekey_keeps_what_is_before():
 def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
-        "speculative": None, "lora": None, "kv_role": "kv_both", "dcp": 1,
+        "speculative": None, "kv_role": "kv_both", "dcp": 1,
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -89,7 +89,6 @@ def _config(**changes):
             decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
         ),
         speculative_config=values["speculative"],
-        lora_config=values["lora"],
         kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"]),
     )  # fmt: skip
 
@@ -119,7 +118,6 @@ def test_refusals():
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),
         ({"speculative": object()}, plain, "speculative decoding"),
-        ({"lora": object()}, plain, "LoRA"),
         ({"runner_type": "pooling"}, plain, "pooling"),
         ({"is_encoder_decoder": True}, plain, "encoder-decoder"),
         ({"kv_role": "kv_producer"}, plain, "kv_role"),
@@ -173,24 +171,6 @@ def test_tensors_come_back_as_they_went(dtype):
     back = to_torch(Tensor(stored.data, stored.dtype))
     assert back.dtype == dtype
     assert torch.equal(back, tensor)
-
-
-def test_adapters_have_epochs_of_their_own(tmp_path):
-    def adapter(name, number, weights):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "adapter_model.safetensors").write_bytes(weights)
-        return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=str(folder))
-
-    epochs = [
-        adapter_epoch("base", adapter("a", 1, b"1")),
-        adapter_epoch("base", adapter("a", 2, b"1")),
-        adapter_epoch("base", adapter("b", 1, b"1")),
-        adapter_epoch("base", adapter("a", 1, b"2")),
-        adapter_epoch("other", adapter("a", 1, b"2")),
-    ]
-    assert len(set(epochs)) == 5
-    assert adapter_epoch("base", adapter("a", 1, b"2")) == epochs[3]
 
 
 def test_changed_weights_are_another_model(tmp_path):

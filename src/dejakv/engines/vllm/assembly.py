@@ -1,18 +1,18 @@
 # pyright: reportMissingImports=false
 """Puts the two sides of the connector together from a vLLM config. Whatever is wrong with the settings is said here."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dejakv.build import build_guards, build_levels
 from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.adapters import Adapters
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.finder import ConnectorCache, Finder
-from dejakv.engines.vllm.fingerprint import adapter_epoch, model_folder, server_epoch
+from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
 from dejakv.engines.vllm.llama import Decoder, why_not
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.saver import Saver
@@ -25,13 +25,20 @@ from dejakv.identity import epoch_of as fingerprint_of
 from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.sentences import sentence_ends
 
+_RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset it for reuse"
+
 
 def make_scheduler_side(
     vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts
 ) -> SchedulerSide:
     """Raises ConfigError, StoreError or MissingExtraError."""
     base = server_epoch(vllm_config)
-    epoch_of = lru_cache(maxsize=1024)(lambda lora: base if lora is None else adapter_epoch(base, lora))
+    adapters = Adapters(
+        base,
+        compat.adapters_applied(vllm_config),
+        _RUNTIME if compat.adapters_change_at_runtime() else "",
+        compat.adapters_leak(vllm_config),
+    )
     store = open_store(settings, vllm_config)
     config = settings.cache_config()
     if settings.may_blend:
@@ -40,9 +47,9 @@ def make_scheduler_side(
         levels = build_levels(config, embeddings)
         embedder = fingerprint_of({level.name: str(getattr(level, "fingerprint", "")) for level in levels})
         cache = ConnectorCache(store, levels, build_guards(config, levels), config, embedder=embedder)
-        finder = Finder(cache, settings, epoch_of, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
+        finder = Finder(cache, settings, adapters, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
     else:
-        finder = Finder(ConnectorCache(store, (), (), config), settings, epoch_of)
+        finder = Finder(ConnectorCache(store, (), (), config), settings, adapters)
     return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)
 
 
@@ -60,6 +67,8 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
     if not settings.may_blend:
         return None
     model = bound_model(vllm_config)
+    if vllm_config.lora_config is not None:
+        model = compat.without_adapters(model)
     why = why_not(model)
     if why:
         raise ModelError(f"blend is not possible: {why}. Leave blend out of mode and modes")

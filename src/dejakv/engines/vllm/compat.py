@@ -4,6 +4,7 @@
 Adding a version: read the files named below in its source, run `tests/engines/vllm` on it, add it to `SUPPORTED`.
 """
 
+import copy
 import hashlib
 import secrets
 from typing import Any
@@ -69,6 +70,52 @@ def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
         old = bytes(hashes[index])
         hashes[index] = hashlib.sha256(secrets.token_bytes(16) + old).digest()
     return True
+
+
+def adapters_applied(vllm_config: Any) -> dict[str, object]:
+    """What decides, beside its files, what a LoRA adapter does to the model (`config/lora.py`)."""
+    lora = vllm_config.lora_config
+    names = ("lora_dtype", "target_modules", "enable_moe_shared_loras", "enable_mixed_moe_lora_format")
+    applied: dict[str, object] = {} if lora is None else {name: str(getattr(lora, name)) for name in names}
+    return applied | {"tower": bool(lora and lora.enable_tower_connector_lora)}
+
+
+def adapters_change_at_runtime() -> bool:
+    """Whether a server's clients may load other weights behind an adapter's name and id (`entrypoints/serve/lora`)."""
+    from vllm import envs
+
+    return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
+
+
+def adapters_leak(vllm_config: Any) -> bool:
+    """Whether a base-model request computes with an adapter when a step has both.
+
+    `lora/ops/torch_ops` takes index -1, no adapter, for the last adapter (vllm-project/vllm#48421); the Triton kernels skip
+    such rows. Kernels that were not read count as the former.
+    """
+    from vllm.platforms import current_platform
+
+    return vllm_config.lora_config is not None and not current_platform.get_punica_wrapper().endswith(
+        "PunicaWrapperGPU"
+    )
+
+
+def without_adapters(model: Any) -> Any:
+    """The model with its layers as they are below their LoRA wrappers (`lora/layers`); the model itself if it has none.
+
+    A wrapper adds the adapters of the rows of the step that vLLM is about to run, which are not the rows that a blend
+    computes. Weights and everything that is not wrapped are shared with the model.
+    """
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    if isinstance(model, BaseLayerWithLoRA):
+        return model.base_layer
+    parts = {name: without_adapters(part) for name, part in model._modules.items() if part is not None}
+    if all(part is model._modules[name] for name, part in parts.items()):
+        return model
+    bare = copy.copy(model)
+    bare._modules = model._modules | parts
+    return bare
 
 
 def render(llm: Any, prompt: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dejakv.cache import HierarchicalCache, Lookup
 from dejakv.engines.base import Prepared
+from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
 from dejakv.engines.vllm.keys import AnonymousMedia, prepare
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.identity import digest_of
@@ -81,7 +82,7 @@ class ConnectorCache(HierarchicalCache):
 class Finder:
     """Looks donors up for one server.
 
-    epoch_of  adapter epoch by LoRA request (None: the base model)
+    adapters  the epoch of a request's LoRA adapter, or of the base model
     text_of   a prompt's token ids as text, for the levels that compare text; None: only exact lookups
     """
 
@@ -89,12 +90,12 @@ class Finder:
         self,
         cache: ConnectorCache,
         settings: ConnectorSettings,
-        epoch_of: Callable[[Any], str],
+        adapters: Adapters,
         text_of: Callable[[tuple[int, ...]], str] | None = None,
     ) -> None:
         self.cache = cache
         self._settings = settings
-        self._epoch_of = epoch_of
+        self.adapters = adapters
         self._text_of = text_of
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
         self._known: set[str] = {meta.id for meta in cache.store.metas()}
@@ -120,14 +121,14 @@ class Finder:
         began = time.perf_counter()
         try:
             found = self._find(request, wish)
-        except AnonymousMedia as error:
+        except (AnonymousMedia, UnprovenAdapter) as error:
             found = Found(reason=str(error))
         except Exception as error:
             found = Found(reason=f"the lookup failed: {type(error).__name__}: {error}")
         return replace(found, seconds=time.perf_counter() - began)
 
     def _find(self, request: Any, wish: Wish) -> Found:
-        epoch = self._epoch_of(request.lora_request)
+        epoch = self.adapters.epoch_of(request.lora_request)
         blending = wish.mode == "blend" and self._text_of is not None
         text = self._text_of(request.prompt_token_ids) if self._text_of is not None else ""
         prepared = prepare(request, text, exact_only=not blending)

@@ -60,13 +60,6 @@ def server_epoch(vllm_config: Any) -> str:
     return epoch_of(parts)
 
 
-def adapter_epoch(epoch: str, lora_request: Any) -> str:
-    """The epoch of one LoRA adapter: its name, its id and its files' content."""
-    folder = model_folder(str(lora_request.lora_path), None)
-    content = (folder_fingerprint(folder) if folder else None) or f"unknown:{secrets.token_hex(16)}"
-    return epoch_of({"base": epoch, "name": lora_request.lora_name, "id": lora_request.lora_int_id, "files": content})
-
-
 def _content(path: Path) -> str:
     name = path.resolve().name
     if _SHA256.fullmatch(name):

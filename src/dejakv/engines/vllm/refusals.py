@@ -73,11 +73,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda config, kv: config.speculative_config is not None,
     ),
     Refusal(
-        "LoRA",
-        "not shown: adapters have epochs of their own here, but no adapter was run through a real engine",
-        lambda config, kv: config.lora_config is not None,
-    ),
-    Refusal(
         "pooling models",
         "they generate nothing, so there is no prefill to save",
         lambda config, kv: config.model_config.runner_type == "pooling",

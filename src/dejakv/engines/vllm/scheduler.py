@@ -63,6 +63,7 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
+        self.finder.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, time.monotonic() + self.settings.lookup_timeout_s, reason=wish.problem)
         why = self._not_for_us(request)
@@ -127,6 +128,8 @@ class SchedulerSide:
             # Only when the prompt's last token was computed in an earlier step: its first answer token is out by then.
             if tracked is not None and not tracked.saved and computed >= tracked.request.num_prompt_tokens:
                 self._order_save(tracked, blocks_of(request_id), release=False)
+        computing = (self.requests.get(request_id) for request_id in output.num_scheduled_tokens)
+        self.finder.adapters.step(tracked.request.lora_request for tracked in computing if tracked is not None)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
             waiting = [t.lookup for t in self.requests.values() if t.lookup is not None and t.found is None]
@@ -197,6 +200,9 @@ class SchedulerSide:
         assert found is not None
         if found.method == "none" or found.donor is None:
             return self._no(tracked, tracked.reason or found.reason)
+        doubt = self.finder.adapters.doubt(request.lora_request)
+        if doubt:
+            return self._no(tracked, doubt)
         gain = self._stop(found, request) - local
         if gain < max(1, self.settings.min_gain):
             return self._no(
@@ -225,6 +231,9 @@ class SchedulerSide:
             tracked.found = tracked.lookup.result()
         meta = tracked.found.save if tracked.found is not None else None
         if meta is None or tracked.approximate or meta.id in self._saving:
+            return False
+        if not self.finder.adapters.may_store(tracked.request.lora_request):
+            self.counts.add("saves_dropped", "LoRA: which weights computed it is not proven")
             return False
         self._saving[meta.id] = meta
         self._saves.append(Save(meta, tuple(block_ids), tracked.request.request_id if release else None))

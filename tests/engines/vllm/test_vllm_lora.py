@@ -1,0 +1,218 @@
+"""LoRA through a real engine: adapters and the base model never share state, and each finds its own again."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from peft_adapter import LORA, adapter, write_adapter
+from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
+
+from dejakv.engines.vllm.adapters import Adapters
+
+A = tokens(301, 61)
+NEAR = changed(A, 0.1, 62)
+OTHER = tokens(301, 63)
+NO_BLEND = "blend is not for requests with a LoRA adapter"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three adapters; `other` lies in another folder than the one it is going to replace."""
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: write_adapter(root / name, seed) for seed, name in enumerate(("one", "two", "other"))}
+
+
+@pytest.fixture(scope="module")
+def truths(folders):
+    """What each adapter answers with the connector off, prefix caching included: `truths[adapter][prompt]`."""
+    with running(connector=False, **LORA) as engine:
+        found = {}
+        for number, name in enumerate((None, *folders)):
+            lora = name and adapter(name, number, folders[name])
+            answers = engine.ask([A, NEAR, OTHER], lora=lora)
+            found[name] = {"A": answers[0].tokens, "NEAR": answers[1].tokens, "OTHER": answers[2].tokens}
+    for prompt in ("A", "NEAR", "OTHER"):
+        assert len({found[name][prompt] for name in found}) == 4  # or equal answers would prove nothing
+    return found
+
+
+@pytest.fixture
+def loras(folders):
+    return {None: None, "one": adapter("one", 1, folders["one"]), "two": adapter("two", 2, folders["two"])}
+
+
+def _ask(engine, prompt, lora, **options):
+    (output,) = engine.ask([prompt], lora=lora, **options)
+    return output
+
+
+def test_adapters_never_share_and_find_their_own(tmp_path, loras, truths):
+    """Whoever stored first, each of the three misses once and hits from then on, after a restart too."""
+    store = {"store_dir": str(tmp_path)}
+    with running(extra=store, **LORA) as engine:
+        for name, lora in loras.items():
+            engine.reset_prefix_cache()
+            first = _ask(engine, A, lora)
+            engine.settle()
+            assert (name, first.told["method"], first.cached) == (name, "none", 0)
+            assert first.tokens == truths[name]["A"]
+        assert len({meta.epoch for meta in worker_side().store.metas() if list(meta.token_ids) == A}) == 3
+        for name, lora in loras.items():
+            engine.reset_prefix_cache()
+            again = _ask(engine, A, lora)
+            assert (name, again.told["method"]) == (name, "exact")
+            assert again.computed <= 32
+            assert again.tokens == truths[name]["A"]
+        engine.reset_prefix_cache()
+        mixed = engine.ask([A, A, A, A], lora=[loras["one"], None, loras["two"], None])  # in one batch
+        assert [output.tokens for output in mixed] == [truths[name]["A"] for name in ("one", None, "two", None)]
+        assert all(output.computed <= 32 for output in mixed)
+        engine.reset_prefix_cache()
+        assert _ask(engine, A, loras["one"], salt="tenant", wish={"no_store": True}).cached == 0
+    renumbered = {None: None, "one": adapter("one", 7, loras["one"].lora_path), "two": loras["two"]}
+    with running(extra=store, **LORA) as engine:  # ids are given anew in another order: weights count, not ids
+        for name, lora in renumbered.items():
+            after = _ask(engine, A, lora)
+            assert (name, after.told["method"]) == (name, "exact")
+            assert after.computed <= 32
+            assert after.tokens == truths[name]["A"]
+
+
+def test_without_epochs_of_their_own_answers_are_wrong(tmp_path, loras, truths, monkeypatch):
+    """The test above would see a shared state: with one epoch for all, an adapter answers from another's."""
+    monkeypatch.setattr(Adapters, "epoch_of", lambda self, lora: self._base)
+    with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:
+        assert _ask(engine, A, loras["one"]).tokens == truths["one"]["A"]
+        engine.settle()
+        engine.reset_prefix_cache()
+        crossed = _ask(engine, A, loras["two"])
+    assert crossed.told["method"] == "exact"
+    assert crossed.tokens != truths["two"]["A"]
+
+
+def test_changed_weights_are_another_epoch(tmp_path, folders, truths):
+    """The same name, id and folder. While the server runs, its reuse stops; after a restart the new weights' state is its own."""
+    store = {"store_dir": str(tmp_path / "store")}
+    folder = write_adapter(tmp_path / "changing", 0)  # as `one`
+    with running(extra=store, **LORA) as engine:
+        assert _ask(engine, A, adapter("same", 1, folder)).tokens == truths["one"]["A"]
+        engine.settle()
+        assert [list(meta.token_ids) for meta in worker_side().store.metas()] == [A]
+        write_adapter(folder, 2)  # as `other`
+        engine.reset_prefix_cache()
+        stale = _ask(engine, A, adapter("same", 1, folder))
+        assert stale.cached == 0
+        assert "newer than the server" in stale.told["reason"]
+        assert stale.tokens == truths["one"]["A"]  # what vLLM still holds
+        _ask(engine, OTHER, adapter("same", 1, folder))
+        engine.settle()
+        assert not [meta for meta in worker_side().store.metas() if list(meta.token_ids) == OTHER]
+    with running(extra=store, **LORA) as engine:
+        fresh = _ask(engine, A, adapter("same", 1, folder))
+        engine.settle()
+        assert (fresh.told["method"], fresh.cached) == ("none", 0)
+        assert fresh.tokens == truths["other"]["A"]
+        engine.reset_prefix_cache()
+        own = _ask(engine, A, adapter("same", 1, folder))
+        assert own.told["method"] == "exact"
+        assert own.tokens == truths["other"]["A"]
+
+
+def test_weights_that_are_not_proven_are_not_reused(tmp_path, folders, truths):
+    """An id that stands for two adapters, and a load in place: answered, not reused, not stored; the base model is."""
+    with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:
+        assert _ask(engine, A, adapter("one", 1, folders["one"])).tokens == truths["one"]["A"]
+        engine.settle()
+        engine.reset_prefix_cache()
+        mistaken = _ask(engine, OTHER, adapter("two", 1, folders["two"]))
+        assert "has stood for two adapters" in mistaken.told["reason"]
+        assert mistaken.tokens == truths["one"]["OTHER"]  # vLLM goes by the id: these are `one`'s
+        for victim in (adapter("one", 1, folders["one"]), adapter("two", 2, folders["two"])):
+            refused = _ask(engine, A, victim)
+            assert "has stood for two adapters" in refused.told["reason"]
+        engine.reset_prefix_cache()
+        replaced = _ask(engine, A, adapter("other", 3, folders["other"], load_inplace=True))
+        assert "loaded in place" in replaced.told["reason"]
+        assert replaced.tokens == truths["other"]["A"]
+        assert "loaded in place" in _ask(engine, A, adapter("other", 3, folders["other"])).told["reason"]
+        engine.settle()
+        adapted = [meta for meta in worker_side().store.metas() if list(meta.token_ids) in (A, OTHER)]
+        assert len(adapted) == 1  # the first request's, from before the mistake
+        _ask(engine, A, None)
+        engine.settle()
+        engine.reset_prefix_cache()
+        assert _ask(engine, A, None).told["method"] == "exact"
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_base_state_that_an_adapter_leaked_into_is_not_stored(tmp_path, loras, truths, monkeypatch, guarded):
+    """vLLM's CPU kernels give base-model rows the last slot's adapter when a step has both. Stored, that would outlive the
+    process: unguarded, it does."""
+    if not guarded:
+        monkeypatch.setattr(Adapters, "may_store", lambda self, lora: True)
+    store = {"store_dir": str(tmp_path)}
+    with running(extra=store, **LORA | {"max_loras": 1}) as engine:
+        assert _ask(engine, A, None).tokens == truths[None]["A"]  # alone: right, and stored
+        engine.settle()
+        # The adapter's prompt is too short to be looked up: it answers by the time that the other is computed.
+        _, leaked = engine.ask([[9] * 8, OTHER], lora=[loras["one"], None], max_tokens=60)
+        assert leaked.tokens[:6] != truths[None]["OTHER"]  # vLLM's own: the connector has no part in it
+        _ask(engine, [*OTHER, *A[:32]], None)  # begins with vLLM's own wrong blocks
+        _ask(engine, A, loras["one"])
+        engine.settle()
+    with running(extra=store, **LORA) as engine:
+        assert _ask(engine, A, None).told["method"] == "exact"
+        assert _ask(engine, A, loras["one"]).told["method"] == "exact"
+        after = _ask(engine, OTHER, None)
+    assert (after.told["method"] == "none") == guarded
+    assert (after.tokens == truths[None]["OTHER"]) == guarded
+
+
+def test_loading_at_runtime_ends_the_reuse_of_adapters(tmp_path, loras, truths, monkeypatch):
+    """A server whose clients may load weights behind an adapter's id: only the base model's state is kept."""
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:
+        for name, lora in loras.items():
+            output = _ask(engine, A, lora)
+            engine.settle()
+            assert output.tokens == truths[name]["A"]
+            assert ("VLLM_ALLOW_RUNTIME_LORA_UPDATING" in output.told["reason"]) == (lora is not None)
+        assert len([meta for meta in worker_side().store.metas() if list(meta.token_ids) == A]) == 1
+
+
+def test_blend_beside_adapters(tmp_path, loras, truths):
+    """An adapter's request is not blended, and a base request that is does not touch it, nor it the blend's rows."""
+    extra = {**BLENDING, "store_dir": str(tmp_path)}
+    with running(extra=extra, worker_extension_cls=EXTENSION, **LORA) as engine:
+        for lora in loras.values():
+            _ask(engine, A, lora)
+        engine.settle()
+        engine.reset_prefix_cache()
+        with _all_rows(worker_side().blender):  # every row computed anew: equal to exact unless an adapter got in
+            wish = {"mode": "blend", "no_store": True}
+            beside = engine.ask([OTHER, NEAR], lora=[loras["one"], None], wish=[None, wish])
+        assert beside[1].told["approximate"]
+        assert beside[1].tokens == truths[None]["NEAR"]
+        assert beside[0].tokens == truths["one"]["OTHER"]
+        for name in ("one", "two"):
+            for _ in range(2):  # computed, then from its own store
+                kept = _ask(engine, NEAR, loras[name], wish={"mode": "blend"})
+                engine.settle()
+                engine.reset_prefix_cache()
+                assert not kept.told["approximate"]
+                assert kept.told["method"] in ("none", "exact")
+                assert kept.told["reason"] == NO_BLEND or kept.computed <= 32
+                assert kept.tokens == truths[name]["NEAR"]
+        promoted = _ask(engine, NEAR, None, wish={"mode": "blend"})
+        assert not promoted.told["approximate"]
+        assert promoted.tokens == truths[None]["NEAR"]
+
+
+@contextlib.contextmanager
+def _all_rows(blender):
+    before = blender.config
+    blender.config = replace(before, share=1.0, complete=0)
+    try:
+        yield
+    finally:
+        blender.config = before
