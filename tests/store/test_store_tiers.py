@@ -131,3 +131,29 @@ def test_wrong_settings_say_what_is_right(tmp_path: Path) -> None:
         open_store(tmp_path / "file")
     with pytest.raises(ConfigError, match="redis://"):
         open_store(redis_url="http://nowhere")
+
+
+def test_a_front_filled_on_reading_holds_what_was_read(tmp_path: Path) -> None:
+    memory = MemoryStore()
+    store = TieredStore(memory, DiskStore(tmp_path / "store"), fill="read")
+    told = told_by(store)
+    first, second = make_chunk(1), make_chunk(2)
+    assert store.put(first)
+    assert store.put(second)
+    assert memory.stats().entries == 0
+    read = store.get(first.meta.id)
+    assert read is not None
+    assert same_bits(read.tensor, first.tensor)
+    assert [meta.id for meta in memory.metas()] == [first.meta.id]
+    assert store.put(first)  # a newer one: the front must not go on serving the old
+    assert memory.stats().entries == 0
+    assert store.stats().entries == 2
+    assert told == []
+
+
+def test_a_front_filled_on_reading_takes_what_the_back_refuses(tmp_path: Path) -> None:
+    memory = MemoryStore()
+    store = TieredStore(memory, DiskStore(tmp_path / "store", max_bytes=10), fill="read")
+    chunk = make_chunk(1)
+    assert store.put(chunk)
+    assert [meta.id for meta in memory.metas()] == [chunk.meta.id]

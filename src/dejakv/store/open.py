@@ -8,7 +8,7 @@ from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
 from dejakv.store.eviction import PolicyName
 from dejakv.store.memory import MemoryStore
-from dejakv.store.tiered import TieredStore
+from dejakv.store.tiered import Fill, TieredStore
 
 
 def open_store(
@@ -18,6 +18,7 @@ def open_store(
     max_entries: int = 0,
     policy: PolicyName = "lru",
     memory_bytes: int = 0,
+    memory_fill: Fill = "write",
     redis_url: str | None = None,
     min_tokens: int = 0,
     second_sight: bool = False,
@@ -27,6 +28,7 @@ def open_store(
 
     cache_dir     None keeps chunks in this process's memory; a folder keeps them on disk
     memory_bytes  of a store on disk, what is also kept in memory (0: nothing)
+    memory_fill   whether it is put there when it is written or when it is first read
     redis_url     a further tier behind it in Redis or Valkey, under the same budgets (needs the extra `redis`)
     min_tokens, second_sight, max_write_rate  see `Admission`
 
@@ -39,7 +41,7 @@ def open_store(
     else:
         store = DiskStore(cache_dir, max_bytes, max_entries, policy)
         if memory_bytes:
-            store = TieredStore(MemoryStore(memory_bytes, max_entries, policy), store)
+            store = TieredStore(MemoryStore(memory_bytes, max_entries, policy), store, memory_fill)
     if redis_url is not None:
         # Imported here: redis is an optional dependency.
         from dejakv.store.redis import RedisStore
@@ -48,14 +50,15 @@ def open_store(
     return store if rules == Admission() else AdmittingStore(store, rules)
 
 
-def store_of(config: SemanticCacheConfig) -> Store:
-    """The store of a cache's settings. Raises: as `open_store`."""
+def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
+    """The store of a cache's settings. `memory_fill` and errors: as `open_store`."""
     return open_store(
         config.cache_dir,
         max_bytes=config.max_bytes,
         max_entries=config.max_cached_blocks,
         policy=config.policy,
         memory_bytes=config.memory_bytes,
+        memory_fill=memory_fill,
         min_tokens=config.min_tokens,
         second_sight=config.second_sight,
         max_write_rate=config.max_write_rate,

@@ -2,22 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
 from dejakv.store.counters import Counters, Listeners
+
+Fill = Literal["write", "read"]
 
 
 class TieredStore:
     """Every chunk goes to both; one found only in the back is put in front. Thread-safe if the tiers are.
 
+    fill  `read`: what is put goes to the back alone, and to the front when it is first read. For a front that costs a copy,
+          and chunks of which most are never read. What the back refuses still goes to the front
+
     An entry is in the store while either has it, and listeners are told once neither has. What the back takes out (a
     removal by another process too) goes from the front as well.
     """
 
-    def __init__(self, front: Store, back: Store) -> None:
+    def __init__(self, front: Store, back: Store, fill: Fill = "write") -> None:
         self.front = front
         self.back = back
+        self._fill = fill
         self._only_in_front: set[str] = set()
         self._counters = Counters()
         self._listeners = Listeners()
@@ -27,7 +33,11 @@ class TieredStore:
     def put(self, chunk: Chunk) -> bool:
         """True if at least one tier took it: a disk that is full still leaves the memory."""
         behind = self.back.put(chunk)
-        before = self.front.put(chunk)
+        if behind and self._fill == "read":
+            self.front.delete(chunk.meta.id)  # an older one under this id
+            before = False
+        else:
+            before = self.front.put(chunk)
         if before and not behind:
             self._only_in_front.add(chunk.meta.id)
         elif behind:

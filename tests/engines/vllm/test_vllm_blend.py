@@ -7,6 +7,7 @@ import torch
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm import llama
+from dejakv.engines.vllm.buffers import Buffers
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
@@ -34,13 +35,13 @@ def test_blend_exactness(engine):
     assert blender.check(chunk) == ""
 
     ids = torch.tensor(B)
-    draft = blender.draft(tuple(B), chunk)
+    draft = blender.draft(tuple(B), chunk, Buffers(1 << 24))
     every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
     assert every.computed == len(B)
     exact = _exact_state(engine, B)
     assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
 
-    same = blender.draft(tuple(A), chunk)
+    same = blender.draft(tuple(A), chunk, Buffers(1 << 24))
     forced = torch.zeros(len(A), dtype=torch.bool)
     forced[-1] = True
     from dejakv.reuse.schedule import Schedule
@@ -127,3 +128,30 @@ def test_impossible_blend_runs_exactly_and_is_stored(engine):
     assert output.told["tokens_reused"] == 128
     assert "too little in common" in output.told["reason"]
     assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]
+
+
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("width", [8, 6])
+def test_moved_keys_are_those_of_their_new_places(halves, width):
+    """Keys rotated for one place and moved equal keys rotated for the other; the rest of a partly rotated head stays."""
+    half = width // 2
+    angles = torch.arange(64)[:, None] / 10 ** torch.arange(half)[None]
+    rotary = SimpleNamespace(cos_sin_cache=torch.cat([angles.cos(), angles.sin()], 1), is_neox_style=halves)
+    decoder = object.__new__(llama.Decoder)
+    decoder.layers = [SimpleNamespace(self_attn=SimpleNamespace(rotary_emb=rotary))] * 2
+    source, target = torch.tensor([3, 9, 10, 40]), torch.tensor([3, 0, 50, 41])
+    plain = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+
+    def rotated(places):
+        cos, sin = angles[places].cos(), angles[places].sin()
+        turned = plain[..., :width]
+        one, other = turned.chunk(2, -1) if halves else (turned[..., 0::2], turned[..., 1::2])
+        pair = (one * cos - other * sin, other * cos + one * sin)
+        turned = torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(-2)
+        return torch.cat([turned, plain[..., width:]], -1).float()
+
+    keys = rotated(source)
+    before = keys.clone()
+    decoder.move(keys, source, target)
+    torch.testing.assert_close(keys, rotated(target), rtol=1e-4, atol=1e-5)
+    assert torch.equal(keys[:, :, 0], before[:, :, 0])  # what stays in place stays bit for bit

@@ -1,6 +1,8 @@
 """What needs no engine: settings, versions, refusals, layouts, keys, saves that are dropped, bodies of requests."""
 
+import gc
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +15,11 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.layout import read_packed, read_transposed, reader_for, slots_of
+from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.engines.vllm.tensors import to_store, to_torch
+from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.errors import ConfigError
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
@@ -154,9 +157,23 @@ def test_transposed_pages_are_read():
     keys, values = torch.randn(32, 4), torch.randn(32, 4)
     pages.view(-1)[:128] = keys.T.reshape(-1)
     pages.view(-1)[128:] = values.reshape(-1)
-    got_keys, got_values = read_transposed(pages, torch.tensor([0]))
-    assert torch.equal(got_keys[0], keys)
-    assert torch.equal(got_values[0], values)
+    got_keys, got_values = read_transposed(pages)
+    assert torch.equal(got_keys[0, 0], keys)
+    assert torch.equal(got_values[0, 0], values)
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 95])
+def test_pages_are_unpacked_as_they_were_written(tokens):
+    layers = {name: SimpleNamespace(impl=_Packed()) for name in ("a", "b")}
+    caches = {name: torch.zeros(8, 2, 32, 8) for name in layers}
+    paged = PagedKV(layers, caches, 32)
+    state = torch.randn(paged.shape(tokens))
+    blocks = [5, 2, 7]
+    paged.scatter(blocks, 0, state)
+    pages = paged.copy_pages(blocks, tokens)
+    assert pages.shape == paged.pages_shape(tokens)
+    caches["a"].zero_()  # the copy is enough: what happens to the blocks later does not matter
+    assert torch.equal(paged.unpack(pages, tokens), state)
 
 
 def test_slots():
@@ -168,9 +185,22 @@ def test_tensors_come_back_as_they_went(dtype):
     tensor = torch.randn(2, 3, 4).to(dtype)
     stored = to_store(tensor)
     stored.data.flags.writeable = False
-    back = to_torch(Tensor(stored.data, stored.dtype))
+    back = borrowed(Tensor(stored.data, stored.dtype))
     assert back.dtype == dtype
     assert torch.equal(back, tensor)
+    assert back.data_ptr() == tensor.data_ptr()  # no copy
+
+
+def test_borrowed_memory_outlives_the_array_it_came_from():
+    def made():
+        data = np.arange(1 << 16, dtype=np.float32)
+        data.flags.writeable = False
+        return borrowed(Tensor(data, "F32"))
+
+    kept = made()
+    gc.collect()
+    np.zeros(1 << 16, dtype=np.float32)
+    assert torch.equal(kept, torch.arange(1 << 16, dtype=torch.float32))
 
 
 def test_changed_weights_are_another_model(tmp_path):
@@ -229,7 +259,7 @@ def test_saver_drops_what_does_not_fit():
     store = _Slow()
     saver = Saver(store, max_pending_bytes=100)
     assert saver.has_room("a", 64)
-    saver.submit("a", 64, lambda: _chunk("a"))
+    saver.submit("a", 64, lambda: nullcontext(_chunk("a")))
     assert not saver.has_room("b", 64)
     store.go.set()
     assert saver.flush(5)

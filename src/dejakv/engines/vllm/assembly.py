@@ -47,7 +47,8 @@ def make_scheduler_side(
         levels = build_levels(config, embeddings)
         embedder = fingerprint_of({level.name: str(getattr(level, "fingerprint", "")) for level in levels})
         cache = ConnectorCache(store, levels, build_guards(config, levels), config, embedder=embedder)
-        finder = Finder(cache, settings, adapters, lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
+        decode = embeddings.text_of if embeddings else lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+        finder = Finder(cache, settings, adapters, decode)
     else:
         finder = Finder(ConnectorCache(store, (), (), config), settings, adapters)
     return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.engines.vllm.llama import Decoder
-from dejakv.engines.vllm.tensors import to_torch
+from dejakv.engines.vllm.tensors import borrowed
 from dejakv.errors import InputError
 from dejakv.reuse.blend import BlendConfig, find
 from dejakv.reuse.schedule import Schedule
@@ -31,6 +32,7 @@ class Draft:
     ids     target tokens `[n]`
     state   the donor's, in target order and keys moved: `[2, layers, kv_heads, n, head_dim]`
     forced  rows that are computed in every layer `[n]`; similarity of the map `[n]`
+    lent    the memory of `state`, to be given back after use
     """
 
     ids: torch.Tensor
@@ -39,6 +41,7 @@ class Draft:
     similarity: torch.Tensor
     schedule: Schedule
     selector: Selector
+    lent: Lent | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Blender:
         self._ends = ends
         self._checked: str | None = None
 
-    def draft(self, token_ids: tuple[int, ...], chunk: Chunk) -> Draft:
+    def draft(self, token_ids: tuple[int, ...], chunk: Chunk, buffers: Buffers) -> Draft:
         """To be called in a thread: everything that needs no forward pass.
 
         Raises: InputError for a prompt that has too little in common with the donor.
@@ -79,17 +82,23 @@ class Blender:
                 f"too little in common with the donor: {must.share:.0%} of the rows would be computed,"
                 f" max_share is {self.config.max_share:.0%}"
             )
-        source = torch.from_numpy(found.source)
-        state = to_torch(chunk.tensor).to(self.device)[:, :, :, source.to(self.device)]
-        target = torch.arange(len(ids), device=self.device)
-        state[0] = self.decoder.moved(state[0], source.to(self.device), target)
+        source = torch.from_numpy(found.source).to(self.device)
+        donor = borrowed(chunk.tensor).to(self.device)
+        if donor.dtype != self.dtype:
+            raise InputError(f"the donor's state is {donor.dtype}, this model's is {self.dtype}")
+        shape = (*donor.shape[:3], len(ids), donor.shape[4])
+        lent = buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
+        state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
+        torch.index_select(donor, 3, source, out=state)
+        self.decoder.move(state[0], source, torch.arange(len(ids), device=self.device))
         return Draft(
             torch.from_numpy(ids).to(self.device),
-            state.to(self.dtype),
+            state,
             torch.from_numpy(must.forced).to(self.device),
             torch.from_numpy(found.similarity).to(self.device),
             self.config.schedule_for(len(self.decoder.layers)),
             Selector(self.config.selector),
+            lent,
         )
 
     @torch.inference_mode()
@@ -105,22 +114,31 @@ class Blender:
             held = exact.shape[3]
             state[:, :, :, :held] = exact
         rows = torch.arange(held, n, device=self.device)
-        hidden, residual = self.decoder.embed(draft.ids[rows]), None
+        hidden, residual = None, None
         total = 0
         for index in range(layers):
             keys, values = state[0, index], state[1, index]
             wanted = max(1, round(draft.schedule.rows(index, n) * (n - held) / n))
+            compares = draft.selector.deviation and index > 0
+            if wanted < len(rows) and not compares:
+                kept = choose(draft.selector.fixed_scores(draft.similarity)[rows], draft.forced[rows], wanted)
+                rows = rows[kept]
+                if hidden is not None and residual is not None:
+                    hidden, residual = hidden[kept], residual[kept]
+            if hidden is None:
+                hidden = self.decoder.embed(draft.ids[rows])
             normed, residual = self.decoder.normed(index, hidden, residual)
-            if wanted < len(rows):
-                kept = self._kept(draft, index, rows, normed, wanted)
+            if wanted < len(rows) and compares:
+                kept = choose(self._deviation(draft, index, rows, normed), draft.forced[rows], wanted)
                 rows, normed, residual = rows[kept], normed[kept], residual[kept]
             total += len(rows)
             q, k, v = self.decoder.project(index, normed)
             q, k = self.decoder.rotate(index, rows, q, k)
             keys[:, rows] = k.view(len(rows), *keys.shape[::2]).transpose(0, 1).to(self.dtype)
             values[:, rows] = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1).to(self.dtype)
-            mixed = self.decoder.attend(index, rows, q, keys, values)
-            hidden, residual = self.decoder.feed(index, mixed, residual)
+            if index < layers - 1:  # what the last layer would put out is vLLM's to compute, in the tail
+                mixed = self.decoder.attend(index, rows, q, keys, values)
+                hidden, residual = self.decoder.feed(index, mixed, residual)
         return Blended(state, math.ceil(total / layers))
 
     def check(self, chunk: Chunk) -> str:
@@ -130,7 +148,7 @@ class Blender:
         """
         if self._checked is None:
             count = min(CHECKED_TOKENS, chunk.meta.num_tokens)
-            there = to_torch(chunk.tensor)[:, :, :, :count].to(self.device)
+            there = borrowed(chunk.tensor)[:, :, :, :count].to(self.device)
             layers = len(self.decoder.layers)
             ids = torch.tensor(chunk.meta.token_ids[:count], device=self.device)
             every = torch.ones(count, dtype=torch.bool, device=self.device)
@@ -150,19 +168,16 @@ class Blender:
             )
         return self._checked
 
-    def _kept(self, draft: Draft, index: int, rows: torch.Tensor, normed: torch.Tensor, wanted: int) -> torch.Tensor:
+    def _deviation(self, draft: Draft, index: int, rows: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """How far the donor's V, or K and V, of a layer are from the rows' own: `[rows]`."""
         keys, values = draft.state[0, index], draft.state[1, index]
-        selector = draft.selector
-        if selector.deviation and index > 0:
-            q, k, v = self.decoder.project(index, normed)
-            fresh = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1)
-            scores = relative_error(fresh[None], values[None, :, rows].to(fresh.dtype))
-            if selector.name == "kv":
-                k = self.decoder.rotate(index, rows, q, k)[1].view(len(rows), *keys.shape[::2]).transpose(0, 1)
-                scores = scores + relative_error(k[None], keys[None, :, rows].to(k.dtype))
-        else:
-            scores = selector.fixed_scores(draft.similarity)[rows]
-        return choose(scores, draft.forced[rows], wanted)
+        q, k, v = self.decoder.project(index, normed)
+        fresh = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1)
+        scores = relative_error(fresh[None], values[None, :, rows].to(fresh.dtype))
+        if draft.selector.name == "kv":
+            k = self.decoder.rotate(index, rows, q, k)[1].view(len(rows), *keys.shape[::2]).transpose(0, 1)
+            scores = scores + relative_error(k[None], keys[None, :, rows].to(k.dtype))
+        return scores
 
     def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         with torch.inference_mode():

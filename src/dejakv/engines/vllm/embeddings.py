@@ -1,6 +1,7 @@
 """The served model's input embeddings, read from its weight files: for text embeddings in a process without the model."""
 
 import json
+from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dejakv.errors import ModelError
 
 _SUFFIX = "embed_tokens.weight"
+_TEXTS_KEPT = 64
 
 
 class InputEmbeddings:
@@ -23,6 +25,16 @@ class InputEmbeddings:
         self.folder = folder
         self.epoch = epoch
         self._tokenizer = tokenizer
+        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def text_of(self, token_ids: tuple[int, ...]) -> str:
+        """A prompt's tokens as text. Its embedding will be asked for next, so its tokens are kept for that."""
+        special = set(self._tokenizer.all_special_ids)
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        self._ids[text] = tuple(token for token in token_ids if token not in special)
+        if len(self._ids) > _TEXTS_KEPT:
+            self._ids.popitem(last=False)
+        return text
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
         """`[tokens, hidden]` float32."""
@@ -30,7 +42,7 @@ class InputEmbeddings:
 
     def embed_text(self, text: str) -> NDArray[np.float32]:
         """Mean of a text's token embeddings, of length one: `[hidden]` float32."""
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        ids = self._ids.get(text) or tuple(self._tokenizer.encode(text, add_special_tokens=False))
         if not ids:
             return np.zeros(self._table.shape[1], dtype=np.float32)
         mean = self.embed_tokens(ids).mean(axis=0)

@@ -1,8 +1,8 @@
 """Reading and writing KV in vLLM's paged cache.
 
 Writing goes through `layer.impl.do_kv_cache_update`, which is right for every backend and works token by token. Reading
-has no such function, so each layout has a reader here, and `reader_for` finds the one that returns what was written; where
-none does, the server is refused at start.
+has no such function: blocks are copied as they are, and each layout has a reader here that tells K from V in them. `reader_for`
+finds the one that returns what was written; where none does, the server is refused at start.
 
 A layer's cache is seen as `[blocks, kv_heads, block_tokens, 2 * head_dim]`.
 """
@@ -14,27 +14,21 @@ import torch
 
 from dejakv.errors import ConfigError
 
-Reader = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Reader = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Views of K and V, `[..., kv_heads, block_tokens, head_dim]`, in contiguous copies of blocks."""
 
 
-def read_transposed(cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def read_transposed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """vLLM's CPU backend: each head's page holds K transposed `[head_dim, tokens]`, then V `[tokens, head_dim]`."""
-    pages = cache[blocks].contiguous()
-    count, heads, tokens, width = pages.shape
-    keys, values = pages.view(count, heads, 2, tokens * width // 2).unbind(2)
-    keys = keys.reshape(count, heads, width // 2, tokens).transpose(2, 3)
-    return _rows(keys), _rows(values.reshape(count, heads, tokens, width // 2))
+    *where, tokens, width = pages.shape
+    keys, values = pages.view(*where, 2, tokens * width // 2).unbind(-2)
+    return keys.unflatten(-1, (width // 2, tokens)).mT, values.unflatten(-1, (tokens, width // 2))
 
 
-def read_packed(cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def read_packed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """FlashAttention, Triton and others: K and V side by side on the last axis."""
-    keys, values = cache[blocks].chunk(2, dim=-1)
-    return _rows(keys), _rows(values)
-
-
-def _rows(pages: torch.Tensor) -> torch.Tensor:
-    """`[blocks, heads, tokens, head_dim]` as `[heads, blocks * tokens, head_dim]`."""
-    return pages.transpose(0, 1).flatten(1, 2)
+    keys, values = pages.chunk(2, dim=-1)
+    return keys, values
 
 
 READERS: tuple[Reader, ...] = (read_transposed, read_packed)
@@ -84,7 +78,7 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: i
     write_rows(layer, cache, keys, values, slots)
     index = torch.tensor(picked, device=cache.device)
     try:
-        got_keys, got_values = reader(cache, index)
-        return torch.equal(got_keys[:, :count], keys) and torch.equal(got_values[:, :count], values)
+        got = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
+        return all(torch.equal(read, written) for read, written in zip(got, (keys, values), strict=True))
     finally:
         cache[index] = 0

@@ -3,7 +3,6 @@
 It uses vLLM's own modules for everything but attention, which sees all of the prompt's K and V in one tensor.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -99,35 +98,33 @@ class Decoder:
         normed, residual = layer.post_attention_layernorm(mixed, residual)
         return layer.mlp(normed), residual
 
-    def moved(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """All layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source`, turned to positions `target`."""
-        return torch.stack(
-            [self._turned(rotary, layer, source, target) for rotary, layer in zip(self._rotaries(), keys, strict=True)]
-        )
-
-    def _rotaries(self) -> Iterator[Any]:
-        for layer in self.layers:
-            yield layer.self_attn.rotary_emb
+    def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Turns all layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source` to positions `target`, in
+        place. What does not move stays bit for bit."""
+        rows = (source != target).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        source, target = source[rows], target[rows]
+        tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one rotary module for all layers
+        for layer, mine in zip(self.layers, keys, strict=True):
+            rotary = layer.self_attn.rotary_emb
+            if id(rotary) not in tables:
+                tables[id(rotary)] = self._turn(rotary, source, target)
+            mine[:, rows] = self._turned(rotary.is_neox_style, mine[:, rows], *tables[id(rotary)])
 
     @staticmethod
-    def _turned(rotary: Any, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        still = source == target
-        if bool(still.all()):
-            return keys
+    def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = rotary.cos_sin_cache.float()
         half = table.shape[-1] // 2
+        there, here = table[target], table[source]
+        return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))
 
-        def tables(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            rows = table[positions]
-            return rows[:, :half], rows[:, half:]
-
-        cos, sin = turn(tables(target), tables(source))
-        wide, rest = keys[..., : 2 * half].float(), keys[..., 2 * half :]
-        if rotary.is_neox_style:
-            one, other = wide[..., :half], wide[..., half:]
-            turned = torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
-        else:
-            one, other = wide[..., 0::2], wide[..., 1::2]
-            turned = torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
-        moved = torch.cat([turned.to(keys.dtype), rest], dim=-1)
-        return torch.where(still[None, :, None], keys, moved)  # what does not move stays bit for bit
+    @staticmethod
+    def _turned(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """`halves`: a number and its partner lie half a head apart, else side by side."""
+        width = 2 * cos.shape[-1]
+        wide = keys[..., :width].float()
+        one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+        pair = (one * cos - other * sin, other * cos + one * sin)
+        turned = torch.cat(pair, dim=-1) if halves else torch.stack(pair, dim=-1).flatten(-2)
+        return torch.cat([turned.to(keys.dtype), keys[..., width:]], dim=-1)

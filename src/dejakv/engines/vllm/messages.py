@@ -8,6 +8,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from dejakv.store.base import ChunkMeta
 
+IDLE_WAIT_S = 0.004
+"""How long a step in which nothing can be computed waits for a lookup or a load; a request that comes in waits as long."""
+
 
 @dataclass(frozen=True)
 class Load:

@@ -32,15 +32,35 @@ class PagedKV:
         """Of a chunk's tensor: `[2, layers, kv_heads, tokens, head_dim]`."""
         return (2, len(self.caches), self.kv_heads, tokens, self.head_dim)
 
+    def pages_shape(self, tokens: int) -> tuple[int, ...]:
+        """Of the blocks that hold so many tokens: `[layers, blocks, kv_heads, block_tokens, 2 * head_dim]`."""
+        return (len(self.caches), -(-tokens // self.block_tokens), self.kv_heads, self.block_tokens, 2 * self.head_dim)
+
+    def copy_pages(self, block_ids: Sequence[int], tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The blocks of the first `tokens` tokens as they are, on the cache's device: all that has to be done while they
+        cannot change."""
+        shape = self.pages_shape(tokens)
+        index = torch.tensor(block_ids[: shape[1]], dtype=torch.int64, device=self.device)
+        pages = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
+        for layer, cache in enumerate(self.caches.values()):
+            torch.index_select(cache, 0, index, out=pages[layer])
+        return pages
+
+    def unpack(self, pages: torch.Tensor, tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What `copy_pages` copied, in a chunk's shape. In any thread."""
+        state = torch.empty(self.shape(tokens), dtype=self.dtype, device=pages.device) if out is None else out
+        whole = tokens // self.block_tokens
+        full, rest = whole * self.block_tokens, tokens % self.block_tokens
+        for into, read in zip(state, self.reader(pages), strict=True):
+            blocks = read.transpose(1, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
+            into[:, :, :full].unflatten(2, (whole, self.block_tokens)).copy_(blocks[:, :, :whole])
+            if rest:
+                into[:, :, full:] = blocks[:, :, whole, :rest]
+        return state
+
     def gather(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
         """A copy of the first `tokens` tokens' state on the cache's device, in a chunk's shape."""
-        used = -(-tokens // self.block_tokens)
-        index = torch.tensor(block_ids[:used], dtype=torch.int64, device=self.device)
-        out = torch.empty(self.shape(tokens), dtype=self.dtype, device=self.device)
-        for layer, cache in enumerate(self.caches.values()):
-            keys, values = self.reader(cache, index)
-            out[0, layer], out[1, layer] = keys[:, :tokens], values[:, :tokens]
-        return out
+        return self.unpack(self.copy_pages(block_ids, tokens), tokens)
 
     def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
         """Writes a state `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
@@ -49,15 +69,10 @@ class PagedKV:
             write_rows(self.layers[name], cache, state[0, layer], state[1, layer], slots)
 
 
-def to_host(state: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """The state in host memory, and an event to wait for before it is read (None: it is there).
-
-    On a GPU the copy runs behind the engine's back, into pinned memory.
-    """
-    if state.device.type != "cuda":
-        return state.cpu(), None
-    host = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
-    host.copy_(state, non_blocking=True)
+def to_host(pages: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """A copy in pinned memory, made behind the engine's back, and the event to wait for before it is read."""
+    host = torch.empty(pages.shape, dtype=pages.dtype, pin_memory=True)
+    host.copy_(pages, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
     return host, event

@@ -3,10 +3,12 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from dejakv.store.base import Chunk, Store
 
-Make = Callable[[], Chunk]
+Make = Callable[[], AbstractContextManager[Chunk]]
+"""Makes the chunk; its memory may be used for something else when the context ends."""
 
 
 class Saver:
@@ -74,7 +76,8 @@ class Saver:
                     return
                 chunk_id, nbytes, make = self._queue.popleft()
             try:
-                why = "" if self._store.put(make()) else "refused: the store did not take it"
+                with make() as chunk:
+                    why = "" if self._store.put(chunk) else "refused: the store did not take it"
             except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
                 why = f"error: {type(error).__name__}: {error}"
             with self._ready:

@@ -6,7 +6,7 @@ that touches KV is ordered from the worker and confirmed by it.
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from dejakv.engines.vllm.compat import rekey_tail
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
 from dejakv.engines.vllm.keys import partition_of
-from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.store.base import ChunkMeta
 
@@ -134,7 +134,7 @@ class SchedulerSide:
         if idle:
             waiting = [t.lookup for t in self.requests.values() if t.lookup is not None and t.found is None]
             if waiting and not self._loads and not self._saves:
-                wait(waiting, timeout=0.001)  # nothing is computed: leave the interpreter to the lookups
+                wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         plan = StepPlan(self._loads, self._saves, idle)
         self._loads, self._saves = [], []
         return plan

@@ -52,7 +52,10 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
     """
     config = settings.cache_config()
     if config.cache_dir is not None:
-        return store_of(config) if writing else DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)
+        # Most prompts are never asked for again: only what is read is worth a place in memory.
+        if writing:
+            return store_of(config, memory_fill="read")
+        return DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)
     if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
         raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
     shared = _memory.open(vllm_config.kv_transfer_config.engine_id, settings)

@@ -5,24 +5,30 @@ blend it also pays for the rows that are recomputed.
 """
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Generator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from dejakv.engines.vllm.blend import Blender, Draft
-from dejakv.engines.vllm.messages import Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.buffers import Buffers
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
-from dejakv.engines.vllm.saver import Saver
-from dejakv.engines.vllm.tensors import to_store, to_torch
+from dejakv.engines.vllm.saver import Make, Saver
+from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.errors import InputError, ModelError
 from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Chunk, Store
 
+KEEP_BYTES = 128 << 20
+"""Host memory that is kept for the next copies."""
+
 
 @dataclass(frozen=True)
 class _Fetched:
-    """A chunk with the state to copy as it is, or with what a blend starts from."""
+    """A chunk with the part of its state to copy as it is (the store's own memory), or with what a blend starts from."""
 
     chunk: Chunk
     state: torch.Tensor | None
@@ -50,6 +56,7 @@ class WorkerSide:
     paged: PagedKV | None = None
     blender: Blender | None = None
     problem: str = ""
+    buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
     _loading: list[_Loading] = field(default_factory=list[_Loading])
     _loaded: list[Loaded] = field(default_factory=list[Loaded])
@@ -72,7 +79,8 @@ class WorkerSide:
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
         if plan.idle and self._loading and not any(item.fetched.done() for item in self._loading):
-            wait([item.fetched for item in self._loading], timeout=0.001)  # nothing is computed: let the readers read
+            # Nothing is computed: leave the interpreter to the readers.
+            wait([item.fetched for item in self._loading], IDLE_WAIT_S, FIRST_COMPLETED)
         over: set[str] = set()
         failed: set[str] = set()
         waiting: list[_Loading] = []
@@ -110,17 +118,35 @@ class WorkerSide:
             return
         if not self.saver.has_room(save.meta.id, nbytes):
             return
-        host, event = to_host(self.paged.gather(save.block_ids, tokens))
+        self.saver.submit(save.meta.id, nbytes, self._made(save, nbytes))
 
-        def make() -> Chunk:
+    def _made(self, save: Save, nbytes: int) -> Make:
+        """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
+        assert self.paged is not None
+        paged, tokens = self.paged, save.meta.num_tokens
+        if paged.device.type == "cuda":
+            lent, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens))
+        else:
+            lent, event = self.buffers.lend(paged.pages_shape(tokens), paged.dtype), None
+            pages = paged.copy_pages(save.block_ids, tokens, lent.tensor)
+
+        @contextmanager
+        def make() -> Generator[Chunk]:
             if event is not None:
                 event.synchronize()
-            return Chunk(replace(save.meta, nbytes=nbytes), to_store(host))
+            state = self.buffers.lend(paged.shape(tokens), paged.dtype)
+            try:
+                paged.unpack(pages, tokens, state.tensor)
+                yield Chunk(replace(save.meta, nbytes=nbytes), to_store(state.tensor))
+            finally:
+                self.buffers.take_back(state)
+                if lent is not None:
+                    self.buffers.take_back(lent)
 
-        self.saver.submit(save.meta.id, nbytes, make)
+        return make
 
     def _fetch(self, load: Load) -> "_Fetched | str":
-        """In a thread: the chunk, and the part that is needed of it in memory of its own."""
+        """In a thread: the chunk, whole and verified, and the part that is needed of it."""
         assert self.paged is not None
         try:
             chunk = self.store.get(load.donor)
@@ -134,7 +160,7 @@ class WorkerSide:
             return self._draft(load, chunk)
         if chunk.meta.num_tokens < load.start + load.tokens:
             return "the donor's state is shorter than what was planned"
-        part = to_torch(chunk.tensor)[:, :, :, load.start : load.start + load.tokens].clone()
+        part = borrowed(chunk.tensor)[:, :, :, load.start : load.start + load.tokens]
         return _Fetched(chunk, part) if part.dtype == self.paged.dtype else "the donor's state has another dtype"
 
     def _draft(self, load: Load, chunk: Chunk) -> "_Fetched | str":
@@ -142,7 +168,7 @@ class WorkerSide:
         if self.blender is None:
             return "blend is not possible in this worker"
         try:
-            return _Fetched(chunk, None, self.blender.draft(load.blend, chunk))
+            return _Fetched(chunk, None, self.blender.draft(load.blend, chunk, self.buffers))
         except InputError as error:
             return str(error)
         except Exception as error:
@@ -176,6 +202,8 @@ class WorkerSide:
                 assert fetched.draft is not None
                 state, computed = self._mix(load, fetched.chunk, fetched.draft)
             self.paged.scatter(load.block_ids, load.start, state)
+            if fetched.draft is not None and fetched.draft.lent is not None:
+                self.buffers.take_back(fetched.draft.lent)
         except Exception as error:  # the blocks are recomputed by vLLM: a failed load costs time, never the engine
             return Loaded(load.request_id, 0, 0.0, problem=f"the load failed: {type(error).__name__}: {error}")
         return Loaded(load.request_id, state.nbytes, time.perf_counter() - item.began, computed)
