@@ -1,6 +1,7 @@
-"""Tenants never see each other: not their state, not whether somebody else asked."""
+"""Tenants and adapters never see each other: not their state, not whether somebody else asked."""
 
 import pytest
+from peft_adapter import LORA, adapter, write_adapter
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm.keys import partition_of
@@ -9,14 +10,21 @@ A = tokens(301, 41)
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+def loras(tmp_path_factory):
+    """Two adapters, written before the server starts."""
+    root = tmp_path_factory.mktemp("adapters")
+    return [adapter(name, seed, write_adapter(root / name, seed)) for seed, name in enumerate(("left", "right"), 1)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, loras):
     extra = {**BLENDING, "store_dir": str(tmp_path_factory.mktemp("store"))}
-    with running(extra=extra, worker_extension_cls=EXTENSION) as running_engine:
+    with running(extra=extra, worker_extension_cls=EXTENSION, **LORA) as running_engine:
         yield running_engine
 
 
-def test_isolation(engine):
-    """Two salts never cross, nor does a salt with no salt; the same salt does hit. LoRA is refused at start."""
+def test_isolation(engine, loras):
+    """Two salts never cross, nor does a salt with no salt, nor do two adapters or one with none; the same does hit."""
     (first,) = engine.ask([A], salt="one")
     engine.settle()
     assert first.told["method"] == "none"
@@ -31,6 +39,24 @@ def test_isolation(engine):
     assert same.told["method"] == "exact"
     assert same.computed <= 32
     assert same.tokens == first.tokens
+
+    left, right = loras
+    engine.reset_prefix_cache()
+    (adapted,) = engine.ask([A], salt="adapted", lora=left)
+    engine.settle()
+    assert adapted.cached == 0
+    assert adapted.tokens != first.tokens
+    for salt, lora in (("adapted", right), ("adapted", None), ("one", left), (None, left)):
+        engine.reset_prefix_cache()
+        (crossed,) = engine.ask([A], salt=salt, lora=lora, wish={"no_store": True})
+        assert crossed.told["method"] == "none"
+        assert crossed.cached == 0
+        assert (crossed.tokens == adapted.tokens) == (lora is left)
+    engine.reset_prefix_cache()
+    (same,) = engine.ask([A], salt="adapted", lora=left)
+    assert same.told["method"] == "exact"
+    assert same.computed <= 32
+    assert same.tokens == adapted.tokens
 
 
 def test_similar_prompts_do_not_cross(engine):
