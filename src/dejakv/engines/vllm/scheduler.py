@@ -25,6 +25,7 @@ class Tracked:
 
     used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
     rekeyed   hash block from which on its blocks are private, None: none is
+    loaded    what the worker said of the last load
     settled   no further load: it was loaded, it failed, or there is nothing to load
     """
 
@@ -37,7 +38,7 @@ class Tracked:
     approximate: bool = False
     rekeyed: int | None = None
     used: int = 0
-    computed: int = 0
+    loaded: Loaded | None = None
     reason: str = ""
     saved: bool = False
     inner: bool = False
@@ -181,7 +182,7 @@ class SchedulerSide:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
         elif tracked.approximate and found is not None:
             self.finder.cache.served_approximately(found.key, partition_of(tracked.request.cache_salt))
-        tracked.computed = loaded.computed
+        tracked.loaded = loaded
 
     def _not_for_us(self, request: Any) -> str:
         if request.pooling_params is not None or request.sampling_params is None:
@@ -242,13 +243,16 @@ class SchedulerSide:
     def _told(self, tracked: Tracked) -> dict[str, Any]:
         found = Found("exact", level="inner") if tracked.inner else tracked.found or Found()
         used = tracked.used
+        loaded = tracked.loaded or Loaded("", 0, 0.0)
         return {
             "method": found.method if used else "none",
             "level": found.level if used else "",
             "donor": found.donor if used else None,
             "score": found.score if used else None,
-            "tokens_reused": max(0, used - tracked.computed),
-            "tokens_recomputed": tracked.computed,
+            "tokens_reused": max(0, used - loaded.computed),
+            "tokens_recomputed": loaded.computed,
+            "bytes_loaded": loaded.nbytes,
+            "load_s": loaded.seconds,
             "approximate": tracked.approximate,
             "reason": tracked.reason,
             "prompt_key": found.key,
