@@ -198,7 +198,9 @@ class Finder:
             return Found(reason="blend is for prompts without media")
         if self.cache.is_due(lookup.key):
             return Found(reason="promoted: served approximately before, exact from now on")
-        return Found("blend", meta.id, len(prepared.token_ids), "named", None)
+        instead = self._exact(lookup, "")
+        tokens = len(prepared.token_ids)
+        return Found("blend", meta.id, tokens, "named", None, instead=instead if instead.donor else None)
 
     def _to_save(self, prepared: Prepared, lookup: Lookup, epoch: str, wish: Wish) -> ChunkMeta | None:
         settings = self._settings
