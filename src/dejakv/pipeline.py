@@ -109,8 +109,12 @@ class Pipeline:
             if clock.seconds is not None or ran is not chosen:
                 raise
             return self._run(prepared, self._plainer(prepared, chosen, lookup, f"blend: {error}"), lookup, clock)
+        report = completion.details["blend"]
+        if not report.blended and ran is chosen:  # the engine ran it exactly by itself
+            whole = completion.computed_tokens == completion.prompt_tokens
+            ran = Plan("none") if whole else self._plainer(prepared, chosen, lookup, "")
         if ran is not chosen:
-            return completion, replace(ran, reason=completion.details["blend"].reason)
+            return completion, replace(ran, reason=report.reason)
         return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
 
 

@@ -18,6 +18,7 @@ def open_engine(settings: RunSettings) -> Any:
             settings.model,
             dtype=settings.dtype,
             trust_remote_code=settings.trust_remote_code,
+            settings=connector_settings(settings.cache),
         )
     from dejakv.engines.transformers import TransformersEngine
 
@@ -28,6 +29,29 @@ def open_engine(settings: RunSettings) -> Any:
         attn=settings.attn,
         trust_remote_code=settings.trust_remote_code,
         encoder_cache=registry,
+    )
+
+
+def connector_settings(config: SemanticCacheConfig) -> Any:
+    """What vLLM's connector is set to for a run under this config: the pipeline finds donors and keeps the rules, so the
+    connector keeps whatever was run, and blends from the donors that it is told. A `cache_dir` has its state beside it, in a
+    folder with `-vllm` after its name. Raises: ConfigError for a selector that vLLM has no values for."""
+    from dejakv.engines.vllm.settings import ConnectorSettings
+
+    return ConnectorSettings(
+        modes=("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
+        store_dir=f"{config.cache_dir.rstrip('/')}-vllm" if config.cache_dir else None,
+        max_bytes=config.max_bytes,
+        memory_bytes=config.memory_bytes,
+        policy=config.policy,
+        min_tokens=0,
+        min_new_tokens=0,
+        min_gain=config.min_gain,
+        lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
+        index_encoder="none",
+        blend_share=config.blend_share,
+        blend_map=config.blend_map,
+        blend_selector=config.blend_selector,
     )
 
 

@@ -45,7 +45,25 @@ def run(settings: RunSettings, progress: Progress | None = None, engine: Any = N
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         _output_folder(settings.output)  # before the work, not after it
-    engine = engine or open_engine(settings)
+    if engine is None:
+        with opened(settings) as engine:
+            return _run(settings, chosen, engine, progress)
+    return _run(settings, chosen, engine, progress)
+
+
+@contextmanager
+def opened(settings: RunSettings) -> Iterator[Any]:
+    """The engine of these settings, closed afterwards if it can be: a process holds one vLLM at a time."""
+    engine = open_engine(settings)
+    try:
+        yield engine
+    finally:
+        close = getattr(engine, "close", None)
+        if close is not None:
+            close()
+
+
+def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, progress: Progress | None) -> RunResult:
     prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter)

@@ -9,7 +9,7 @@ The answer is approximate, so the state it leaves is never captured and never a 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -87,13 +87,15 @@ class BlendConfig:
 
 @dataclass(frozen=True)
 class BlendReport:
-    """What blending one prompt took. Seconds; `rows[i]` of layer i; empty `rows`: computed in full, for `reason`.
+    """What blending one prompt took. Seconds; `rows[i]` of layer i. Not `blended`: computed exactly, for `reason`.
 
-    active  which rows each layer computed, None for all
+    computed  mean rows over the layers, of an engine that tells no more than that
+    active    which rows each layer computed, None for all
     """
 
     tokens: int
     rows: tuple[int, ...] = ()
+    computed: int | None = None
     active: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
     forced_share: float = 0.0
     map_s: float = 0.0
@@ -103,7 +105,30 @@ class BlendReport:
     @property
     def share(self) -> float:
         """Mean share of rows computed over the layers."""
-        return sum(self.rows) / (len(self.rows) * self.tokens) if self.rows else 1.0
+        if self.rows:
+            return sum(self.rows) / (len(self.rows) * self.tokens)
+        return 1.0 if self.computed is None else self.computed / self.tokens
+
+    @property
+    def blended(self) -> bool:
+        return bool(self.rows) or self.computed is not None
+
+
+class Blends(Protocol):
+    """`engine.blend` of an engine that blends where its state is, instead of running what is planned here."""
+
+    def __call__(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Chunk],
+        config: BlendConfig,
+        *,
+        sampling: Sampling | None,
+        on_token: Callable[[int, str], None] | None,
+    ) -> Completion | str:
+        """The completion with its report as `details["blend"]`, whether it was blended or not; a string if nothing was run,
+        for that reason."""
+        ...
 
 
 def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: Ids | None) -> tuple[TokenMap, Need]:
@@ -137,7 +162,14 @@ def run_blend(
     """
     config = config or BlendConfig()
     begun = time.perf_counter()
-    planned, report = plan_blend(engine, prepared, donors, config)
+    own: Blends | None = getattr(engine, "blend", None)
+    if own is not None:
+        done = own(prepared, donors, config, sampling=sampling, on_token=on_token)
+        if isinstance(done, Completion):
+            return done
+        planned, report = None, BlendReport(len(prepared.token_ids), reason=done)
+    else:
+        planned, report = plan_blend(engine, prepared, donors, config)
     planning = time.perf_counter() - begun
     if planned is None:
         completion = instead() if instead is not None else engine.run(prepared, sampling=sampling, on_token=on_token)

@@ -17,12 +17,11 @@ from dejakv.engines.vllm.llama import Decoder, why_not
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.scheduler import SchedulerSide
-from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.settings import NO_ENCODER, ConnectorSettings
 from dejakv.engines.vllm.stores import open_store
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError, ModelError
 from dejakv.identity import epoch_of as fingerprint_of
-from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.sentences import sentence_ends
 
 _RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset it for reuse"
@@ -41,7 +40,7 @@ def make_scheduler_side(
     )
     store = open_store(settings, vllm_config)
     config = settings.cache_config()
-    if settings.may_blend:
+    if settings.may_blend and settings.index_encoder != NO_ENCODER:
         tokenizer = tokenizer_of(vllm_config)
         embeddings = InputEmbeddings(_folder(vllm_config), tokenizer, base) if config.index_encoder == "model" else None
         levels = build_levels(config, embeddings)
@@ -72,15 +71,11 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
         model = compat.without_adapters(model)
     why = why_not(model)
     if why:
-        raise ModelError(f"blend is not possible: {why}. Leave blend out of mode and modes")
-    config = BlendConfig(
-        map=settings.blend_map,
-        selector=settings.blend_selector,
-        share=settings.blend_share,
-        max_share=settings.blend_max_share,
-    )
+        raise ModelError(
+            f"blend is not possible: {why}. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
+        )
     ends = sentence_ends(tokenizer_of(vllm_config))
-    return Blender(Decoder(model), config, paged.dtype, paged.device, ends)
+    return Blender(Decoder(model), settings.blend_config(), paged.dtype, paged.device, ends)
 
 
 def tokenizer_of(vllm_config: Any) -> Any:

@@ -136,11 +136,23 @@ def require_free_process() -> None:
         raise ConfigError("another vLLM engine runs in this process: close it first")
 
 
+def settle(llm: Any) -> None:
+    """Steps an engine without work until what finished requests ordered is done (`v1/engine/core.py`)."""
+    core = llm.llm_engine.engine_core.engine_core
+    while core.scheduler.has_requests():
+        core.step_fn()
+
+
 def close(llm: Any) -> None:
     """Ends an offline engine, its connectors, and what vLLM keeps of them in globals."""
+    llm.llm_engine.engine_core.shutdown()
+    forget()
+
+
+def forget() -> None:
+    """Takes out of vLLM's globals what an engine left there, one that did not start included."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-    llm.llm_engine.engine_core.shutdown()
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()

