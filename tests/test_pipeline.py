@@ -14,6 +14,7 @@ from dejakv.datasets.docs import ask, make_document, prompt_of
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendReport
 
 RNG = random.Random(3)
 DOCUMENT = make_document(RNG, facts=20)
@@ -216,6 +217,33 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
     assert not answer.record.approximate
     assert answer.record.stored
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_engine: Any, served: Any) -> None:
+    """It has run the prompt already: nothing is run twice, and what it computed is exact and kept."""
+
+    class Own:
+        runs = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(docs_engine, name)
+
+        def run(self, *given: Any, **named: Any) -> Any:
+            self.runs += 1
+            return docs_engine.run(*given, **named)
+
+        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any) -> Any:
+            report = BlendReport(len(prepared.token_ids), reason="not this one")
+            return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
+
+    pipeline = served(replace(ADOPT, reuse="blend", exact_prefix=False))
+    pipeline.engine = Own()
+    one, other = wordings()
+    pipeline.answer(request(one))
+    record = pipeline.answer(request(other)).record
+    assert pipeline.engine.runs == 2
+    assert (record.method, record.reason, record.approximate, record.stored) == ("none", "not this one", False, True)
+    assert record.computed_tokens == record.prompt_tokens
 
 
 def test_clearing_one_partition_leaves_the_others_promotions(served: Any) -> None:

@@ -1,6 +1,7 @@
 """Blending through the engine, on the bundled model that knows documents."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, run_blend, with_media
+from dejakv.reuse.blend import BlendConfig, BlendReport, run_blend, with_media
 from dejakv.reuse.explain import explain, to_html, to_terminal
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_store import LRUCacheStore, make_item
@@ -110,7 +111,7 @@ def test_a_donor_of_another_model_is_not_used(engine):
 
 def test_other_engines_run_in_full(engine):
     class Other:
-        name = "vllm"
+        name = "other"
         epoch = engine.epoch
 
         def run(self, *given, **named):
@@ -120,6 +121,40 @@ def test_other_engines_run_in_full(engine):
     ready = prepared(engine, document, "Where does Ann live?")
     got = run_blend(Other(), ready, [chunk_of(engine, document)])
     assert "cannot blend" in got.details["blend"].reason
+
+
+def test_an_engine_that_blends_by_itself_is_asked_for_it(engine):
+    """What it ran is its completion; what it does not run is run in full, for its reason."""
+    document = make_document(random.Random(1), 4)
+    ready = prepared(engine, document, "Where does Ann live?")
+    donor = chunk_of(engine, document)
+    report = BlendReport(len(ready.token_ids), computed=7)
+    ran = replace(engine.run(ready), details={"blend": report})
+
+    asked = []
+
+    class Own:
+        name = "own"
+        epoch = engine.epoch
+        says: object = ran
+
+        def run(self, *given, **named):
+            return engine.run(*given, **named)
+
+        def blend(self, prepared, donors, config, *, sampling, on_token):
+            asked.append((prepared, donors[0], config.share))
+            return self.says
+
+    own = Own()
+    assert run_blend(own, ready, [donor], BlendConfig(share=0.3)) is ran
+    assert asked == [(ready, donor, 0.3)]
+    assert report.blended
+    assert report.share == pytest.approx(7 / len(ready.token_ids))
+    own.says = "not today"
+    got = run_blend(own, ready, [donor])
+    assert (got.details["blend"].reason, got.details["blend"].blended) == ("not today", False)
+    assert got.computed_tokens == len(ready.token_ids)
+    assert got.text == engine.run(ready).text
 
 
 def test_settings_are_checked_and_schedules_follow_them():

@@ -1,0 +1,181 @@
+"""`dejakv run --engine vllm`, from the command line to the files, on the bundled models: adopt, exact and blend."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
+from dejakv.engines.vllm import named
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError, ModelError
+from dejakv.identity import Span
+from dejakv.reuse.blend import BlendConfig
+
+ARMS = ("none", "prefix", "cache")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run's two files and what it printed. `records(arm)` are the arm's records in the order of the samples."""
+
+    folder: Path
+    summary: dict[str, Any]
+    lines: list[dict[str, Any]]
+    printed: str
+
+    def records(self, arm: str = "cache", method: str | None = None) -> list[dict[str, Any]]:
+        every = [line["arms"][arm] for line in self.lines]
+        return [record for record in every if method in (None, record["method"])]
+
+    def computed(self, arm: str) -> int:
+        return self.summary["arms"][arm]["computed_tokens"]
+
+    def changed(self, arm: str, method: str | None = None) -> list[str]:
+        """Samples whose answer is not the `none` arm's."""
+        pairs = [(line["id"], line["arms"]["none"], line["arms"][arm]) for line in self.lines]
+        return [id for id, none, other in pairs if method in (None, other["method"]) and other["text"] != none["text"]]
+
+
+def _command(*flags: str) -> Any:
+    return CliRunner().invoke(typer_app, ["run", "--engine", "vllm", *flags])
+
+
+def _run(folder: Path, *flags: str) -> Ran:
+    done = _command(*flags, "--output", str(folder))
+    assert done.exception is None, done.exception
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return Ran(folder, json.loads((folder / "summary.json").read_text()), lines, done.output)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return _run(tmp_path_factory.mktemp("adopt"), "--preset", "shapes", "--max-samples", "16")
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("blend")
+    return _run(folder, "--preset", "docs", "--max-samples", "13", "--cache-dir", str(folder / "kv"))
+
+
+def test_the_files_are_those_of_any_engine(shapes: Ran) -> None:
+    assert shapes.summary["samples"] == len(shapes.lines) == 16
+    assert set(shapes.summary["arms"]) == set(ARMS)
+    wanted = {"hit_rate", "by_level", "by_method", "agreement", "beyond_prefix", "lookup_ms", "store_bytes"}
+    assert wanted <= set(shapes.summary)
+    assert {"exact_text", "semantic_text", "embedding:prompt", "kv_cache"} <= set(shapes.lines[0]["statuses"])
+    assert "answers that equal the none arm's" in shapes.printed
+
+
+def test_prefix_caching_saves_and_changes_nothing(shapes: Ran) -> None:
+    assert shapes.changed("prefix") == []
+    assert shapes.computed("prefix") < shapes.computed("none") == shapes.summary["arms"]["none"]["prompt_tokens"]
+    assert shapes.summary["arms"]["none"]["encoder_runs"] == 16
+
+
+def test_adopt_runs_the_donor_and_exact_stays_exact(shapes: Ran) -> None:
+    adopted = shapes.records(method="adopt")
+    assert adopted
+    assert all(record["approximate"] and record["donor"] and not record["stored"] for record in adopted)
+    assert shapes.records(method="exact")
+    assert (
+        shapes.changed("cache", "exact") == shapes.changed("cache", "prefix") == shapes.changed("cache", "none") == []
+    )
+    assert shapes.computed("cache") < shapes.computed("prefix")
+
+
+def test_decisions_are_those_of_the_transformers_engine(shapes: Ran, tmp_path: Path) -> None:
+    flags = ["run", "--preset", "shapes", "--max-samples", "16", "--arms", "cache", "--output", str(tmp_path)]
+    assert CliRunner().invoke(typer_app, flags).exception is None
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    there = [line["arms"]["cache"] for line in lines]
+    same = ("method", "level", "approximate", "text")
+    assert [[r[name] for name in same] for r in shapes.records()] == [[r[name] for name in same] for r in there]
+
+
+def test_blend_is_blended_by_the_connector(blended: Ran) -> None:
+    mixed = blended.records(method="blend")
+    assert len(mixed) >= 3
+    for record in mixed:
+        assert 16 < record["computed_tokens"] < record["prompt_tokens"]
+        assert record["bytes_loaded"] > 0
+        assert record["inject_ms"] > 0
+        assert record["approximate"]
+    assert blended.summary["by_method"]["blend"] == len(mixed)
+    assert blended.computed("cache") < blended.computed("none")
+
+
+def test_blended_state_is_not_kept_and_its_prompt_is_promoted(blended: Ran) -> None:
+    """The second coming runs exactly, in full, and is stored; the third starts from that."""
+    once = {record["key"] for record in blended.records(method="blend")}
+    assert not any(record["stored"] for record in blended.records(method="blend"))
+    again = [r for r in blended.records() if r["key"] in once and r["method"] != "blend"]
+    assert again
+    assert "promoted" in again[0]["reason"]
+    assert again[0]["stored"]
+    assert not again[0]["approximate"]
+    assert again[0]["computed_tokens"] == again[0]["prompt_tokens"]
+    donors = {record["donor"] for record in blended.records(method="blend")}
+    assert donors.isdisjoint(once)
+
+
+def test_what_is_not_blended_says_why_and_is_exact(blended: Ran) -> None:
+    refused = [record for record in blended.records() if "too little in common" in record["reason"]]
+    assert refused
+    assert all(r["method"] == "none" and r["stored"] and r["computed_tokens"] == r["prompt_tokens"] for r in refused)
+    assert any("too little in common" in reason for reason in blended.summary["not_used"])
+    for method in ("none", "prefix", "exact"):
+        assert blended.changed("cache", method) == []
+
+
+def test_exact_over_a_restart_even_of_answers_of_one_token(blended: Ran, tmp_path: Path) -> None:
+    """This run's engine holds nothing: what it does not compute came from the folder that the blending run left. A request
+    that is over with its first token is stored too."""
+    flags = ("--preset", "docs", "--reuse", "exact", "--max-samples", "4", "--max-new-tokens", "1")
+    again = _run(tmp_path, *flags, "--cache-dir", str(blended.folder / "kv"))
+    held = {record["key"] for record in blended.records() if record["stored"]}
+    found = [record for record in again.records() if record["key"] in held]
+    fresh = [record for record in again.records() if record["key"] not in held]
+    assert found
+    assert all(record["method"] == "exact" and record["computed_tokens"] == 1 for record in found)
+    assert all(record["bytes_loaded"] for record in found)
+    assert fresh
+    assert all(record["computed_tokens"] == record["prompt_tokens"] for record in fresh)
+    assert again.summary["store_entries"] == blended.summary["store_entries"] + len(fresh)
+    assert again.changed("cache") == []
+
+
+def test_blend_is_refused_at_start_where_it_cannot_be() -> None:
+    """Before a request is run, with the remedy, and so that another engine may start afterwards."""
+    done = _command("--preset", "docs", "--blend-selector", "query")
+    assert isinstance(done.exception, ConfigError)
+    assert "choose value, kv or similarity" in str(done.exception)
+    done = _command("--preset", "shapes", "--reuse", "blend", "--max-samples", "2")
+    assert isinstance(done.exception, ModelError)
+    assert "not built like Llama" in str(done.exception)
+    assert "--reuse exact or adopt" in str(done.exception)
+    from dejakv.engines.vllm import compat
+
+    compat.require_free_process()
+
+
+def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
+    blending = ConnectorSettings(modes=("off", "exact", "blend"), blend_share=0.2)
+    text, picture = SimpleNamespace(spans=()), SimpleNamespace(spans=(Span(1, 4, "d"),))
+    own, foreign = (SimpleNamespace(meta=SimpleNamespace(spans=(), epoch=epoch)) for epoch in ("e", "f"))
+
+    def why(prepared: Any, donor: Any, config: BlendConfig, settings: ConnectorSettings = blending) -> str:
+        return named.why_not(prepared, [donor], config, settings, "e")
+
+    asked = BlendConfig(share=0.2)
+    assert why(text, own, asked) == ""
+    assert "without media" in why(picture, own, asked)
+    assert "another model" in why(text, foreign, asked)
+    assert "share=0.2" in why(text, own, BlendConfig(share=0.5))
+    assert "tail=None" in why(text, own, BlendConfig(share=0.2, tail=3))
+    assert "started without blend" in why(text, own, asked, ConnectorSettings())
