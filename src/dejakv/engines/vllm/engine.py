@@ -2,7 +2,8 @@
 """The engine on vLLM's offline `LLM`, in this process: `dejakv run --engine vllm`.
 
 Reuse is vLLM's and the connector's own affair: a request that is to start from stored state is simply asked, and vLLM's prefix
-cache or `DejaKVConnector` has the state. So `adopt` runs the donor's own prompt, and nothing is injected. Prefix caching is on
+cache or `DejaKVConnector` has the state. So `adopt` runs the donor's own prompt, and nothing is injected; a `blend` names its donor to
+the connector, as a client of a server may, and the connector says what came of it. Prefix caching is on
 in the arms `prefix` and `cache`, the connectors in `cache` alone; each arm has a `cache_salt` of its own, so no arm profits from
 another.
 """
