@@ -1,0 +1,75 @@
+"""Layouts nobody has written down are observed: bit for bit where elements only change places, refused where they do not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm_harness import running, tokens, worker_side
+
+from dejakv.engines.vllm.layout import observed, reader_for
+from dejakv.engines.vllm.paged import PagedKV
+from dejakv.errors import ConfigError
+
+
+class _Shuffled:
+    """Puts a block's elements anywhere in the block, always the same way."""
+
+    def __init__(self, elements: int) -> None:
+        self.order = torch.randperm(elements, generator=torch.Generator().manual_seed(1))
+
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        blocks, heads, tokens, width = cache.shape
+        d = width // 2
+        flat = cache.view(blocks, -1)
+        place = self.order.view(2, heads, tokens, d)
+        for row, slot in enumerate(slots.tolist()):
+            block, offset = divmod(slot, tokens)
+            flat[block, place[0, :, offset]] = keys[row]
+            flat[block, place[1, :, offset]] = values[row]
+
+
+class _Doubled(_Shuffled):
+    """Writes two elements to one place."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__(elements)
+        self.order[3] = self.order[4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_unknown_order_is_observed(dtype):
+    layers = {name: SimpleNamespace(impl=_Shuffled(2 * 32 * 16)) for name in ("a", "b")}
+    caches = {name: torch.zeros(8, 2, 32, 16, dtype=dtype) for name in layers}
+    paged = PagedKV(layers, caches, 32)
+    assert paged.reader.__name__ == "read_observed"
+    assert not any(cache.any() for cache in caches.values())  # it leaves nothing behind
+    state = torch.randn(paged.shape(70)).to(dtype)
+    paged.scatter([5, 2, 7], 0, state)
+    assert torch.equal(paged.gather([5, 2, 7], 70), state)
+
+
+def test_layers_in_other_orders_are_not_taken_for_one_another():
+    layers = {"a": SimpleNamespace(impl=_Shuffled(1024)), "b": SimpleNamespace(impl=_Shuffled(1024))}
+    layers["b"].impl.order = layers["b"].impl.order.flip(0)
+    with pytest.raises(ConfigError, match="could not be read back"):
+        reader_for(layers, {name: torch.zeros(8, 2, 32, 16) for name in layers}, 32)
+
+
+def test_what_is_no_order_is_refused():
+    cache = torch.zeros(8, 2, 32, 16)
+    assert observed(SimpleNamespace(impl=_Doubled(1024)), cache, 32) is None
+    assert not cache.any()
+
+
+def test_bfloat16_comes_back_from_this_cpu():
+    """Whatever this processor's layout is (AMX packs pairs of tokens), stored state equals computed state."""
+    prompt = tokens(301, 5)
+    with running(extra={}, dtype="bfloat16") as engine:
+        (first,) = engine.ask([prompt])
+        engine.settle()
+        assert worker_side().paged.dtype == torch.bfloat16
+        engine.reset_prefix_cache()
+        (again,) = engine.ask([prompt])
+    assert again.told["method"] == "exact"
+    assert again.cached == len(prompt) - 1
+    assert again.tokens == first.tokens
