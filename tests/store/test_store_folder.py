@@ -49,6 +49,11 @@ def test_folders_that_are_no_store_are_left_alone(tmp_path: Path) -> None:
         DiskStore("/proc/dejakv")
 
 
+def test_a_store_below_a_store_is_no_foreign_file(tmp_path: Path) -> None:
+    for folder in (tmp_path / "rank", tmp_path, tmp_path):
+        DiskStore(folder).close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 4 MB, where this user may mount one."""

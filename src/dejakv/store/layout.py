@@ -71,7 +71,7 @@ def _claim(folder: Path) -> None:
     own = ("catalog.sqlite", "chunks", "temporary", "quarantine")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir() if not path.name.startswith(own)]
+        others = [path.name for path in folder.iterdir() if not path.name.startswith(own) and not _is_store(path)]
         if others:
             raise StoreError(f"{folder} holds other files ({others[0]}): give a new or empty folder for the cache")
         status = folder.stat()
@@ -83,6 +83,11 @@ def _claim(folder: Path) -> None:
             os.chmod(folder, 0o700)
     except OSError as error:
         raise StoreError(f"{folder} cannot be a cache folder ({error}): give a folder you may write to") from error
+
+
+def _is_store(folder: Path) -> bool:
+    """Whether it is a store of its own: tensor-parallel ranks have theirs below the one of a single rank."""
+    return (folder / "catalog.sqlite").is_file()
 
 
 def _open_catalog(layout: Layout) -> Catalog:

@@ -80,7 +80,7 @@ def test_rekey_keeps_what_is_before():
 def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
-        "speculative": None, "kv_role": "kv_both", "dcp": 1,
+        "speculative": None, "kv_role": "kv_both", "dcp": 1, "nodes": 1, "backend": "mp", "extra": {},
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -89,10 +89,11 @@ def _config(**changes):
         cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=values["tp"], pipeline_parallel_size=values["pp"],
+            nnodes=values["nodes"], distributed_executor_backend=values["backend"],
             decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
         ),
         speculative_config=values["speculative"],
-        kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"]),
+        kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"], kv_connector_extra_config=values["extra"]),
     )  # fmt: skip
 
 
@@ -112,12 +113,17 @@ def test_refusals():
     """Each entry of the table, and nothing for an ordinary server."""
     plain = _groups(FullAttentionSpec())
     refuse_unsupported(_config(), plain)
+    refuse_unsupported(_config(tp=2), plain)
+    refuse_unsupported(_config(extra={"mode": "blend"}), plain)
     cases = [
         ({"use_mla": True}, plain, "MLA"),
         ({"cache_dtype": "fp8"}, plain, "quantized KV"),
         ({}, _groups(MambaSpec()), "hybrid"),
         ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
-        ({"tp": 2}, plain, "tensor parallelism"),
+        ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
+        ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
+        ({"tp": 2, "extra": {"modes": ["exact", "blend"]}}, plain, "mode blend with tensor parallelism"),
+        ({"tp": 2, "extra": {"inner": {"kv_connector": "X"}}}, plain, "inner connector with tensor parallelism"),
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),
         ({"speculative": object()}, plain, "speculative decoding"),
@@ -128,7 +134,7 @@ def test_refusals():
     for changes, groups, words in cases:
         with pytest.raises(ConfigError, match=words):
             refuse_unsupported(_config(**changes), groups)
-    assert len(cases) == len(REFUSALS)
+    assert len(cases) == len(REFUSALS) + 1  # one entry has two cases
 
 
 class _Packed:

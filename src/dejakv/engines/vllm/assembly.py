@@ -15,6 +15,7 @@ from dejakv.engines.vllm.finder import ConnectorCache, Finder
 from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
 from dejakv.engines.vllm.llama import Decoder, why_not
 from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import NO_ENCODER, ConnectorSettings
@@ -38,7 +39,9 @@ def make_scheduler_side(
         _RUNTIME if compat.adapters_change_at_runtime() else "",
         compat.adapters_leak(vllm_config),
     )
-    store = open_store(settings, vllm_config)
+    ranks = rank_count(vllm_config)
+    stores = [open_store(settings_of_rank(settings, rank, ranks), vllm_config) for rank in range(ranks)]
+    store = stores[0] if ranks == 1 else EveryRank(stores)
     config = settings.cache_config()
     if settings.may_blend and settings.index_encoder != NO_ENCODER:
         tokenizer = tokenizer_of(vllm_config)
@@ -50,11 +53,12 @@ def make_scheduler_side(
         finder = Finder(cache, settings, adapters, decode)
     else:
         finder = Finder(ConnectorCache(store, (), (), config), settings, adapters)
-    return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts)
+    return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts, ranks=ranks)
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
     """Raises ConfigError or StoreError."""
+    settings = settings_of_rank(settings, compat.rank(), rank_count(vllm_config))
     store = open_store(settings, vllm_config, writing=True)
     return WorkerSide(store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s)
 

@@ -72,6 +72,13 @@ def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
     return True
 
 
+def rank() -> int:
+    """This worker's tensor-parallel rank; its process groups exist before its connector does (`v1/worker/gpu_worker.py`)."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank()
+
+
 def adapters_applied(vllm_config: Any) -> dict[str, object]:
     """What decides, beside its files, what a LoRA adapter does to the model (`config/lora.py`)."""
     lora = vllm_config.lora_config

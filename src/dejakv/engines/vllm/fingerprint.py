@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.engines.vllm.compat import vllm_version
+from dejakv.engines.vllm.ranks import rank_count
 from dejakv.identity import digest_of, epoch_of
 
 log = logging.getLogger("dejakv.vllm")
@@ -56,6 +57,7 @@ def server_epoch(vllm_config: Any) -> str:
         "kv_dtype": str(vllm_config.cache_config.cache_dtype),
         "quantization": str(model.quantization),
         "layout": "2,layers,kv_heads,tokens,head_dim",
+        "tensor_parallel": rank_count(vllm_config),  # other heads in a chunk, and sums in another order
     }
     return epoch_of(parts)
 

@@ -1,6 +1,7 @@
 # pyright: reportMissingImports=false
 """What the scheduler side and the worker side of the connector tell each other. Plain values: they may cross processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,7 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A finished load. `computed`: rows that a blend recomputed, averaged over layers."""
+    """A finished load. `nbytes` and `computed` (rows that a blend recomputed, averaged over layers) are 0 if it failed."""
 
     request_id: str
     nbytes: int
@@ -59,17 +60,28 @@ class Loaded:
     computed: int = 0
     problem: str = ""
 
+    @classmethod
+    def together(cls, parts: "Sequence[Loaded]") -> "Loaded":
+        """What the ranks say of one load, as one: all their bytes, the time of the slowest; one failure is a failure."""
+        for part in parts:
+            if part.problem:
+                return part
+        first = parts[0]
+        return cls(
+            first.request_id, sum(part.nbytes for part in parts), max(part.seconds for part in parts), first.computed
+        )
+
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what became of saves and loads since the last report.
+    """Worker to scheduler: what became of saves and loads since the last report. Of several ranks: one entry each.
 
     stored   chunk ids that are in the store now
-    dropped  chunk id -> why it is not
+    dropped  chunk ids that are not, and why
     """
 
     stored: list[str] = field(default_factory=list[str])
-    dropped: dict[str, str] = field(default_factory=dict[str, str])
+    dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     loaded: list[Loaded] = field(default_factory=list[Loaded])
     blend_problem: str = ""
     inner: Any = None
@@ -78,7 +90,7 @@ class StepReport(KVConnectorWorkerMetadata):
         assert isinstance(other, StepReport)
         return StepReport(
             self.stored + other.stored,
-            self.dropped | other.dropped,
+            self.dropped + other.dropped,
             self.loaded + other.loaded,
             self.blend_problem or other.blend_problem,
             self.inner if other.inner is None else other.inner,

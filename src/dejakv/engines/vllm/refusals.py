@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.engines.vllm.ranks import rank_count
+from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 
 
@@ -14,6 +16,10 @@ class Refusal:
     what: str
     why: str
     found: Callable[[Any, Any], bool]
+
+
+def _settings(config: Any) -> ConnectorSettings:
+    return ConnectorSettings.from_extra(config.kv_transfer_config.kv_connector_extra_config)
 
 
 def _specs(kv_cache_config: Any) -> list[Any]:
@@ -50,9 +56,22 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda config, kv: len(kv.kv_cache_groups) != 1,
     ),
     Refusal(
-        "tensor parallelism",
-        "not shown: each rank would hold its own heads of a chunk",
-        lambda config, kv: config.parallel_config.tensor_parallel_size > 1,
+        "tensor parallelism over nodes or without distributed_executor_backend='mp'",
+        "not shown: the scheduler looks for every rank's part of a chunk in one folder",
+        lambda config, kv: (
+            rank_count(config) > 1
+            and (config.parallel_config.nnodes > 1 or config.parallel_config.distributed_executor_backend != "mp")
+        ),
+    ),
+    Refusal(
+        "mode blend with tensor parallelism",
+        "its forward would run the ranks' collectives outside of a step; leave blend out of mode and modes",
+        lambda config, kv: rank_count(config) > 1 and _settings(config).may_blend,
+    ),
+    Refusal(
+        "an inner connector with tensor parallelism",
+        "not shown: it would have to tell the ranks' reports apart",
+        lambda config, kv: rank_count(config) > 1 and bool(_settings(config).inner),
     ),
     Refusal(
         "pipeline parallelism",

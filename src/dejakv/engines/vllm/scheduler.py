@@ -15,6 +15,7 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.store.base import ChunkMeta
 
@@ -50,6 +51,7 @@ class SchedulerSide:
 
     hash_tokens  tokens behind one entry of `Request.block_hashes`
     no_blend     why blend is not possible here, empty if it is
+    ranks        workers that each carry out every order for their part of the heads, and answer it
     """
 
     settings: ConnectorSettings
@@ -57,10 +59,15 @@ class SchedulerSide:
     hash_tokens: int
     counts: Counts
     no_blend: str = ""
+    ranks: int = 1
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
     _saves: list[Save] = field(default_factory=list[Save])
     _saving: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
+
+    def __post_init__(self) -> None:
+        self._saves_heard = Answers[str](self.ranks)
+        self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
@@ -143,15 +150,13 @@ class SchedulerSide:
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
         for chunk_id in report.stored:
-            meta = self._saving.pop(chunk_id, None)
-            if meta is not None:
-                self.finder.stored(meta)
-                self.counts.add("saves")
-        for chunk_id, why in report.dropped.items():
-            self._saving.pop(chunk_id, None)
-            self.counts.add("saves_dropped", why)
+            self._heard_save(chunk_id, "")
+        for chunk_id, why in report.dropped:
+            self._heard_save(chunk_id, why)
         for loaded in report.loaded:
-            self._heard_load(loaded)
+            parts = self._loads_heard.add(loaded.request_id, loaded)
+            if parts is not None:
+                self._heard_load(Loaded.together(parts))
         if report.blend_problem:
             self.no_blend = report.blend_problem
 
@@ -169,6 +174,18 @@ class SchedulerSide:
     def reset(self) -> None:
         """The weights may have changed: nothing that is stored now is found again by this process."""
         self.finder.cache.forget()
+
+    def _heard_save(self, chunk_id: str, problem: str) -> None:
+        problems = self._saves_heard.add(chunk_id, problem)
+        if problems is None:
+            return
+        meta = self._saving.pop(chunk_id)
+        why = next(filter(None, problems), "")
+        if why:
+            self.counts.add("saves_dropped", why)
+        else:
+            self.finder.stored(meta)
+            self.counts.add("saves")
 
     def _heard_load(self, loaded: Loaded) -> None:
         self.counts.loaded(loaded)

@@ -102,7 +102,9 @@ class WorkerSide:
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
         problem, self.problem = self.problem, ""
-        return StepReport(stored, dropped, loaded, problem) if stored or dropped or loaded or problem else None
+        if not (stored or dropped or loaded or problem):
+            return None
+        return StepReport(stored, list(dropped.items()), loaded, problem)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,90 @@
+"""What ranks share and what they do not, without an engine."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.messages import Loaded, StepReport
+from dejakv.engines.vllm.ranks import Answers, EveryRank, settings_of_rank
+from dejakv.engines.vllm.scheduler import SchedulerSide
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.disk import DiskStore
+
+META = ChunkMeta("a", "default", "e", (1, 2), "", "")
+
+
+def _chunk(name):
+    return Chunk(replace(META, id=name), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
+
+
+def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
+    settings = ConnectorSettings(store_dir="/x", max_bytes=100, memory_bytes=1, max_write_rate=0, max_pending_bytes=10)
+    assert settings_of_rank(settings, 0, 1) is settings
+    mine = settings_of_rank(settings, 1, 2)
+    assert mine.store_dir == "/x/tp-1-of-2"
+    assert (mine.max_bytes, mine.memory_bytes, mine.max_write_rate, mine.max_pending_bytes) == (50, 1, 0, 5)
+    assert settings_of_rank(ConnectorSettings(), 1, 2).store_dir is None
+
+
+def test_answers_are_complete_with_the_last_rank():
+    answers = Answers[str](2)
+    assert answers.add("a", "x") is None
+    assert answers.add("b", "y") is None
+    assert answers.add("a", "z") == ["x", "z"]
+    assert answers.add("a", "x") is None  # another order of the same name starts anew
+
+
+def test_one_failed_load_is_a_failure():
+    good, bad = Loaded("r", 10, 2.0), Loaded("r", 0, 0.0, problem="gone")
+    assert Loaded.together([good, bad]) == Loaded.together([bad, good]) == bad
+    assert Loaded.together([good, replace(good, seconds=3.0)]) == Loaded("r", 20, 3.0)
+    assert Loaded.together([good]) == good
+
+
+@pytest.mark.parametrize(("second", "stored"), [("", True), ("backlog", False)])
+def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
+    indexed = []
+    finder = SimpleNamespace(stored=indexed.append)
+    side = SchedulerSide(ConnectorSettings(), finder, 32, Counts(), ranks=2)
+    side._saving["a"] = META
+    side.heard(StepReport(["a"]))
+    assert not indexed
+    assert "a" in side._saving  # not ordered again while a rank is at it
+    side.heard(StepReport([], [("a", second)]) if second else StepReport(["a"]))
+    assert indexed == ([META] if stored else [])
+    assert not side._saving
+    assert side.counts.take() == ({"saves": 1} if stored else {"saves_dropped|backlog": 1})
+
+
+def test_both_ranks_in_one_report():
+    report = StepReport(["a"], [("b", "x")]).aggregate(StepReport(["a"], [("b", "y")]))
+    assert report.stored == ["a", "a"]
+    assert report.dropped == [("b", "x"), ("b", "y")]
+
+
+def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
+    stores = [DiskStore(tmp_path / str(rank)) for rank in range(2)]
+    view = EveryRank(stores)
+    gone = []
+    view.on_evict(gone.append)
+    for name in ("a", "b"):
+        for store in stores:
+            assert store.put(_chunk(name))
+    stores[0].put(_chunk("half"))
+    assert {meta.id for meta in view.metas()} == {"a", "b"}
+    assert view.meta("half") is None
+    assert view.meta("a").id == "a"
+    assert view.stats().entries == 2
+    assert not view.put(_chunk("c"))
+    assert view.get("a") is None
+    stores[1].delete("a")
+    assert gone == ["a"]
+    assert view.meta("a") is None
+    assert {meta.id for meta in view.metas()} == {"b"}
+    assert view.delete("b")
+    assert not list(view.metas())
+    view.close()

@@ -1,0 +1,87 @@
+"""Two ranks, each with its own heads in its own store: together they are exact, and what one of them lost nobody has."""
+
+import os
+import time
+
+import pytest
+from vllm_harness import running, tokens
+
+A, B, C = (tokens(501, seed) for seed in (81, 82, 83))
+RANKS = ("tp-0-of-2", "tp-1-of-2")
+TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+@pytest.fixture(autouse=True)
+def _two_cpus(monkeypatch):
+    """On the CPU backend each rank wants cores of its own; starts are short without the warm-up."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{others[0] if others else first}")
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
+
+
+def _confirmed(engine):
+    """Steps the engine until all ranks have answered for every save."""
+    deadline = time.monotonic() + 60
+    while engine.connector._scheduler._saving:
+        assert time.monotonic() < deadline, "saves were never confirmed"
+        engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
+
+
+def _chunk_of(store, rank, prompt):
+    """The file of a prompt's chunk in one rank's store."""
+    from dejakv.store.disk import DiskStore
+
+    disk = DiskStore(store / rank)
+    try:
+        (meta,) = [meta for meta in disk.metas() if list(meta.token_ids) == prompt]
+        return store / rank / "chunks" / disk._lookup(meta.id).row.file, disk.get(meta.id)
+    finally:
+        disk.close()
+
+
+def test_two_ranks(tmp_path):
+    """An exact hit after a restart; a part that is deleted or damaged costs the hit, not the answer; a store of one rank is
+    another store."""
+    store = tmp_path / "store"
+    extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
+    with running(extra=extra) as one:
+        truth = one.ask([A, B, C])
+        one.settle()
+
+    with running(extra=extra, **TWO) as two:
+        first = two.ask([A, B, C])
+        _confirmed(two)
+        two.reset_prefix_cache()
+        (again,) = two.ask([A])
+        assert two.metrics()["vllm:dejakv_saves"] == 3
+    assert [output.tokens for output in first] == [output.tokens for output in truth]
+    assert [(output.told["method"], output.cached) for output in first] == [("none", 0)] * 3
+    assert again.told["method"] == "exact"
+    assert again.tokens == truth[0].tokens
+
+    (_, left), (_, right), (_, whole) = (_chunk_of(store, rank, A) for rank in (*RANKS, ""))
+    assert left.tensor.shape == right.tensor.shape
+    assert left.tensor.shape[2] * 2 == whole.tensor.shape[2], "each rank stores half of the heads"
+    _chunk_of(store, RANKS[1], B)[0].unlink()
+    damaged = _chunk_of(store, RANKS[0], C)[0]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(bytes(data))
+
+    with running(extra=extra, **TWO) as two:
+        hit, deleted, corrupt = (two.ask([prompt], wish={"no_store": True})[0] for prompt in (A, B, C))
+        assert (hit.told["method"], hit.told["level"]) == ("exact", "exact_text")
+        assert hit.computed <= 32
+        assert hit.told["bytes_loaded"] == 2 * left.tensor.nbytes * (len(A) - 1) // len(A)
+        for output in (deleted, corrupt):
+            assert output.told["method"] == "none"
+            assert output.cached == 0
+            assert output.told["reason"] == "the donor's state is gone or cannot be read"
+        two.reset_prefix_cache()
+        (later,) = two.ask([B])
+        assert later.told["reason"] == "no stored chunk begins like this prompt", "what one rank lost is a miss for all"
+        metrics = two.metrics()
+    assert [output.tokens for output in (hit, deleted, corrupt)] == [output.tokens for output in truth]
+    assert later.tokens == truth[1].tokens
+    assert metrics["vllm:dejakv_load_failures"] == 2
+    assert metrics["vllm:dejakv_loads"] == 1
