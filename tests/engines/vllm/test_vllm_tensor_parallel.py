@@ -6,9 +6,10 @@ import time
 import pytest
 from vllm_harness import running, tokens
 
-A, B, C = (tokens(501, seed) for seed in (81, 82, 83))
+A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
 RANKS = ("tp-0-of-2", "tp-1-of-2")
-TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+ONE = {"kv_cache_memory_bytes": 64 << 20}
+TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **ONE}
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,7 @@ def _two_cpus(monkeypatch):
     first, *others = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{others[0] if others else first}")
     monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
 
 
 def _confirmed(engine):
@@ -44,7 +46,7 @@ def test_two_ranks(tmp_path):
     another store."""
     store = tmp_path / "store"
     extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
-    with running(extra=extra) as one:
+    with running(extra=extra, **ONE) as one:
         truth = one.ask([A, B, C])
         one.settle()
 
@@ -62,6 +64,7 @@ def test_two_ranks(tmp_path):
     (_, left), (_, right), (_, whole) = (_chunk_of(store, rank, A) for rank in (*RANKS, ""))
     assert left.tensor.shape == right.tensor.shape
     assert left.tensor.shape[2] * 2 == whole.tensor.shape[2], "each rank stores half of the heads"
+    assert left.meta.epoch == right.meta.epoch != whole.meta.epoch
     _chunk_of(store, RANKS[1], B)[0].unlink()
     damaged = _chunk_of(store, RANKS[0], C)[0]
     data = bytearray(damaged.read_bytes())
