@@ -50,3 +50,22 @@ def test_second_sight():
         engine.reset_prefix_cache()
         (third,) = engine.ask([A])
         assert third.told["level"] == "exact_text", third.told
+
+
+def test_what_was_evicted_is_stored_when_it_comes_again(tmp_path):
+    """A store with room for one prompt: the first is evicted by the second, and stored again at its own second coming."""
+    first, second = tokens(300, 81), tokens(300, 82)
+
+    def stored():
+        return [list(meta.token_ids) for meta in worker_side().store.metas()]
+
+    with running(extra={"store_dir": str(tmp_path / "kv"), "max_bytes": 2_000_000}) as engine:
+        for prompt in (first, second, first):
+            engine.reset_prefix_cache()
+            (output,) = engine.ask([prompt])
+            engine.settle()
+            assert output.told["method"] == "none"
+            assert stored() == [prompt]
+        engine.reset_prefix_cache()
+        (again,) = engine.ask([first])
+        assert again.told["method"] == "exact"

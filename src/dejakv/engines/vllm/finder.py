@@ -99,6 +99,7 @@ class Finder:
         self._text_of = text_of
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
         self._known: set[str] = {meta.id for meta in cache.store.metas()}
+        cache.store.on_evict(self._known.discard)  # it may be stored, here or elsewhere, when it comes again
         self._stop = threading.Event()
         if settings.refresh_s and settings.store_dir:
             threading.Thread(target=self._refresh, name="dejakv-refresh", daemon=True).start()
