@@ -179,11 +179,11 @@ class SchedulerSide:
         problems = self._saves_heard.add(chunk_id, problem)
         if problems is None:
             return
-        meta = self._saving.pop(chunk_id)
+        meta = self._saving.pop(chunk_id, None)
         why = next(filter(None, problems), "")
         if why:
             self.counts.add("saves_dropped", why)
-        else:
+        elif meta is not None:
             self.finder.stored(meta)
             self.counts.add("saves")
 
