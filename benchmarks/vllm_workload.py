@@ -17,7 +17,7 @@ from vllm_bench import Server, main, paired, quantiles, tokens
 
 from dejakv.datasets.docs import Document, Kind, ask, change, make_document, prompt_of
 
-REQUESTS, FACTS, NEAR = 100, 40, 0.4
+REQUESTS, FACTS, NEAR = 100, 100, 0.4
 CHANGES: tuple[Kind, ...] = ("paraphrase", "reorder", "edit", "extend")
 
 
