@@ -1,7 +1,8 @@
 """What the vLLM benchmarks share: an engine in a process of its own, first-token times, paired runs with an interval.
 
 Each arm of a pair runs in a fresh process (vLLM keeps connectors in globals), the arms take turns, and the interval is that of
-the paired differences. Greedy, fp32, the bundled documents model, everything else as written in the calling script.
+the paired differences. Greedy; `--model` names the bundled documents model (fp32) or a real model's shape with random weights
+(bf16); everything else as written in the calling script.
 """
 
 import argparse
@@ -18,8 +19,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_models import DOCS, NAMES, dtype_of, folder_of
+
+MODEL = DOCS
 VOCABULARY = range(8, 480)
 T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def repeats(small: int, large: int) -> int:
+    """How often to repeat: `small` for the bundled model, `large` for one that takes seconds a prompt."""
+    return small if MODEL == DOCS else large
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -48,20 +57,19 @@ class Server:
 
         from dejakv.engines.vllm.bind import EXTENSION
         from dejakv.engines.vllm.launch import KV_CONNECTOR
-        from dejakv.models import path
 
         if extra is not None:
             options["kv_transfer_config"] = KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=extra)
             options["worker_extension_cls"] = EXTENSION
         defaults = {
-            "dtype": "float32",
+            "dtype": dtype_of(MODEL),
             "max_model_len": 2048,
             "enforce_eager": True,
             "max_num_seqs": 8,
             "block_size": 32,
         }
         self.llm = LLM(
-            str(path("docs-lm")), **{**defaults, "enable_prefix_caching": True, "disable_log_stats": True, **options}
+            str(folder_of(MODEL)), **{**defaults, "enable_prefix_caching": True, "disable_log_stats": True, **options}
         )
         self._number = 0
 
@@ -109,10 +117,13 @@ def main(
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--pairs", type=int, default=4, help="how often each arm runs")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
+    parser.add_argument("--model", choices=NAMES, default=DOCS, help="its weights are random if it is not bundled")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--pair", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    global MODEL
+    MODEL = given.model
     if given.arm:
         print("RESULT " + json.dumps(worker(given.arm, given.pair)))
         return
@@ -120,17 +131,17 @@ def main(
     for pair in range(given.pairs):
         for turn in range(len(arms)):
             arm = arms[(turn + pair) % len(arms)]
-            results[arm].append(_spawn(arm, pair, given.threads))
-    done = {"machine": machine(), "threads": given.threads, "pairs": given.pairs, **report(results)}
+            results[arm].append(_spawn(arm, pair, given))
+    done = {"machine": machine(), "model": MODEL, "threads": given.threads, "pairs": given.pairs, **report(results)}
     text = json.dumps(done, indent=2)
     print(text)
     if given.output:
         given.output.write_text(text + "\n")
 
 
-def _spawn(arm: str, pair: int, threads: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", arm, "--pair", str(pair)]
+def _spawn(arm: str, pair: int, given: argparse.Namespace) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", arm, "--pair", str(pair), "--model", given.model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -1,6 +1,7 @@
 """Blend at 15% of the rows: time to the first token of an edited prompt of 2,000 tokens, against full prefill.
 
-    .venv-vllm/bin/python benchmarks/vllm_blend.py --pairs 2
+    .venv-vllm/bin/python benchmarks/vllm_blend.py --pairs 3
+    .venv-vllm/bin/python benchmarks/vllm_blend.py --pairs 2 --model qwen2.5-0.5b
 
 Speed alone: the prompts are random tokens with one edited passage of 5%, near the beginning. By turns it is as long as before
 (`in_place`) and a third shorter, so that all keys behind it move (`moved`). What blending does to answers is measured with
@@ -11,9 +12,9 @@ import statistics
 import tempfile
 from typing import Any
 
-from vllm_bench import Server, changed, main, paired, quantiles, tokens
+from vllm_bench import Server, changed, main, paired, quantiles, repeats, tokens
 
-LENGTH, REPEATS = 2000, 10
+LENGTH = 2000
 KINDS = ("in_place", "moved")
 
 
@@ -32,7 +33,7 @@ def worker(arm: str, pair: int) -> dict[str, Any]:
         full: dict[str, list[float]] = {kind: [] for kind in KINDS}
         mixed: dict[str, list[float]] = {kind: [] for kind in KINDS}
         share = []
-        for number in range(2 * REPEATS + 2):
+        for number in range(2 * repeats(10, 2) + 2):
             kind = KINDS[number % 2]
             base = tokens(LENGTH, 1000 * pair + number)
             # An edit at the end would leave an exact prefix, which is taken first.
@@ -56,7 +57,7 @@ def worker(arm: str, pair: int) -> dict[str, Any]:
                 kind: {
                     "full": quantiles(full[kind]),
                     "blend": quantiles(mixed[kind]),
-                    "ratio": statistics.median(mixed[kind]) / statistics.median(full[kind]),
+                    "ratios": [one / other for one, other in zip(mixed[kind], full[kind], strict=True)],
                 }
                 for kind in KINDS
             },
@@ -73,7 +74,7 @@ def report(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             kind: {
                 "full_p50_ms": statistics.fmean(run[kind]["full"]["p50_ms"] for run in runs),
                 "blend_p50_ms": statistics.fmean(run[kind]["blend"]["p50_ms"] for run in runs),
-                "ratio": paired([run[kind]["ratio"] for run in runs]),
+                "ratio": paired([ratio for run in runs for ratio in run[kind]["ratios"]]),
             }
             for kind in KINDS
         },

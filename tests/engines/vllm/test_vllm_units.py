@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.layout import read_packed, read_transposed, reader_for, slots_of
@@ -20,7 +22,7 @@ from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tensors import borrowed, to_store
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, ModelError
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
 
@@ -51,6 +53,20 @@ def test_wishes_choose_only_what_is_allowed():
     assert Wish.of({"dejakv": {"mode": "blend"}}, ConnectorSettings(modes=("exact", "blend"))).mode == "blend"
     assert Wish.of({"dejakv": {"threshold": 0}}, settings).threshold == 0.0
     assert Wish.of({"other": 1}, settings).problem == ""
+
+
+def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):
+    """A table that is read with the first request makes that request a miss."""
+    tokenizer = SimpleNamespace(all_special_ids=[0], decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
+    with pytest.raises(ModelError, match="index_encoder"):
+        InputEmbeddings(tmp_path, tokenizer, "e")
+    table = torch.randn(5, 3)
+    save_file({"model.embed_tokens.weight": table}, tmp_path / "model.safetensors")
+    embeddings = InputEmbeddings(tmp_path, tokenizer, "e")
+    (tmp_path / "model.safetensors").unlink()
+    text = embeddings.text_of((0, 4, 2))
+    mean = table[[4, 2]].mean(0)
+    assert np.allclose(embeddings.embed_text(text), mean / mean.norm(), atol=1e-6)
 
 
 def test_versions():

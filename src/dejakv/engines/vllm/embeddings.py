@@ -2,7 +2,6 @@
 
 import json
 from collections import OrderedDict
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ _TEXTS_KEPT = 64
 
 
 class InputEmbeddings:
-    """Looks up rows of the embedding table. The table is read when it is first needed (vocabulary x hidden, float32).
+    """Looks up rows of the embedding table, which is read at once (vocabulary x hidden, float32): a first request that waits
+    for it would miss.
 
     epoch  names the table for whoever keeps vectors made with it
+
+    Raises: ModelError if the folder's weight files hold no input embeddings.
     """
 
     def __init__(self, folder: Path, tokenizer: Any, epoch: str) -> None:
@@ -26,6 +28,7 @@ class InputEmbeddings:
         self.epoch = epoch
         self._tokenizer = tokenizer
         self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._table = self._read()
 
     def text_of(self, token_ids: tuple[int, ...]) -> str:
         """A prompt's tokens as text. Its embedding will be asked for next, so its tokens are kept for that."""
@@ -48,8 +51,7 @@ class InputEmbeddings:
         mean = self.embed_tokens(ids).mean(axis=0)
         return mean / max(float(np.linalg.norm(mean)), 1e-12)
 
-    @cached_property
-    def _table(self) -> NDArray[np.float32]:
+    def _read(self) -> NDArray[np.float32]:
         from safetensors import safe_open
 
         for path in self._files():
