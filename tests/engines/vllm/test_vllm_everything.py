@@ -2,7 +2,7 @@
 
 import random
 
-from vllm_harness import BLENDING, EXTENSION, changed, running, tokens
+from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 BASES = [tokens(length, seed) for seed, length in enumerate((40, 130, 333, 600), 60)]
 OPTIONS = {
@@ -47,11 +47,11 @@ def test_everything_on(tmp_path):
     extra = {
         **BLENDING,
         "store_dir": str(tmp_path),
-        "max_bytes": 12_000_000,
+        "max_bytes": 25_000_000,
         "blend_max_share": 0.9,
         "lookup_timeout_s": 30,
     }
-    reused = blended = 0
+    reused = blended = evicted = 0
     for _ in range(2):
         with running(extra=extra, worker_extension_cls=EXTENSION, **OPTIONS) as engine:
             for _ in range(2):
@@ -61,5 +61,7 @@ def test_everything_on(tmp_path):
                     blended += output.told["method"] == "blend"
                 engine.settle()
                 engine.reset_prefix_cache()
+            evicted += sum(worker_side().store.stats().evictions.values())
+    assert evicted >= 10
     assert reused >= 50
     assert blended >= 1
