@@ -1,7 +1,7 @@
 """What the connector costs requests that reuse nothing: the same mixed load with and without it, capture on.
 
     .venv-vllm/bin/python benchmarks/vllm_misses.py
-    .venv-vllm/bin/python benchmarks/vllm_misses.py --model qwen2.5-0.5b --turns 4
+    .venv-vllm/bin/python benchmarks/vllm_misses.py --model qwen2.5-0.5b --turns 5
 
 Both arms answer the same 64 prompts (16 for a real model's shape) of 64 to 800 tokens, in batches of 8, one arm right after the other. An arm's turn lasts until
 everything is stored, so the connector pays for its writes too. Goal: within 10% on two CPU cores.
