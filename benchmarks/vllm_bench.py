@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,7 @@ from vllm_models import DOCS, NAMES, dtype_of, folder_of
 
 MODEL = DOCS
 VOCABULARY = range(8, 480)
-T95 = (
-    0.0,
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-)
+T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)  # fmt: skip
 
 
 def repeats(small: int, large: int) -> int:
@@ -138,16 +117,10 @@ def main(
     about: str, arms: Sequence[str], worker: Callable[[str, int], dict[str, Any]], report: Callable[..., dict[str, Any]]
 ) -> None:
     """Runs the arms in turns and prints one JSON object. `worker(arm, pair)` runs in a process of its own."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = arguments(about)
     parser.add_argument("--pairs", type=int, default=4, help="how often each arm runs")
-    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
-    parser.add_argument("--model", choices=NAMES, default=DOCS, help="its weights are random if it is not bundled")
-    parser.add_argument("--output", type=Path, help="also write the JSON here")
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--pair", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    global MODEL
-    MODEL = given.model
+    given = parsed(parser)
     if given.arm:
         print("RESULT " + json.dumps(worker(given.arm, given.pair)))
         return
@@ -156,20 +129,52 @@ def main(
         for turn in range(len(arms)):
             arm = arms[(turn + pair) % len(arms)]
             results[arm].append(_spawn(arm, pair, given))
-    done = {"machine": machine(), "model": MODEL, "threads": given.threads, "pairs": given.pairs, **report(results)}
-    text = json.dumps(done, indent=2)
+    publish(given, {"pairs": given.pairs, **report(results)})
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """What every script takes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
+    parser.add_argument("--model", choices=NAMES, default=DOCS, help="its weights are random if it is not bundled")
+    parser.add_argument("--output", type=Path, help="also write the JSON here")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line; its model is the one that every `Server` of this process runs."""
+    global MODEL
+    given = parser.parse_args()
+    MODEL = given.model
+    return given
+
+
+def publish(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Prints what was found and where, as one JSON object, and writes it if asked to."""
+    text = json.dumps({"machine": machine(), "model": MODEL, "threads": given.threads, **found}, indent=2)
     print(text)
     if given.output:
         given.output.write_text(text + "\n")
 
 
+def command_of(arm: str, given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of an arm's process."""
+    command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", arm, "--model", given.model]
+    return command, {**os.environ, "OMP_NUM_THREADS": str(given.threads), "TORCHDYNAMO_DISABLE": "1"}
+
+
+def result_in(lines: Iterable[str]) -> Any:
+    """What an arm's process prints behind `RESULT`; None if it never does."""
+    return next((json.loads(line[7:]) for line in lines if line.startswith("RESULT ")), None)
+
+
 def _spawn(arm: str, pair: int, given: argparse.Namespace) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", arm, "--pair", str(pair), "--model", given.model]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line[7:])
+    command, environment = command_of(arm, given)
+    done = subprocess.run([*command, "--pair", str(pair)], env=environment, capture_output=True, text=True)
+    found = result_in(done.stdout.splitlines())
+    if found is not None:
+        return found
     raise SystemExit(f"the arm {arm} did not finish:\n{done.stderr[-3000:]}")
 
 

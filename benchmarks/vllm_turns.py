@@ -5,15 +5,12 @@ A machine that others share drifts within minutes. What two arms do within the s
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import vllm_bench
-from vllm_models import DOCS, NAMES
+from vllm_bench import arguments, command_of, parsed, publish, result_in
 
 Turn = Callable[[int], dict[str, Any]]
 
@@ -22,8 +19,7 @@ class Arm:
     """One arm's process."""
 
     def __init__(self, name: str, given: argparse.Namespace) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "TORCHDYNAMO_DISABLE": "1"}
-        command = [sys.executable, "-W", "ignore", sys.argv[0], "--arm", name, "--model", given.model]
+        command, environment = command_of(name, given)
         self._name = name
         self._process = subprocess.Popen(
             command,
@@ -38,9 +34,9 @@ class Arm:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(number, file=self._process.stdin, flush=True)
-        for line in self._process.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line[7:])
+        found = result_in(self._process.stdout)
+        if found is not None:
+            return found
         raise SystemExit(f"the arm {self._name} ended: run `{sys.argv[0]} --arm {self._name}` and type 0 to see why")
 
     def close(self) -> None:
@@ -54,14 +50,9 @@ def main(
 ) -> None:
     """Runs the arms in turns and prints one JSON object. `start(arm)` runs in the arm's process and gives what does a turn; turn
     0 warms up and is not reported."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = arguments(about)
     parser.add_argument("--turns", type=int, default=turns, help="how often each arm works")
-    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
-    parser.add_argument("--model", choices=NAMES, default=DOCS, help="its weights are random if it is not bundled")
-    parser.add_argument("--output", type=Path, help="also write the JSON here")
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    vllm_bench.MODEL = given.model
+    given = parsed(parser)
     if given.arm:
         turn = start(given.arm)
         for line in sys.stdin:
@@ -77,8 +68,4 @@ def main(
                 results[name].append(result)
     for process in processes.values():
         process.close()
-    about_run = {"machine": vllm_bench.machine(), "model": given.model, "threads": given.threads, "turns": given.turns}
-    text = json.dumps({**about_run, **report(results)}, indent=2)
-    print(text)
-    if given.output:
-        given.output.write_text(text + "\n")
+    publish(given, {"turns": given.turns, **report(results)})

@@ -16,8 +16,6 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
-from dejakv.engines.vllm.layout import read_packed, read_transposed, reader_for, slots_of
-from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -151,55 +149,6 @@ def test_refusals():
         with pytest.raises(ConfigError, match=words):
             refuse_unsupported(_config(**changes), groups)
     assert len(cases) == len(REFUSALS) + 1  # one entry has two cases
-
-
-class _Packed:
-    """A layer that writes K and V side by side, as FlashAttention does."""
-
-    def do_kv_cache_update(self, layer, keys, values, cache, slots):
-        block, offset = slots // cache.shape[2], slots % cache.shape[2]
-        cache[block, :, offset] = torch.cat([keys, values], dim=-1)
-
-
-class _Lossy(_Packed):
-    def do_kv_cache_update(self, layer, keys, values, cache, slots):
-        super().do_kv_cache_update(layer, keys.abs(), values, cache, slots)
-
-
-def test_layout_is_found_by_a_round_trip():
-    cache = torch.zeros(6, 2, 32, 16)
-    assert reader_for({"a": SimpleNamespace(impl=_Packed())}, {"a": cache}, 32) is read_packed
-    assert not cache.any()
-    with pytest.raises(ConfigError, match=r"_Lossy could not be read back"):
-        reader_for({"a": SimpleNamespace(impl=_Lossy())}, {"a": cache}, 32)
-
-
-def test_transposed_pages_are_read():
-    pages = torch.zeros(1, 1, 32, 8)
-    keys, values = torch.randn(32, 4), torch.randn(32, 4)
-    pages.view(-1)[:128] = keys.T.reshape(-1)
-    pages.view(-1)[128:] = values.reshape(-1)
-    got_keys, got_values = read_transposed(pages)
-    assert torch.equal(got_keys[0, 0], keys)
-    assert torch.equal(got_values[0, 0], values)
-
-
-@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 95])
-def test_pages_are_unpacked_as_they_were_written(tokens):
-    layers = {name: SimpleNamespace(impl=_Packed()) for name in ("a", "b")}
-    caches = {name: torch.zeros(8, 2, 32, 8) for name in layers}
-    paged = PagedKV(layers, caches, 32)
-    state = torch.randn(paged.shape(tokens))
-    blocks = [5, 2, 7]
-    paged.scatter(blocks, 0, state)
-    pages = paged.copy_pages(blocks, tokens)
-    assert pages.shape == paged.pages_shape(tokens)
-    caches["a"].zero_()  # the copy is enough: what happens to the blocks later does not matter
-    assert torch.equal(paged.unpack(pages, tokens), state)
-
-
-def test_slots():
-    assert slots_of([7, 2], 4, 2, 6).tolist() == [30, 31, 8, 9]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -27,14 +27,14 @@ class InputEmbeddings:
         self.folder = folder
         self.epoch = epoch
         self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
         self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._table = self._read()
 
     def text_of(self, token_ids: tuple[int, ...]) -> str:
         """A prompt's tokens as text. Its embedding will be asked for next, so its tokens are kept for that."""
-        special = set(self._tokenizer.all_special_ids)
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        self._ids[text] = tuple(token for token in token_ids if token not in special)
+        self._ids[text] = tuple(token for token in token_ids if token not in self._special)
         if len(self._ids) > _TEXTS_KEPT:
             self._ids.popitem(last=False)
         return text
