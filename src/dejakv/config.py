@@ -1,10 +1,11 @@
 """Every setting of the cache, checked when it is made."""
 
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dejakv.errors import ConfigError
+from dejakv.settings import Cosine, Count, Folder, Positive, Share, check_fields, from_mapping
 
 ReuseMethod = Literal["exact", "adopt", "blend"]
 MediaPolicy = Literal["exact", "similar", "ignore"]
@@ -49,82 +50,42 @@ class SemanticCacheConfig:
     exact_prefix: bool = True
     exact_text: bool = True
     semantic_text: bool = True
-    similarity_threshold: float = 0.85
-    chunk_window: int = 0
+    similarity_threshold: Cosine = 0.85
+    chunk_window: Count = 0
     index_encoder: str = DEFAULT_ENCODER
     index: IndexKind = "flat"
     embedding_layers: tuple[str, ...] = ()
     embedding_hook: str = "none"
     embedding_match: LayerMatch = "all"
-    min_gain: int = 16
+    min_gain: Count = 16
     lexical_guard: bool = True
     levels: tuple[str, ...] = ()
     enable_fusion_cache: bool = False
-    cache_dir: str | None = None
-    fusion_cache_dir: str | None = None
-    max_bytes: int = 4 * 1024**3
-    max_cached_blocks: int = 0
-    memory_bytes: int = 512 * 1024**2
-    encoder_bytes: int = 1024**3
+    cache_dir: Folder | None = None
+    fusion_cache_dir: Folder | None = None
+    max_bytes: Count = 4 * 1024**3
+    max_cached_blocks: Count = 0
+    memory_bytes: Count = 512 * 1024**2
+    encoder_bytes: Count = 1024**3
     policy: EvictionPolicy = "lru"
-    min_tokens: int = 0
+    min_tokens: Count = 0
     second_sight: bool = False
-    max_write_rate: int = 0
-    blend_map: str = "context"
-    blend_selector: str = "value"
-    blend_share: float = 0.15
-    blend_donors: int = 2
-    image_root: str | None = None
+    max_write_rate: Count = 0
+    blend_map: BlendMap = "context"
+    blend_selector: BlendSelector = "value"
+    blend_share: Share = 0.15
+    blend_donors: Positive = 2
+    image_root: Folder | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("reuse", ReuseMethod),
-            ("media", MediaPolicy),
-            ("embedding_match", LayerMatch),
-            ("policy", EvictionPolicy),
-            ("index", IndexKind),
-            ("blend_map", BlendMap),
-            ("blend_selector", BlendSelector),
-        ):
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                raise ConfigError(f"{name}={value!r} is unknown: choose one of {', '.join(known)}")
-        if not -1.0 <= self.similarity_threshold <= 1.0:
-            raise ConfigError(
-                f"similarity_threshold={self.similarity_threshold} is no cosine: give a number from -1 to 1 (0.85 is usual)"
-            )
-        if not 0.0 <= self.blend_share <= 1.0:
-            raise ConfigError(f"blend_share={self.blend_share} is no share: give a number from 0 to 1")
-        if self.blend_donors < 1:
-            raise ConfigError(f"blend_donors={self.blend_donors}: give 1 or more")
-        for name in (
-            "max_bytes",
-            "max_cached_blocks",
-            "memory_bytes",
-            "encoder_bytes",
-            "min_tokens",
-            "min_gain",
-            "max_write_rate",
-            "chunk_window",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is negative: give 0 or more")
+        check_fields(self)
         if self.media == "similar" and not any(layer.split(":")[0] == "vision" for layer in self.embedding_layers):
             raise ConfigError(
                 "media='similar' lets the vision layer decide, but there is none: add --embedding-layer vision:DIM:THRESHOLD"
                 " and --embedding-hook vision or prompt_vision"
             )
-        if self.cache_dir is not None and Path(self.cache_dir).is_file():
-            raise ConfigError(f"cache_dir={self.cache_dir!r} is a file: give a folder")
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "SemanticCacheConfig":
+    def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":
         """A config from plain values (JSON, flags). Lists become tuples; an unknown name is an error that lists the known."""
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(f"unknown setting {unknown[0]!r}: known are {', '.join(sorted(known))}")
-        plain: dict[str, Any] = {}
-        for name, value in values.items():
-            plain[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
-        return cls(**plain)
+        return from_mapping(cls, values, "the cache's settings")

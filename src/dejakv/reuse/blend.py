@@ -17,11 +17,12 @@ from dejakv.engines.base import Completion, Engine, Prepared
 from dejakv.errors import ConfigError, ModelError
 from dejakv.identity import Span
 from dejakv.request import Sampling
-from dejakv.reuse.need import RULES, Need, Rule, need
+from dejakv.reuse.need import Need, Rule, need
 from dejakv.reuse.schedule import SCHEDULES, Schedule, parse, with_mean
 from dejakv.reuse.selector import SELECTORS
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import MAPS, Donors, Embed, Ids, TokenMap, token_map
+from dejakv.settings import Count, Positive, Share, check_fields
 from dejakv.store.base import Chunk
 
 
@@ -47,28 +48,24 @@ class BlendConfig:
 
     map: str = "context"
     selector: str = "value"
-    share: float = 0.15
+    share: Share = 0.15
     by_need: bool = True
     rule: Rule | None = None
     schedule: str = "constant"
-    complete: int | None = None
-    tail: int | None = None
-    min_similarity: float = 0.2
+    complete: Count | None = None
+    tail: Positive | None = None
+    min_similarity: Share = 0.2
     threshold: float | None = None
-    max_share: float = 0.8
-    bits: int = 256
+    max_share: Share = 0.8
+    bits: Positive = 256
     rope_weight: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, value, known in (("map", self.map, MAPS), ("selector", self.selector, SELECTORS)):
             if value not in known:
                 raise ConfigError(f"blend {name} {value!r} is unknown: choose one of {', '.join(known)}")
-        if self.rule is not None and self.rule not in RULES:
-            raise ConfigError(f"blend rule {self.rule!r} is unknown: choose one of {', '.join(RULES)}")
-        for name in ("share", "min_similarity", "max_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"blend {name}={getattr(self, name)}: give a number from 0 to 1")
         if self.schedule not in SCHEDULES:
             parse(self.schedule, 1 << 16)
 

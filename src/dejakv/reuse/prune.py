@@ -9,17 +9,19 @@ Layers keep different numbers of tokens: decoding goes on one token at a time, a
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.engines.transformers.blend_probe import AttentionProbe
-from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.errors import InputError, ModelError
+from dejakv.settings import Positive, Within, check_fields
 
 Policy = Literal["attention", "snapkv", "random", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+SomeShare = Annotated[float, Within(0, 1, above=True)]
 _HOOKS = "_dejakv_prune_hooks"
 
 
@@ -36,22 +38,16 @@ class PruneConfig:
     seed           of policy `random`
     """
 
-    policy: str = "attention"
-    keep_first: float = 0.9
-    keep_last: float = 0.2
-    recovery: float = 0.95
-    window: int = 32
-    minimum: int = 64
+    policy: Policy = "attention"
+    keep_first: SomeShare = 0.9
+    keep_last: SomeShare = 0.2
+    recovery: SomeShare = 0.95
+    window: Positive = 32
+    minimum: Positive = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"pruning policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
-        for name in ("keep_first", "keep_last", "recovery"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"pruning {name}={getattr(self, name)}: give a share above 0 and at most 1")
-        if self.window < 1 or self.minimum < 1:
-            raise ConfigError(f"pruning window={self.window}, minimum={self.minimum}: both must be at least 1")
+        check_fields(self)
 
     def share(self, layer: int, layers: int) -> float:
         """Share of tokens that a layer keeps at most."""

@@ -28,10 +28,10 @@ from dejakv.store.memory import MemoryStore
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"mode": "adopt"}, "adopt rewrites the prompt"),
-        ({"modes": ["exact", "loose"]}, "contains 'loose'"),
+        ({"mode": "adopt"}, "mode='adopt' rewrites the prompt"),
+        ({"modes": ["exact", "loose"]}, "holds 'loose'"),
         ({"refresh_s": -1}, "refresh_s"),
-        ({"load_timeout_s": 0}, "above 0"),
+        ({"load_timeout_s": 0}, "more than 0"),
         ({"inner": {"kv_role": "kv_both"}}, "names no connector"),
         ({"mode": "blend", "blend_selector": "query"}, "attention weights"),
         ({"blend_share": 1.5}, "blend_share"),

@@ -11,7 +11,7 @@ outputs and prefix blocks under the medium's identifier, so an approximate outpu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -24,7 +24,9 @@ from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
 from dejakv.engines.vllm.fingerprint import server_epoch
+from dejakv.engines.vllm.settings import Timeout
 from dejakv.errors import ConfigError
+from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,19 @@ class EncoderSettings:
     lookup_timeout_s  a lookup that takes longer is a miss
     """
 
-    store_dir: str | None = None
-    max_bytes: int = 1024**3
-    max_entries: int = 10_000
-    disk_bytes: int = 8 * 1024**3
+    store_dir: Folder | None = None
+    max_bytes: Positive = 1024**3
+    max_entries: Positive = 10_000
+    disk_bytes: Count = 8 * 1024**3
     policy: Literal["lfu", "lru", "cost"] = "lfu"
-    lookup_timeout_s: float = 0.5
+    lookup_timeout_s: Timeout = 0.5
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "EncoderSettings":
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(set(extra) - known)
-        if unknown:
-            raise ConfigError(
-                f"ec_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
-            )
-        settings = cls(**extra)
-        if settings.lookup_timeout_s <= 0:
-            raise ConfigError(f"lookup_timeout_s={settings.lookup_timeout_s} must be above 0")
-        return settings
+        return from_mapping(cls, extra, "ec_connector_extra_config")
 
     def open(self) -> VisualKVCache:
         disk = DiskTier.open(Path(self.store_dir).expanduser(), self.disk_bytes) if self.store_dir else None

@@ -1,12 +1,13 @@
 """All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import BlendMap, BlendSelector, SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
 
 if TYPE_CHECKING:
     from dejakv.reuse.blend import BlendConfig
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 Mode = Literal["off", "exact", "blend"]
 MODES: tuple[Mode, ...] = ("off", "exact", "blend")
 NO_ENCODER = "none"
+Timeout = Annotated[float, Within(0, above=True)]
 
 
 @dataclass(frozen=True)
@@ -49,49 +51,41 @@ class ConnectorSettings:
 
     mode: Literal["exact", "blend"] = "exact"
     modes: tuple[Mode, ...] = ()
-    store_dir: str | None = None
-    max_bytes: int = 4 * 1024**3
-    memory_bytes: int = 512 * 1024**2
+    store_dir: Folder | None = None
+    max_bytes: Count = 4 * 1024**3
+    memory_bytes: Count = 512 * 1024**2
     policy: Literal["lru", "lfu"] = "lru"
-    min_tokens: int = 16
-    max_tokens: int = 0
-    min_gain: int = 16
-    min_new_tokens: int = 16
-    max_pending_bytes: int = 512 * 1024**2
+    min_tokens: Count = 16
+    max_tokens: Count = 0
+    min_gain: Count = 16
+    min_new_tokens: Count = 16
+    max_pending_bytes: Count = 512 * 1024**2
     second_sight: bool = False
-    max_write_rate: int = 0
-    refresh_s: float = 5.0
-    lookup_timeout_s: float = 0.5
-    load_timeout_s: float = 10.0
-    similarity_threshold: float = 0.85
+    max_write_rate: Count = 0
+    refresh_s: Seconds = 5.0
+    lookup_timeout_s: Timeout = 0.5
+    load_timeout_s: Timeout = 10.0
+    similarity_threshold: Cosine = 0.85
     index_encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
     lexical_guard: bool = True
-    chunk_window: int = 0
-    blend_share: float = 0.15
-    blend_map: str = "context"
-    blend_selector: str = "value"
-    blend_max_share: float = 0.8
-    blend_tail: int = 16
+    chunk_window: Count = 0
+    blend_share: Share = 0.15
+    blend_map: BlendMap = "context"
+    blend_selector: BlendSelector = "value"
+    blend_max_share: Share = 0.8
+    blend_tail: Positive = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
     inner_isolated: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in ("exact", "blend"):
+        if self.mode == "adopt":
             raise ConfigError(
-                f"mode={self.mode!r} is unknown: choose exact or blend (adopt rewrites the prompt before vLLM sees it:"
-                " use dejakv.engines.vllm.middleware or `dejakv run --engine vllm --reuse adopt`)"
+                "mode='adopt' rewrites the prompt before vLLM sees it: use dejakv.engines.vllm.middleware, or `dejakv run"
+                " --engine vllm --reuse adopt`"
             )
-        for name in self.modes:
-            if name not in MODES:
-                raise ConfigError(f"modes contains {name!r}: choose from {', '.join(MODES)}")
+        check_fields(self)
         if self.may_blend:
             self._check_blend()
-        for name in ("lookup_timeout_s", "load_timeout_s", "blend_tail"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
-        for name in ("max_tokens", "min_new_tokens", "max_pending_bytes", "refresh_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is negative: give 0 or more")
         if self.inner and "kv_connector" not in self.inner:
             raise ConfigError(
                 'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'
@@ -150,16 +144,7 @@ class ConnectorSettings:
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
         """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones."""
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(set(extra) - known)
-        if unknown:
-            raise ConfigError(
-                f"kv_connector_extra_config has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
-            )
-        values: dict[str, Any] = {
-            name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in extra.items()
-        }
-        return cls(**values)
+        return from_mapping(cls, extra, "kv_connector_extra_config")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""Every class of settings refuses what does not fit its annotations, by a message that names field, value and remedy."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError
+from dejakv.experiments.settings import RunSettings
+from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.prune import PruneConfig
+from dejakv.settings import AnyPath, Folder, Share, check_fields, from_mapping
+
+CLASSES = (SemanticCacheConfig, RunSettings, ConnectorSettings, BlendConfig, PruneConfig)
+NUMBERS = [-1, 0, 1, 2, 2**63, 2**70, 10**400, 10**5000, 1.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
+TEXTS = ["", "x", "nan", "\ud800", "\0", "a\0b", "../..", "/dev/null", "a" * 5000, "/".join(["a"] * 4000), "vision:1"]
+OTHERS = [None, True, False, [], ["a"], ("a:b",), ({},), {}, {1: 2}, b"x", object(), Ellipsis, float, Path("/"), [[[]]]]
+JUNK = st.sampled_from([*NUMBERS, *TEXTS, *OTHERS]) | st.text() | st.integers() | st.floats() | st.lists(st.text())
+FIELDS = [(cls, item.name) for cls in CLASSES for item in fields(cls)]
+
+
+def outcome(make: Callable[[], Any]) -> tuple[Any, str]:
+    """What was made, or the text of the only error there may be."""
+    try:
+        return make(), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+@given(st.sampled_from(FIELDS), JUNK)
+def test_a_field_of_junk_is_refused_or_gives_settings_that_work(field: tuple[Any, str], value: Any) -> None:
+    cls, name = field
+    made, error = outcome(lambda: from_mapping(cls, {name: value}))
+    if made is None:
+        assert len(error) < 1000
+        assert name in error.replace("-", "_")
+        return
+    kept, default = getattr(made, name), getattr(cls(), name)
+    assert kept == (tuple(value) if isinstance(value, list) else value)
+    if default is not None and kept is not None:
+        assert type(kept) is type(default) or (isinstance(default, float) and type(kept) is int)
+    if isinstance(kept, int | float):
+        assert math.isfinite(kept)
+        assert abs(kept) < 2**63
+    assert replace(made) == made
+
+
+@given(st.dictionaries(st.sampled_from([item.name for item in fields(SemanticCacheConfig)]), JUNK, max_size=4))
+def test_a_config_of_junk_is_refused_or_builds_a_cache(values: dict[str, Any]) -> None:
+    plain = {"semantic_text": False, **values, "cache_dir": None}
+    if plain["semantic_text"] is True:
+        plain["semantic_text"] = False  # its encoder is another package's
+    cache, error = outcome(lambda: build_cache(SemanticCacheConfig.from_dict(plain), background=False))
+    assert cache is not None or len(error) > 10
+
+
+@given(st.sampled_from([None, 1, "x", [], [("reuse", "exact")], {1: 2}, {None: 1}, {"\ud800": 1}, {"reusee": "exact"}]))
+def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
+    with pytest.raises(ConfigError, match="the cache's settings"):
+        SemanticCacheConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"exact_text": 1}, "exact_text=1 is neither true nor false"),
+        ({"chunk_window": True}, "chunk_window=True is no whole number"),
+        ({"min_gain": 1.0}, "min_gain=1.0 is no whole number"),
+        ({"similarity_threshold": float("nan")}, "similarity_threshold=nan is not finite"),
+        ({"max_bytes": 2**63}, "max_bytes=9223372036854775808 is too large"),
+        ({"embedding_layers": "prompt:4"}, "embedding_layers='prompt:4' is no list"),
+        ({"embedding_layers": ["prompt:4", 5]}, "holds 5, which is no text"),
+        ({"cache_dir": ""}, "cache_dir='' is empty"),
+        ({"cache_dir": "a" * 5000}, "File name too long"),
+        ({"cache_dir": "/dev/null/x"}, "Not a directory"),
+        ({"cache_dir": 5}, "cache_dir=5 is no text"),
+        ({"index_encoder": "a\0b"}, "contains a NUL"),
+        ({"index_encoder": "\ud800"}, "no valid Unicode"),
+        ({"policy": ["lru"]}, r"policy=\('lru'\) is unknown: choose one of lru, lfu"),
+    ],
+)
+def test_the_message_says_what_is_wrong_and_what_to_give(setting: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SemanticCacheConfig.from_dict(setting)
+
+
+def test_run_settings_are_named_as_flags() -> None:
+    with pytest.raises(ConfigError, match="--max-samples='ten' is no whole number"):
+        RunSettings(max_samples="ten")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Own:
+    share: Share = 0.5
+    mode: Literal["a", "b"] = "a"
+    file: AnyPath | None = None
+    folder: Folder | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_a_class_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert Own(file=str(tmp_path / "file"), folder=str(tmp_path), names=("x",)).share == 0.5
+    for wrong in ({"share": 1.1}, {"mode": "c"}, {"folder": str(tmp_path / "file")}, {"names": ("\0",)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            from_mapping(Own, wrong)
