@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dejakv.request import Sampling as Sampling
     from dejakv.reuse.prune import PrunableDynamicCache as PrunableDynamicCache
     from dejakv.reuse.token_store import LRUCacheStore as LRUCacheStore
+    from dejakv.store.open import open_store as open_store
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _HOMES = {
     "TransformersEngine": "dejakv.engines.transformers",
     "VisualEmbeddingBlock": "dejakv.encoder_cache",
     "VisualKVCache": "dejakv.encoder_cache",
+    "open_store": "dejakv.store.open",
 }
 
 __all__ = [
@@ -78,6 +80,7 @@ __all__ = [
     "__version__",
     "attach",
     "build_cache",
+    "open_store",
 ]
 
 

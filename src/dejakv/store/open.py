@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
@@ -10,9 +11,12 @@ from dejakv.store.eviction import PolicyName
 from dejakv.store.memory import MemoryStore
 from dejakv.store.tiered import Fill, TieredStore
 
+_MEMORY = "memory://"
+_REDIS = ("redis://", "rediss://", "unix://")
+
 
 def open_store(
-    cache_dir: str | Path | None = None,
+    folder_or_url: str | Path | None = None,
     *,
     max_bytes: int = 0,
     max_entries: int = 0,
@@ -24,29 +28,32 @@ def open_store(
     second_sight: bool = False,
     max_write_rate: int = 0,
 ) -> Store:
-    """The store that these settings ask for; a limit of 0 is no limit.
+    """A store of chunks; close it when done. A limit of 0 is no limit.
 
-    cache_dir     None keeps chunks in this process's memory; a folder keeps them on disk
-    memory_bytes  of a store on disk, what is also kept in memory (0: nothing)
-    memory_fill   whether it is put there when it is written or when it is first read
-    redis_url     a further tier behind it in Redis or Valkey, under the same budgets (needs the extra `redis`)
+    folder_or_url  None or `memory://` keeps chunks in this process's memory; a folder keeps them on disk, where it must be
+                   empty, missing or a store; `redis://`, `rediss://` or `unix://` keeps them in a Redis server
+    max_bytes, max_entries  budgets; beyond them `policy` (`lru` or `lfu`) evicts
+    memory_bytes   of a store on disk or in Redis, what is also kept in memory (0: nothing)
+    memory_fill    whether it is put there when it is written or when it is first read
+    redis_url      a further tier in Redis behind memory or disk, under the same budgets
     min_tokens, second_sight, max_write_rate  see `Admission`
 
-    Raises: StoreError if the folder cannot be used, ConfigError for wrong limits, MissingExtraError without `redis`.
+    Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
     """
     rules = Admission(min_tokens, second_sight, max_write_rate)
+    url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
     store: Store
-    if cache_dir is None:
+    if folder_or_url is None or url == _MEMORY:
         store = MemoryStore(max_bytes, max_entries, policy)
     else:
-        store = DiskStore(cache_dir, max_bytes, max_entries, policy)
+        if url is None:
+            store = DiskStore(folder_or_url, max_bytes, max_entries, policy)
+        else:
+            store = _in_redis(url, max_bytes, max_entries, policy)
         if memory_bytes:
             store = TieredStore(MemoryStore(memory_bytes, max_entries, policy), store, memory_fill)
     if redis_url is not None:
-        # Imported here: redis is an optional dependency.
-        from dejakv.store.redis import RedisStore
-
-        store = TieredStore(store, RedisStore(redis_url, max_bytes, max_entries, policy))
+        store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
     return store if rules == Admission() else AdmittingStore(store, rules)
 
 
@@ -63,3 +70,12 @@ def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
         second_sight=config.second_sight,
         max_write_rate=config.max_write_rate,
     )
+
+
+def _in_redis(url: str, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
+    if not url.startswith(_REDIS):
+        raise ConfigError(f"the store {url!r} is of no known kind: give a folder, {_MEMORY} or {', '.join(_REDIS)}")
+    # Imported here: redis is an optional dependency.
+    from dejakv.store.redis import RedisStore
+
+    return RedisStore(url, max_bytes, max_entries, policy)

@@ -1,8 +1,17 @@
-"""Conformance suites: what every backend of a seam must do, as test classes to subclass. Needs `pytest`.
+"""For tests of whatever uses a cache or is one: chunks to store, and the suite of each seam as a class to subclass.
 
-from dejakv.testing.stores import StoreTests
+from dejakv.testing import make_chunk
+
+store = dejakv.open_store()
+assert store.put(make_chunk(1))
+
+from dejakv.testing.stores import StoreTests  # the suites need `pytest`
 
 class TestMyStore(StoreTests):
     def make_store(self, folder, **settings):
         return MyStore(**settings)
 """
+
+from dejakv.testing.chunks import make_chunk
+
+__all__ = ["make_chunk"]

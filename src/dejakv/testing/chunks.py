@@ -20,7 +20,14 @@ def make_chunk(
     seed: int | None = None,
     **fields: Any,
 ) -> Chunk:
-    """A chunk with random content. `number` makes the prompt, and with partition and epoch the id."""
+    """A chunk with random content; equal arguments give equal chunks.
+
+    number            which prompt it is of: with `partition` and `epoch` it makes the id
+    nbytes            about how many bytes the tensor has, shaped `[2, 1, 2, tokens, 2]`
+    dtype             one of `DTYPES`
+    seed              other content for the same prompt; `number` unless it is given
+    fields            further fields of `ChunkMeta`: vectors, spans, answer, metadata
+    """
     kind = np.dtype(DTYPES[dtype])
     tokens = max(1, nbytes // kind.itemsize // 8)
     raw = np.random.default_rng(number if seed is None else seed).bytes(2 * 1 * 2 * tokens * 2 * kind.itemsize)

@@ -1,0 +1,102 @@
+"""A directory held open: what is done in it by name reaches this directory and goes through no link."""
+
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NOT_FOR_OTHERS = 0o022
+"""Bits of a mode that let others change a file."""
+
+
+class Directory:
+    """Methods raise OSError; ELOOP or ENOTDIR where a link stands. `path` is for messages, and for SQLite, which opens by it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """A directory by its path, in which links are resolved: it is the user's own word."""
+        resolved = path.resolve(strict=True)
+        return cls(resolved, os.open(resolved, _FLAGS | os.O_NOFOLLOW))
+
+    def sub(self, name: str, *, make: bool = False) -> "Directory":
+        """A directory in this one; `make`: with mode 0700 if it is missing."""
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        return Directory(self.path / name, os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=self.descriptor))
+
+    @contextmanager
+    def inside(self, name: str) -> Generator["Directory | None"]:
+        """As `sub`, closed afterwards; None if there is no such directory of this user's."""
+        try:
+            found = self.sub(name)
+        except OSError:
+            yield None
+            return
+        try:
+            yield found if is_ours(os.fstat(found.descriptor)) else None
+        finally:
+            found.close()
+
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to it."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self.descriptor))
+
+    def names(self) -> list[str]:
+        # A descriptor of its own: those who list through one share its position.
+        descriptor = os.open(".", _FLAGS, dir_fd=self.descriptor)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """What stands under a name, itself and not where it leads; None if nothing does."""
+        try:
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def open_file(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """A descriptor. Never waits for the other end of a pipe."""
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(name, flags, mode, dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> bool:
+        """Unlinks a name, be it a link; False if nothing was there, or a directory, or it cannot be."""
+        try:
+            os.unlink(name, dir_fd=self.descriptor)
+        except OSError:
+            return False
+        return True
+
+    def remove_directory(self, name: str) -> bool:
+        """Removes an empty directory; False if it is not empty, is a link or cannot be."""
+        try:
+            os.rmdir(name, dir_fd=self.descriptor)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether this user made it and nobody else may change it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & NOT_FOR_OTHERS
+
+
+def is_our_file(status: os.stat_result | None) -> bool:
+    return status is not None and stat.S_ISREG(status.st_mode) and is_ours(status)

@@ -1,0 +1,74 @@
+"""The file that makes a folder a store: its format, and a random id by which a folder is known to be still the same one."""
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dejakv.errors import StoreError
+from dejakv.store.directory import Directory, is_our_file
+from dejakv.store.names import MARKER, NEW_MARKER
+
+FORMAT = 1
+"""Of the whole folder. Stores made before there was a marker are read as this format."""
+_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What the marker says."""
+
+    id: str
+    format: int = FORMAT
+
+
+def read_marker(directory: Directory) -> Marker | None:
+    """The marker of a folder, or None if it has none.
+
+    Raises: StoreError if it is not this user's, damaged, or of a format that this version does not know.
+    """
+    status = directory.status(MARKER)
+    if status is None:
+        return None
+    if not is_our_file(status):
+        raise StoreError(
+            f"{directory.path / MARKER} is no file that only you may change, so somebody else may have made this cache: "
+            "give another folder"
+        )
+    descriptor = directory.open_file(MARKER, os.O_RDONLY)
+    try:
+        raw = os.read(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        said: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    match said:
+        case {"format": int(number), "id": str(id)} if number == FORMAT:
+            return Marker(id, number)
+        case {"format": int(number)} if number > FORMAT:
+            raise StoreError(
+                f"the store in {directory.path} has format {number}, made by a newer DejaKV; this one knows {FORMAT}: "
+                "update DejaKV, or give another folder"
+            )
+        case _:
+            raise StoreError(
+                f"{directory.path / MARKER} is damaged: remove this one file to have the store known by its catalog, "
+                "or give another folder"
+            )
+
+
+def write_marker(directory: Directory) -> Marker:
+    """Makes a folder a store. Call it where nobody else can. Raises: OSError."""
+    marker = Marker(secrets.token_hex(16))
+    directory.remove(NEW_MARKER)  # of a process that was killed here
+    descriptor = directory.open_file(NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.write(descriptor, json.dumps(asdict(marker)).encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(NEW_MARKER, MARKER, src_dir_fd=directory.descriptor, dst_dir_fd=directory.descriptor)
+    return marker

@@ -1,0 +1,66 @@
+"""The names in a store's folder. What has no name of these was not written here, and is never opened or removed.
+
+<folder>/dejakv-store.json  the marker that makes the folder a store
+<folder>/catalog.sqlite     what is known of each chunk
+<folder>/chunks/ab/...      one safetensors file a chunk
+<folder>/temporary/...      files that are being written
+<folder>/quarantine/...     damaged files, a few of the latest
+<folder>/tp-0-of-2/...      stores of their own, one for each tensor-parallel rank
+"""
+
+import re
+import secrets
+
+from dejakv.identity import digest_of
+
+MARKER = "dejakv-store.json"
+NEW_MARKER = "dejakv-store.json.new"
+CATALOG = "catalog.sqlite"
+CATALOG_PARTS = (CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm")
+DAMAGED = f"{CATALOG}.damaged"
+CHUNKS = "chunks"
+TEMPORARY = "temporary"
+QUARANTINE = "quarantine"
+
+_CHUNK = re.compile(r"(?P<group>[0-9a-f]{2})/(?P=group)[0-9a-f]{30}-[0-9a-f]{8}\.safetensors")
+_GROUP = re.compile(r"[0-9a-f]{2}")
+_SET_ASIDE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?")
+_RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
+
+
+def new_chunk(id: str) -> str:
+    """A path below `chunks` that no other file has, in one of 256 subfolders."""
+    stem = digest_of(id)[:32]
+    return f"{stem[:2]}/{stem}-{secrets.token_hex(4)}.safetensors"
+
+
+def temporary_of(chunk: str) -> str:
+    """The name of a chunk's file while it is written."""
+    return chunk.replace("/", "-")
+
+
+def owner_of(partition: str) -> str:
+    """The mark of a partition on files that are set aside, so that clearing it finds them."""
+    return digest_of(partition)[:16]
+
+
+def is_chunk(name: str) -> bool:
+    """Whether it is a path of `new_chunk`."""
+    return _CHUNK.fullmatch(name) is not None
+
+
+def is_group(name: str) -> bool:
+    """Whether it is a subfolder of `chunks`."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def is_temporary(name: str) -> bool:
+    return is_chunk(name.replace("-", "/", 1))
+
+
+def is_set_aside(name: str) -> bool:
+    return _SET_ASIDE.fullmatch(name) is not None
+
+
+def is_rank(name: str) -> bool:
+    return _RANK.fullmatch(name) is not None

@@ -1,0 +1,62 @@
+"""Deleting a store: name by name, and only what a store of ours can have written."""
+
+import os
+from pathlib import Path
+
+from dejakv.errors import StoreError
+from dejakv.store import names
+from dejakv.store.claim import entrance, identify
+from dejakv.store.directory import Directory
+
+
+def purge_folder(folder: str | Path) -> int:
+    """Deletes the store in a folder, the stores of tensor-parallel ranks below it included; how many files went.
+
+    A missing or an empty folder is left as it is: 0. Whatever else stands in a store's folder is left too, and so is the
+    folder then; else the folder itself goes.
+    Raises: StoreError if the folder is no store of ours, another process uses it, or it cannot be deleted.
+    """
+    folder = Path(folder)
+    try:
+        if not folder.exists():
+            return 0
+        with entrance(folder) as directory:
+            if identify(directory) is None:
+                return 0
+            removed = _purge(directory)
+            if not directory.names():
+                # By its real path: a link that the user gave stays, and leads nowhere.
+                os.rmdir(directory.path)
+            return removed
+    except OSError as error:
+        raise StoreError(f"the store in {folder} cannot be deleted ({error}): check its rights") from error
+
+
+def _purge(directory: Directory) -> int:
+    removed = 0
+    for name in directory.names():
+        if names.is_rank(name):
+            with directory.inside(name) as rank:
+                if rank is not None and identify(rank) is not None:
+                    removed += _purge(rank)
+            directory.remove_directory(name)
+    with directory.inside(names.CHUNKS) as chunks:
+        removed += _purge_chunks(chunks) if chunks else 0
+    for name, known in ((names.TEMPORARY, names.is_temporary), (names.QUARANTINE, names.is_set_aside)):
+        with directory.inside(name) as files:
+            removed += sum(files.remove(n) for n in files.names() if known(n)) if files else 0
+    for name in (names.CHUNKS, names.TEMPORARY, names.QUARANTINE):
+        directory.remove_directory(name)
+    # The marker goes last: a purge that is interrupted leaves a store.
+    for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
+        removed += directory.remove(name)
+    return removed
+
+
+def _purge_chunks(chunks: Directory) -> int:
+    removed = 0
+    for group in filter(names.is_group, chunks.names()):
+        with chunks.inside(group) as files:
+            removed += sum(files.remove(n) for n in files.names() if names.is_chunk(f"{group}/{n}")) if files else 0
+        chunks.remove_directory(group)
+    return removed
