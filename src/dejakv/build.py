@@ -4,7 +4,7 @@ from typing import Any
 
 from dejakv.cache import Embed, HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.registry import factory
+from dejakv.dotted import made_by
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
 from dejakv.guards.base import Guard
@@ -55,7 +55,7 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
         encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=getattr(engine, "epoch", ""))
         window = config.chunk_window
         levels.append(SemanticTextCache(encoder, config.similarity_threshold, window, index=config.index))
-    levels += [factory(dotted, "--level")(config) for dotted in config.levels]
+    levels += [made_by(dotted, "--level", ("name", "search", "add", "remove"), config) for dotted in config.levels]
     return levels
 
 

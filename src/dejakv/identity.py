@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dejakv.errors import InputError
 from dejakv.request import Media
 
 BLOCK_TOKENS = 16
@@ -25,10 +26,13 @@ class Span:
 
 
 def digest_of(*parts: str | bytes) -> str:
-    """SHA-256 over the parts, each preceded by its length, so that no two lists of parts collide by concatenation."""
+    """SHA-256 over the parts, each preceded by its length, so that no two lists of parts collide by concatenation.
+
+    Text and the bytes of it in UTF-8 are one part. Raises: InputError for what is neither, or is text that UTF-8 cannot encode.
+    """
     sha = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = _bytes_of(part)
         sha.update(len(data).to_bytes(8, "little"))
         sha.update(data)
     return sha.hexdigest()
@@ -88,5 +92,25 @@ def common_prefix(
     return limit
 
 
+def _bytes_of(part: object) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if not isinstance(part, str):
+        raise InputError(
+            f"a key is made of text, not of a {type(part).__name__}: pass a partition and an epoch as strings"
+        )
+    try:
+        return part.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{part[:60]!r} is no valid Unicode (a lone surrogate): give a name that UTF-8 can encode"
+        ) from error
+
+
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
-    return array("I", token_ids).tobytes()
+    try:
+        return array("I", token_ids).tobytes()
+    except (TypeError, OverflowError) as error:
+        raise InputError(
+            f"token ids are whole numbers from 0 to 2^32 - 1 ({error}): pass what the tokenizer gave"
+        ) from error

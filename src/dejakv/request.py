@@ -1,10 +1,17 @@
-"""What a caller asks for: a prompt, its media, who asks, and how the answer is to be made."""
+"""What a caller asks for: a prompt, its media, who asks, and how the answer is to be made.
+
+Each raises InputError for a field of another type, and for text that UTF-8 cannot encode (a lone surrogate): such a text has
+no tokens and no key.
+"""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from dejakv.errors import InputError
+from dejakv.settings import Cosine, Positive, Share, Within, check_fields
 
 Modality = Literal["image", "audio", "video"]
 
@@ -22,6 +29,9 @@ class Media:
     modality: Modality = "image"
     name: str | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError, nul=True)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the bytes, 64 hexadecimal digits."""
@@ -32,11 +42,14 @@ class Media:
 class Sampling:
     """How tokens are chosen. Greedy unless `temperature` is above zero."""
 
-    max_new_tokens: int = 16
-    temperature: float = 0.0
-    top_p: float = 1.0
+    max_new_tokens: Positive = 16
+    temperature: Annotated[float, Within(0)] = 0.0
+    top_p: Share = 1.0
     seed: int | None = None
-    num_beams: int = 1
+    num_beams: Positive = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
 
     @property
     def greedy(self) -> bool:
@@ -63,5 +76,8 @@ class Request:
     partition: str = DEFAULT_PARTITION
     sampling: Sampling = Sampling()
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
-    threshold: float | None = None
+    threshold: Cosine | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError, nul=True)

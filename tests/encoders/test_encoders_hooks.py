@@ -163,7 +163,7 @@ def test_own_hooks_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain(request("bad")) == {}
     assert plain.counts["hook: skip (ZeroDivisionError)"] == 1
     assert "by zero" in plain.last_error
-    with pytest.raises(ConfigError, match="cannot be called"):
+    with pytest.raises(ConfigError, match="no __call__"):
         hook_named("my_hooks:nothing", config("my_hooks:nothing", layers), Engine())
     with pytest.raises(ConfigError, match="callable"):
         hook_named("my_hooks:number", config("my_hooks:number", layers), Engine())

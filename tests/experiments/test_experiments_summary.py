@@ -59,4 +59,4 @@ def test_beyond_prefix_is_paired_and_over_all_requests() -> None:
 
 
 def test_no_samples_is_no_crash() -> None:
-    assert summarize([], "m", "d", {})["hit_rate"] == 0.0
+    assert summarize([], "m", "d", {})["hit_rate"] is None

@@ -26,18 +26,22 @@ def explain_command(
 
     from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.errors import ConfigError
+    from dejakv.experiments.output import make_folder, replace_file
     from dejakv.reuse.blend import BlendConfig
     from dejakv.reuse.explain import explain, to_html, to_terminal
 
     if max_new_tokens < 1:
         raise ConfigError("--max-new-tokens must be at least 1")
+    if html is not None:
+        make_folder(html.parent, "--html")
+        if html.is_dir():
+            raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
     config = BlendConfig(map=token_map, selector=selector, share=share, by_need=not strict)
     engine = TransformersEngine.from_pretrained(model, dtype, device)
     explained = explain(engine, _text(donor), _text(target), config, max_new_tokens=max_new_tokens)
     to_terminal(explained, Console(soft_wrap=True))
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(to_html(explained), encoding="utf-8")
+        replace_file(html, to_html(explained), "--html")
         typer.echo(f"written to {html}")
 
 

@@ -33,6 +33,8 @@ def frontier_command(
     unknown = [name for name in kind or () if name not in KINDS]
     if unknown:
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose of {', '.join(KINDS)}")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise ConfigError(f"--threads {threads}: give a number from 1 to 1024")
     if threads is not None:
         torch.set_num_threads(threads)
     chosen: tuple[Kind, ...] = tuple(name for name in KINDS if not kind or name in kind)

@@ -1,7 +1,7 @@
 """The `dejakv` command."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,6 @@ from dejakv.errors import DejaKVError
 typer_app = typer.Typer(
     name="dejakv",
     help="Reuse what a language model already computed for a similar prompt, and prove what that saved and cost.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -27,6 +26,10 @@ typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
 typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
 typer_app.command("models", context_settings=_OPTIONS)(models_command)
+
+
+# click's own class of wrong use, which typer exports under no name and, in later releases, carries inside.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def _version(wanted: bool) -> None:
@@ -53,12 +56,24 @@ def version_command() -> None:
 
 
 def app() -> None:
-    """Entry point: an error of the package is one line and exit code 2, not a traceback."""
+    """Entry point: an error is one line on standard error and exit code 2, not a traceback."""
     try:
-        typer_app()
+        status = typer_app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except DejaKVError as error:
-        typer.echo(f"dejakv: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "dejakv"
+        _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("stopped", 130)
+    else:
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int = 2) -> NoReturn:
+    typer.echo("dejakv: " + " ".join(message.split()), err=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

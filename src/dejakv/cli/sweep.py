@@ -1,6 +1,6 @@
 """`dejakv sweep`: many runs from one specification, or the ablation of every level."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,8 +9,10 @@ def sweep_command(
     specs: Annotated[str | None, typer.Option(help="JSON file with defaults and experiments.")] = None,
     log_file: Annotated[str, typer.Option(help="CSV or JSON, a line a run.")] = "sweep.csv",
     samples_dir: Annotated[str | None, typer.Option(help="Folder for each run's samples and summary.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip experiments that the log already has.")] = False,
-    purge_cache_between_runs: Annotated[bool, typer.Option("--purge-cache-between-runs")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the log: skip what it already has.")] = False,
+    purge_cache_between_runs: Annotated[
+        bool, typer.Option("--purge-cache-between-runs", help="Delete an experiment's cache folders before it runs.")
+    ] = False,
     ablation: Annotated[bool, typer.Option("--ablation", help="Every level alone, over thresholds.")] = False,
     model: Annotated[list[str] | None, typer.Option(help="Models of the ablation, repeatable.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset under the ablation.")] = "shapes",
@@ -29,8 +31,13 @@ def sweep_command(
     else:
         spec = make_ablation(model or ["shapes-vlm"], layer_dims(preset), preset=preset, max_samples=max_samples)
 
-    def report(name: str, summary: dict[str, object]) -> None:
-        typer.echo(f"{name}: hit rate {summary['hit_rate']:.3f}, agreement {summary.get('agreement')}")
+    def report(name: str, summary: dict[str, Any]) -> None:
+        shown = {key: summary.get(key) for key in ("hit_rate", "agreement")}
+        figures = ", ".join(
+            f"{key.replace('_', ' ')} {'not measured' if value is None else f'{value:.3f}'}"
+            for key, value in shown.items()
+        )
+        typer.echo(f"{name}: {figures}")
 
     lines = sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, progress=report)
     skipped = len(spec["experiments"]) - len(lines)

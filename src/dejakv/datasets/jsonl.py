@@ -25,20 +25,22 @@ class JsonlDataset:
         self.image_root = Path(image_root) if image_root else self.path.parent
 
     def __iter__(self) -> Iterator[Sample]:
-        with self.path.open(encoding="utf-8") as lines:
+        with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield self._sample(number, line)
 
-    def _sample(self, number: int, line: str) -> Sample:
+    def _sample(self, number: int, line: bytes) -> Sample:
         where = f"{self.path.name} line {number}"
         try:
-            record: Any = json.loads(line)
-        except json.JSONDecodeError as error:
+            record: Any = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{where} is not JSON ({error}): write one object a line") from error
         if not isinstance(record, dict) or not isinstance(record.get("question"), str):
             raise DatasetError(f"{where} has no text field 'question'")
         images = record.get("images") or ([record["image"]] if record.get("image") else [])
+        if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
+            raise DatasetError(f"{where}: give a path as 'image', or a list of paths as 'images'")
         media = tuple(media_from_file(inside(self.image_root, name)) for name in images)
         answer = record.get("answer")
         return Sample(

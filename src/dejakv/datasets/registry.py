@@ -1,15 +1,14 @@
 """Data sets by name, as `--dataset` gives them."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from dejakv.datasets.base import Dataset, Sample
-from dejakv.errors import ConfigError, DatasetError
+from dejakv.dotted import made_by
+from dejakv.errors import DatasetError
 
 QUESTIONS_A_PICTURE = 13
 """As in GQA, whose balanced validation split asks 132,062 questions about 10,234 pictures."""
@@ -39,7 +38,7 @@ def open_dataset(name: str, options: DatasetOptions) -> Dataset:
     Raises: DatasetError for an unknown name or missing files, ConfigError for a factory that does not import.
     """
     if ":" in name:
-        return factory(name, "--dataset")(**vars(options))
+        return made_by(name, "--dataset", ("__iter__",), **vars(options))
     if name == "shapes":
         from dejakv.datasets.shapes import ShapesDataset
 
@@ -67,8 +66,11 @@ def open_dataset(name: str, options: DatasetOptions) -> Dataset:
 
 
 def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
-    """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set)."""
-    found: Iterator[Sample] = iter(dataset)
+    """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set).
+
+    Raises: DatasetError for what is no `Sample`.
+    """
+    found = _checked(dataset)
     if options.shuffle_seed is not None:
         every = list(found)
         random.Random(options.shuffle_seed).shuffle(every)
@@ -76,19 +78,11 @@ def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
     return islice(found, options.max_samples)
 
 
-def factory(dotted: str, flag: str) -> Callable[..., Any]:
-    """What `package.module:factory` names.
-
-    Raises: ConfigError naming the flag, if it does not import or is not callable.
-    """
-    module, _, attribute = dotted.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{flag} {dotted!r} does not import ({error}): give package.module:factory") from error
-    if not callable(found):
-        raise ConfigError(f"{flag} {dotted!r} is not callable: name a function or class")
-    return found
+def _checked(dataset: Dataset) -> Iterator[Sample]:
+    for sample in dataset:
+        if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DatasetError(f"a data set gave a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
+        yield sample
 
 
 def _required(path: str | None, what: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.registry import factory
+from dejakv.dotted import made_by, named
 from dejakv.encoders.base import ImageEncoder, TextEncoder, Vector
 from dejakv.encoders.image import image_encoder
 from dejakv.encoders.pictures import image_roots, pictures_of
@@ -158,18 +158,14 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
 
 
 def _foreign(name: str, engine: Any) -> EmbeddingHook:
-    made = factory(name, "--embedding-hook")
+    made = named(name, "--embedding-hook")
     try:
         takes = inspect.signature(made).parameters
     except (TypeError, ValueError):
         takes = {}
     is_hook = {"llm", "sample"} <= set(takes)
-    hook: Any = made if is_hook else made()
+    hook: Any = made if is_hook else made_by(name, "--embedding-hook", ("__call__",))
     called: Hook = hook
-    if not callable(hook):
-        raise ConfigError(
-            f"--embedding-hook {name!r} made {type(hook).__name__}, which cannot be called: return a function"
-        )
     fingerprint = getattr(hook, "fingerprint", None)
     return EmbeddingHook(
         called, engine, epoch_of({"hook": name, "own": str(fingerprint or ""), "engine": _epoch(engine)})

@@ -40,7 +40,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
 
     return ConnectorSettings(
         modes=("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
-        store_dir=f"{config.cache_dir.rstrip('/')}-vllm" if config.cache_dir else None,
+        store_dir=_beside(config.cache_dir) if config.cache_dir else None,
         max_bytes=config.max_bytes,
         memory_bytes=config.memory_bytes,
         policy=config.policy,
@@ -53,6 +53,18 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         blend_map=config.blend_map,
         blend_selector=config.blend_selector,
     )
+
+
+def state_folders(settings: RunSettings) -> list[str]:
+    """The folders in which a run leaves state for the next one."""
+    folders = [folder for folder in (settings.cache.cache_dir, settings.cache.fusion_cache_dir) if folder]
+    if settings.engine == "vllm" and settings.cache.cache_dir:
+        folders.append(_beside(settings.cache.cache_dir))
+    return folders
+
+
+def _beside(cache_dir: str) -> str:
+    return f"{cache_dir.rstrip('/')}-vllm"
 
 
 def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:

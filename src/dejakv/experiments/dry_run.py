@@ -90,7 +90,7 @@ def _false_hits(hits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     wrong = len(judged) - sum(judged)
     return {
         "judged": len(judged),
-        "false_hits": wrong,
+        "false_hits": wrong if judged else None,
         "false_hit_rate": wrong / len(judged) if judged else None,
-        "false_hit_interval": wilson(wrong, len(judged)),
+        "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
     }

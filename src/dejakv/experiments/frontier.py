@@ -8,7 +8,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from dejakv.datasets.docs import KINDS, Document, Kind, ask, change, make_docume
 from dejakv.engines.transformers.blend import plan_cache
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import captured, plain_cache
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, ModelError
+from dejakv.experiments.frontier_cases import CASES, held_cases, merge, open_cases
 from dejakv.experiments.frontier_report import write_report
 from dejakv.request import Request
 from dejakv.reuse.blend import BlendConfig, find
@@ -134,9 +135,13 @@ def make_case(kind: Kind, number: int, facts: int, encode: Callable[[str], tuple
 
 
 class Bench:
-    """Runs cases on one engine."""
+    """Runs cases on one engine. Raises: ModelError for a model that is not of text alone."""
 
     def __init__(self, engine: TransformersEngine) -> None:
+        if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
+            raise ModelError(
+                "the frontier asks about documents, and this model reads more than text: give --model docs-lm"
+            )
         self.engine = engine
         self._found: dict[Any, tuple[TokenMap, Need, float]] = {}
         self.layers = engine.model.config.num_hidden_layers
@@ -237,18 +242,19 @@ def run_frontier(
     Raises: ConfigError, ModelError.
     """
     if samples < 1 or facts < 2:
-        raise ConfigError(f"samples={samples}, facts={facts}: give at least 1 sample and 2 facts")
+        raise ConfigError(f"--samples {samples}, --facts {facts}: give at least 1 sample and 2 facts")
+    if detail is not None and detail < 0:
+        raise ConfigError(f"--detail {detail} is negative: give 0 or more")
     if not all(math.isfinite(share) and 0 <= share <= 1 for share in shares):
         raise ConfigError(f"shares {tuple(shares)} lie between 0 and 1")
     chosen = [cell for cell in cells(shares) if not only or cell.name in only]
     if only and len(chosen) != len(set(only)):
         known = ", ".join(cell.name for cell in cells(shares))
         raise ConfigError(f"--only names a cell that is not known: choose of {known}")
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = open_cases(output)
     bench = Bench(TransformersEngine.from_pretrained(model))
     settings = {"model": Path(model).name, "epoch": bench.engine.epoch, "facts": facts, "seed": seed}
-    held = _open(folder, settings, [cell.name for cell in chosen])
+    held = held_cases(folder, settings, [cell.name for cell in chosen])
     todo: list[tuple[Kind, int, list[Cell]]] = []
     for number in range(samples):
         for kind in kinds:
@@ -257,48 +263,13 @@ def run_frontier(
             missing = [cell for cell in wanted if cell.name not in there]
             if missing or not there:
                 todo.append((kind, number, missing))
-    with (folder / "cases.jsonl").open("a") as file:
+    with (folder / CASES).open("a", encoding="utf-8") as file:
         for count, (kind, number, missing) in enumerate(todo):
             line = bench.run(make_case(kind, number, facts, bench.encode, seed), missing)
-            _merge(held, line)
+            merge(held, line)
             file.write(json.dumps(line) + "\n")
             file.flush()
             if progress is not None:
                 progress(count + 1, len(todo))
     used = [line for line in held.values() if line["number"] < samples and line["kind"] in kinds]
     return write_report(folder, {**settings, "samples": samples}, used, {cell.name: cell for cell in chosen})
-
-
-def _open(folder: Path, settings: dict[str, Any], names: list[str]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Cases that are done already, by kind and number. Refuses a folder of other settings."""
-    known = {**settings, "cells": names}
-    path = folder / "settings.json"
-    if path.exists() and json.loads(path.read_text()) != known:
-        raise ConfigError(
-            f"{folder} holds a run of another model or other settings: give another --output, or empty it"
-        )
-    path.write_text(json.dumps(known, indent=1) + "\n")
-    held: dict[tuple[str, int], dict[str, Any]] = {}
-    cases = folder / "cases.jsonl"
-    for line in _lines(cases) if cases.exists() else ():
-        _merge(held, line)
-    return held
-
-
-def _merge(held: dict[tuple[str, int], dict[str, Any]], line: dict[str, Any]) -> None:
-    """A case may be in several lines: cells that were measured later. Their seconds are not those of the first line's full
-    prefill (the machine may have been busier), so they are left out of the ratios."""
-    known = held.setdefault((line["kind"], line["number"]), line)
-    if known is not line:
-        later = {name: [*row[:5], None] for name, row in line["rows"].items()}
-        known["rows"] = {**later, **known["rows"]}
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines; a last one that was cut off is dropped from the file."""
-    text = path.read_text()
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    for line in text.splitlines():
-        yield json.loads(line)

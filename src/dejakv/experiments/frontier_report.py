@@ -85,15 +85,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows:
             if row["kind"] != kind:
                 continue
-            stale = "" if row["stale_rate"] is None else f"{row['stale_rate']:.3f}"
+            stale = _or_blank(row["stale_rate"], ".3f")
             budget = row["budget"] + ("" if row["complete"] in (1, None) else f", {row['complete']} complete")
             parts.append(
                 f"| {row['map']} | {row['selector']} | {budget} | {row['share']:.0%} | {row['mean_share']:.0%} | "
                 f"{row['last_share']:.0%} | {row['accuracy']:.3f} ({row['lo']:.3f}-{row['hi']:.3f}) | "
-                f"{row['of_full'] or 0:.3f} | {row['kl']:.4f} | {stale} | {row['ttft_ratio']} | {row['n']} |"
+                f"{_or_blank(row['of_full'], '.3f')} | {row['kl']:.4f} | {stale} | {_or_blank(row['ttft_ratio'])} | {row['n']} |"
             )
         parts.append("")
     return "\n".join(parts) + "\n"
+
+
+def _or_blank(value: float | None, form: str = "") -> str:
+    return "" if value is None else format(value, form)
 
 
 def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -106,7 +110,7 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         paper = (row["map"], row["selector"]) == ("embedding", "kv") and row["share"] in (0.1, 0.2)
         if row["selector"] != "full" and not ours and not paper:
             continue
-        stale = "" if row["stale_rate"] is None else f"{row['stale_rate']:.3f}"
+        stale = _or_blank(row["stale_rate"], ".3f")
         shown.add_row(
             row["kind"], row["map"], row["selector"], row["budget"], f"{row['share']:.0%}", f"{row['mean_share']:.0%}",
             f"{row['accuracy']:.3f} ({row['lo']:.3f}-{row['hi']:.3f})", f"{row['kl']:.4f}", stale,

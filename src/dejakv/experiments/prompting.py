@@ -1,6 +1,7 @@
 """A sample as a request: the prompt the model reads, and the chunk the levels compare."""
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
@@ -23,12 +24,7 @@ class Prompter:
         self.template = template
         self.chunk_source = chunk_source
         if template is not None:
-            try:
-                template.format(question="", context="")
-            except (KeyError, IndexError, ValueError) as error:
-                raise ConfigError(
-                    f"--prompt-template {template!r} has a field that is not known ({error}): use {{question}} and {{context}}"
-                ) from error
+            _check_template(template)
 
     def request(self, sample: Sample, sampling: Sampling | None = None, partition: str = DEFAULT_PARTITION) -> Request:
         """The sample as a request. Raises InputError for an empty question, ConfigError for a chunk source it lacks."""
@@ -60,6 +56,20 @@ class Prompter:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": content if sample.media else user})
         return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _check_template(template: str) -> None:
+    try:
+        parts = [(name, form, how) for _, name, form, how in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"--prompt-template {template!r} does not parse ({error}): write {{{{ for a brace of the text itself"
+        ) from error
+    for name, form, how in parts:
+        if name not in ("question", "context") or form or how:
+            raise ConfigError(
+                f"--prompt-template {template!r} has a field that is not known ({name!r}): use {{question}} and {{context}}"
+            )
 
 
 def chunk_of(sample: Sample, source: str, prompt: str) -> str:

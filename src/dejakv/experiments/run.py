@@ -1,6 +1,5 @@
 """`dejakv run`: the same samples through every arm, interleaved in one process, and what came of it."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,10 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.engines.open import open_engine, open_templates
-from dejakv.errors import ConfigError, DatasetError
+from dejakv.errors import DatasetError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.dry_run import dry_run
+from dejakv.experiments.output import run_folder, write_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.sizes import sizes_of
@@ -44,7 +44,7 @@ def run(settings: RunSettings, progress: Progress | None = None, engine: Any = N
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
-        _output_folder(settings.output)  # before the work, not after it
+        run_folder(settings.output)  # before the work, not after it
     if engine is None:
         with opened(settings) as engine:
             return _run(settings, chosen, engine, progress)
@@ -68,27 +68,18 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, progress:
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter)
         _label_media(summary, settings)
-        return RunResult(summary, (), write(settings.output, summary, lines))
+        return RunResult(summary, (), write_run(settings.output, summary, lines))
     with cache_folder(settings) as settings:
         rows, sizes = _run_arms(settings, chosen, engine, prompter, progress)
     summary = summarize(rows, settings.model, settings.dataset, sizes)
     _label_media(summary, settings)
-    return RunResult(summary, tuple(rows), write(settings.output, summary, [row.as_dict() for row in rows]))
+    return RunResult(summary, tuple(rows), write_run(settings.output, summary, [row.as_dict() for row in rows]))
 
 
 def _label_media(summary: dict[str, Any], settings: RunSettings) -> None:
     summary["media"] = settings.cache.media
     if settings.cache.media == "ignore":
         summary["warning"] = "media=ignore: donors with other pictures were allowed, as the prototypes did"
-
-
-def _output_folder(output: str) -> Path:
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output {output!r} cannot be made: {error.strerror}") from error
-    return folder
 
 
 def read_samples(settings: RunSettings) -> Iterator[Sample]:
@@ -154,15 +145,3 @@ def cache_folder(settings: RunSettings) -> Iterator[RunSettings]:
         yield replace(settings, cache=replace(settings.cache, cache_dir=folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def write(output: str | None, summary: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Path | None:
-    """Writes the two files of a run. Returns their folder."""
-    if output is None:
-        return None
-    folder = _output_folder(output)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    with (folder / "samples.jsonl").open("w") as file:
-        for line in lines:
-            file.write(json.dumps(line) + "\n")
-    return folder

@@ -43,8 +43,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, flags=True)
-        if not self.arms:
-            raise ConfigError(f"--arms is empty: give some of {', '.join(ARMS)}, separated by commas")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError(f"--arms {','.join(self.arms)!r}: give some of {', '.join(ARMS)}, each once, with commas")
 
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:
@@ -55,7 +55,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     base_run, base_cache = preset(preset_name) if preset_name else ({}, {})
     merged = {**base_run, **{name: value for name, value in run.items() if value is not None}}
     given = {name: value for name, value in cache.items() if value is not None}
-    if preset_name is None and merged.get("model") in {bundled.name for bundled in available()}:
+    if preset_name is None and merged.get("model") in [bundled.name for bundled in available()]:
         given.setdefault("index_encoder", "model")  # a bundled model works offline, so what it needs beside it must too
     config = SemanticCacheConfig.from_dict({**base_cache, **given})
     return from_mapping(RunSettings, {**merged, "cache": config}, "a run's settings")

@@ -59,7 +59,8 @@ class Row:
 
 
 def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals beside them."""
+    """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals beside them. What was not measured is None:
+    no rate of hits without the cache arm, no false hits where no `none` arm judges them."""
     names = list(rows[0].arms) if rows else []
     records = [row.arms["cache"].record for row in rows if "cache" in row.arms]
     hits = [row for row in rows if "cache" in row.arms and _is_hit(row.arms["cache"].record)]
@@ -69,8 +70,8 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "dataset": dataset,
         "samples": len(rows),
         "arms": {name: _arm(rows, name) for name in names},
-        "hit_rate": len(hits) / len(rows) if rows else 0.0,
-        "hit_rate_interval": wilson(len(hits), len(rows)),
+        "hit_rate": len(hits) / len(records) if records else None,
+        "hit_rate_interval": wilson(len(hits), len(records)) if records else None,
         "prefix_hits": sum(record.method == "prefix" for record in records),
         "by_level": _by_level(hits),
         "by_method": _counts(record.method for record in records),
@@ -121,7 +122,8 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
             "exact_agreement": sum(bool(row.agrees("cache")) for row in exact) / len(exact)
             if exact and judged
             else None,
-            "false_hits": len(judged) - sum(judged),
+            "judged": len(judged),
+            "false_hits": len(judged) - sum(judged) if judged else None,
             "false_hit_interval": wilson(len(judged) - sum(judged), len(judged)) if judged else None,
         }
     return table
@@ -154,11 +156,13 @@ def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
+        return {"p50": None, "p95": None, "mean": None}
     return {
         "p50": round(percentile(values, 0.5), 4),
         "p95": round(percentile(values, 0.95), 4),
-        "mean": round(sum(values) / len(values), 4) if values else 0.0,
+        "mean": round(sum(values) / len(values), 4),
     }
 
 

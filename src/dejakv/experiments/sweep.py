@@ -4,18 +4,22 @@ An entry may name a `preset`; its own settings win over the defaults, and these 
 `dejakv run` with underscores.
 """
 
-import csv
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError
+from dejakv.experiments.names import check_names
+from dejakv.experiments.output import make_folder
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
+from dejakv.experiments.sweep_log import SweepLog, log_line
+from dejakv.settings import shown
+from dejakv.store import purge_folder
 
 NOT_SETTINGS = ("name", "preset", "notes")
 SWITCHES = {
@@ -24,16 +28,9 @@ SWITCHES = {
     "disable_prefix_cache": ("exact_prefix", False),
     "disable_lexical_guard": ("lexical_guard", False),
 }
-COLUMNS: tuple[str, ...] = (
-    "name", "model", "dataset", "samples", "hit_rate", "agreement", "false_hits", "prefix_hits",
-    "accuracy_none", "accuracy_prefix", "accuracy_cache",
-    "computed_none", "computed_prefix", "computed_cache", "encoder_runs_none", "encoder_runs_cache",
-    "ttft_p50_none", "ttft_p50_prefix", "ttft_p50_cache", "ttft_p95_none", "ttft_p95_prefix", "ttft_p95_cache",
-    "notes", "settings",
-)  # fmt: skip
 
 
-def split_settings(entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run settings and cache settings of an entry. Raises ConfigError for a name neither knows."""
     cache_names = {item.name for item in fields(SemanticCacheConfig)}
     run_names = {item.name for item in fields(RunSettings)} - {"cache"}
@@ -44,6 +41,10 @@ def split_settings(entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if plain in NOT_SETTINGS:
             continue
         if plain in SWITCHES:
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"sweep entry {shown(entry.get('name'))}: {plain}={shown(value)} is neither true nor false"
+                )
             target, off = SWITCHES[plain]
             cache_part[target] = off if value else not off
         elif plain in cache_names:
@@ -51,22 +52,18 @@ def split_settings(entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         elif plain in run_names:
             run_part[plain] = value
         else:
-            raise ConfigError(f"sweep entry {entry.get('name', '?')!r} has the unknown setting {name!r}")
+            raise ConfigError(
+                f"sweep entry {shown(entry.get('name'))} has the unknown setting {name!r}: names are the flags of `dejakv run`"
+            )
     return run_part, cache_part
 
 
 def read_spec(path: str | Path) -> dict[str, Any]:
-    """A specification file. Raises ConfigError if it is missing, no JSON, or an experiment has no name of its own."""
+    """A specification file. Raises ConfigError if it is missing or no JSON; `experiments` checks what it says."""
     try:
-        spec: Any = json.loads(Path(path).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"cannot read the sweep {str(path)!r}: {error}") from error
-    if not isinstance(spec, dict) or not isinstance(spec.get("experiments"), list):
-        raise ConfigError(f"{str(path)!r} is no sweep: it needs a list 'experiments'")
-    names = [entry.get("name") for entry in spec["experiments"]]
-    if None in names or len(set(names)) != len(names):
-        raise ConfigError("every experiment of a sweep needs a name of its own")
-    return spec
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the sweep {str(path)!r} ({error}): give a JSON file with --specs") from error
 
 
 def sweep(
@@ -80,18 +77,23 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Runs a sweep's experiments one after another, appending a line to `log_file` (.csv or .json) after each.
 
-    resume  skip names that the log already has
-    purge   empty an experiment's cache folders before it runs
+    resume  go on with a log: names that it already has are skipped. Without it the log must not exist
+    purge   delete an experiment's cache folders before it runs
+
+    Raises: ConfigError for a specification, a log or a folder that is no good, before the first run; StoreError if a folder
+    to be purged is no store; and what `run` raises.
     """
-    log = _Log(Path(log_file), resume)
+    planned = list(experiments(spec, samples_dir))
+    if samples_dir is not None:
+        make_folder(samples_dir, "--samples-dir")
+    log = SweepLog(log_file, resume)
     done: list[dict[str, Any]] = []
-    for name, settings, notes in experiments(spec, samples_dir):
-        if resume and name in log.names:
+    for name, settings, notes in planned:
+        if name in log.names:
             continue
         if purge:
-            for folder in (settings.cache.cache_dir, settings.cache.fusion_cache_dir):
-                if folder:
-                    shutil.rmtree(folder, ignore_errors=True)
+            for folder in state_folders(settings):
+                purge_folder(folder)
         summary = run(settings).summary
         line = log_line(name, summary, notes, settings)
         log.append(line)
@@ -101,77 +103,33 @@ def sweep(
     return done
 
 
-def experiments(spec: dict[str, Any], samples_dir: str | Path | None) -> Iterator[tuple[str, RunSettings, str]]:
-    """Each experiment's name, settings and notes; all are checked before the first is run."""
-    planned: list[tuple[str, RunSettings, str]] = []
-    for entry in spec["experiments"]:
-        merged = {**spec.get("defaults", {}), **entry}
-        run_part, cache_part = split_settings(merged)
-        if samples_dir is not None:
-            run_part["output"] = str(Path(samples_dir) / entry["name"])
-        planned.append(
-            (entry["name"], settings_from(merged.get("preset"), run_part, cache_part), merged.get("notes", ""))
+def experiments(spec: Any, samples_dir: str | Path | None) -> Iterator[tuple[str, RunSettings, str]]:
+    """Each experiment's name, settings and notes; all are checked before the first is run.
+
+    Raises: ConfigError naming the experiment and what is wrong with it.
+    """
+    entries = spec.get("experiments") if isinstance(spec, dict) else None
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(
+            "this is no sweep: it needs 'experiments', a list of one object or more, and may have 'defaults', an object"
         )
-    return iter(planned)
+    defaults = spec.get("defaults", {})
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"a sweep's 'defaults' are {shown(defaults)}: give an object, as an experiment is one")
+    check_names(entry.get("name") for entry in entries)
+    return iter([_experiment({**defaults, **entry}, samples_dir) for entry in entries])
 
 
-def log_line(name: str, summary: dict[str, Any], notes: str, settings: RunSettings) -> dict[str, Any]:
-    """One experiment as one line of the log."""
-    arms: dict[str, Any] = summary.get("arms", {})
-
-    def of(arm: str, *keys: str) -> Any:
-        value: Any = arms.get(arm)
-        for key in keys:
-            value = None if value is None else value[key]
-        return value
-
-    line: dict[str, Any] = {
-        "name": name,
-        "model": summary["model"],
-        "dataset": summary["dataset"],
-        "samples": summary["samples"],
-        "hit_rate": summary["hit_rate"],
-        "agreement": summary.get("agreement"),
-        "false_hits": sum(row.get("false_hits") or 0 for row in summary.get("by_level", {}).values()),
-        "prefix_hits": summary.get("prefix_hits"),
-        "notes": notes,
-        "settings": json.dumps(vars(settings.cache), default=str),
-    }
-    for arm in ("none", "prefix", "cache"):
-        line[f"accuracy_{arm}"] = of(arm, "accuracy")
-        line[f"computed_{arm}"] = of(arm, "computed_tokens")
-        line[f"ttft_p50_{arm}"] = of(arm, "ttft_ms", "p50")
-        line[f"ttft_p95_{arm}"] = of(arm, "ttft_ms", "p95")
-    line["encoder_runs_none"] = of("none", "encoder_runs")
-    line["encoder_runs_cache"] = of("cache", "encoder_runs")
-    return {column: line.get(column) for column in COLUMNS}
-
-
-class _Log:
-    """The log file of a sweep; what it already holds, and appending to it."""
-
-    def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.lines: list[dict[str, Any]] = []
-        if path.exists() and resume:
-            if path.suffix == ".json":
-                self.lines = json.loads(path.read_text())
-            else:
-                with path.open(newline="") as file:
-                    self.lines = list(csv.DictReader(file))
-        elif path.exists():
-            path.unlink()
-        self.names = {str(line["name"]) for line in self.lines}
-
-    def append(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        if self.path.suffix == ".json":
-            self.path.write_text(json.dumps(self.lines, indent=2) + "\n")
-            return
-        new = not self.path.exists()
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if new:
-                writer.writeheader()
-            writer.writerow(line)
+def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> tuple[str, RunSettings, str]:
+    name: str = merged["name"]
+    run_part, cache_part = split_settings(merged)
+    if samples_dir is not None:
+        run_part["output"] = str(Path(samples_dir) / name)
+    preset, notes = merged.get("preset"), merged.get("notes", "")
+    for key, value in (("preset", preset), ("notes", notes)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"sweep entry {name!r}: {key}={shown(value)} is no text: give a string")
+    try:
+        return name, settings_from(preset, run_part, cache_part), notes or ""
+    except ConfigError as error:
+        raise ConfigError(f"sweep entry {name!r}: {error}") from error

@@ -44,7 +44,9 @@ def _levels(summary: dict[str, Any]) -> Table:
     for name in ("level", "hits", "of them exact", "agreement with none", "false hits"):
         table.add_column(name, justify="left" if name == "level" else "right")
     for level, row in summary["by_level"].items():
-        table.add_row(level, str(row["hits"]), str(row["exact_hits"]), _share(row["agreement"]), str(row["false_hits"]))
+        table.add_row(
+            level, str(row["hits"]), str(row["exact_hits"]), _share(row["agreement"]), _count(row["false_hits"])
+        )
     return table
 
 
@@ -100,25 +102,30 @@ def _ratio(value: float | None) -> str:
 
 def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
     table = Table(title=f"dry run: {summary['samples']} samples of {summary['dataset']}, decoder not run")
-    for name in ("level", "would hit", "false", "false-hit rate", "95%"):
+    for name in ("level", "would hit", "judged", "false", "false-hit rate", "95%"):
         table.add_column(name, justify="left" if name == "level" else "right")
     for level, row in [
         *summary["by_level"].items(),
         ("all", {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}),
     ]:
-        low, high = row["false_hit_interval"]
+        low, high = row["false_hit_interval"] or (None, None)
         table.add_row(
             level,
             str(row["hits"]),
-            str(row["false_hits"]),
+            str(row["judged"]),
+            _count(row["false_hits"]),
             _share(row["false_hit_rate"]),
-            f"{_share(low)} to {_share(high)}",
+            "-" if low is None else f"{_share(low)} to {_share(high)}",
         )
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
     if summary.get("warning"):
         console.print(f"WARNING {summary['warning']}", soft_wrap=True)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _share(value: float | None) -> str:

@@ -1,0 +1,40 @@
+"""Names of experiments, each of which is also the name of a folder."""
+
+import unicodedata
+from collections.abc import Iterable
+
+from dejakv.errors import ConfigError
+from dejakv.settings import shown
+
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+_LONGEST = 200
+"""Bytes: file systems take 255, and something may be put before or after."""
+
+
+def check_names(names: Iterable[object]) -> None:
+    """Raises: ConfigError for the first name that is no plain file name on every system, or means another's folder."""
+    seen: dict[str, str] = {}
+    for name in names:
+        problem = _problem(name)
+        if problem is not None or not isinstance(name, str):
+            raise ConfigError(f"an experiment cannot be named {shown(name)}: {problem}")
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        if folded in seen:
+            raise ConfigError(
+                f"every experiment of a sweep needs a name of its own: {shown(seen[folded])} and {shown(name)} are one folder"
+            )
+        seen[folded] = name
+
+
+def _problem(name: object) -> str | None:
+    if not isinstance(name, str):
+        return "give every experiment a 'name', a string"
+    if not name.strip() or name != name.strip() or name.startswith(".") or name.endswith("."):
+        return "a folder is named after it, so give it letters, without dots or white space around them"
+    if any(sign in '/\\:*?"<>|' or unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") for sign in name):
+        return 'a folder is named after it, so leave out / \\ : * ? " < > | and what does not print'
+    if name.split(".")[0].lower() in _RESERVED:
+        return "Windows keeps that name for a device, give another"
+    if len(name.encode()) > _LONGEST:
+        return f"it is longer than {_LONGEST} bytes, give a shorter one and put the rest in 'notes'"
+    return None

@@ -1,0 +1,76 @@
+"""Files that a command writes: in a folder of its own, whole or not at all, and never over somebody else's."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dejakv.errors import ConfigError
+
+SUMMARY, SAMPLES = "summary.json", "samples.jsonl"
+
+
+def make_folder(path: str | Path, flag: str = "--output") -> Path:
+    """The folder, made if it does not exist. Raises: ConfigError naming the flag if that cannot be done."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{flag} {str(path)[:200]!r} cannot be made ({_reason(error)}): give a folder you may write to"
+        ) from error
+    return folder
+
+
+def run_folder(output: str | Path) -> Path:
+    """A folder for the files of a run; those of an earlier run may be there and are replaced.
+
+    Raises: ConfigError if the folder cannot be made, or has files of these names that no run wrote.
+    """
+    folder = make_folder(output)
+    found = [name for name in (SUMMARY, SAMPLES) if os.path.lexists(folder / name)]
+    if found and "dejakv_version" not in _object(folder / SUMMARY):
+        raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
+    return folder
+
+
+def write_run(output: str | Path | None, summary: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Path | None:
+    """Writes the two files of a run. Returns their folder; None without an output."""
+    if output is None:
+        return None
+    folder = run_folder(output)
+    replace_file(folder / SUMMARY, json.dumps(summary, indent=2) + "\n", "--output")
+    replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
+    return folder
+
+
+def replace_file(path: Path, text: str, flag: str) -> None:
+    """Puts a text file in place of what is there: all of it or, if it fails, nothing. A link is replaced, not followed.
+
+    Raises: ConfigError naming the flag.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    try:
+        try:
+            temporary.write_text(text, encoding="utf-8", newline="")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {str(path)!r} cannot be written ({_reason(error)}): give another path") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty for whatever else is there."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
