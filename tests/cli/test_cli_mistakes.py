@@ -1,0 +1,179 @@
+"""Mistakes on the command line: each is one line that names the cause and the remedy, exit code 2, and touches no file."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.cli.main import app
+
+FILES = {
+    "file": b"hello",
+    "bad.jsonl": b"{\n",
+    "binary.jsonl": bytes(range(256)),
+    "number.jsonl": b'{"question": "what?", "image": 5}\n',
+    "deep.jsonl": b"[" * 100_000 + b"\n",
+    "nan.jsonl": b'{"question": NaN}\n',
+    "outside.jsonl": b'{"question": "x", "image": "../../etc/passwd"}\n',
+    "nul.jsonl": b'{"question": "x", "image": "a\\u0000b"}\n',
+    "surrogate.jsonl": b'{"question": "\\ud800"}\n',
+    "foreign.csv": b"a,b\n1,2\n",
+    "foreign.json": b'{"a": 1}',
+    "list.json": b"[1]",
+    "folder/mine.txt": b"mine",
+    "foreign/summary.json": b'{"mine": 1}',
+    "frontier/cases.jsonl": b"mine",
+    "frontier2/settings.json": b"[1]",
+    "log.csv": b"mine",
+    "ok.json": b'{"experiments": [{"name": "a"}], "defaults": {"preset": "shapes", "cache_mode": "dry-run"}}',
+    "purge.json": b'{"experiments": [{"name": "a", "preset": "shapes", "cache_dir": "folder"}]}',
+}
+MISTAKES = [
+    ("run --max-samples ten", "valid integer"),
+    ("run --max-samples 0", "--max-samples=0 is too small"),
+    ("run --max-samples 99999999999999999999", "too large"),
+    ("run --similarity-threshold nan", "not finite"),
+    ("run --similarity-threshold inf", "not finite"),
+    ("run --temperature nan", "--temperature=nan is not finite"),
+    ("run --blend-share 2", "from 0 to 1"),
+    ("run --blend-map best", "choose one of context"),
+    ("run --min-gain -1", "negative"),
+    ("run --engine jax", "choose one of transformers, vllm"),
+    ("run --arms ,", "choose one of none"),
+    ("run --arms cache,cache", "each once"),
+    ("run --cache-dir file", "is a file"),
+    ("run --cache-dir ''", "empty"),
+    (f"run --cache-dir {'a' * 5000}", "too long"),
+    ("run --output file", "is a file"),
+    ("run --output foreign", "no run wrote"),
+    ("run --output ''", "empty"),
+    ("run --dataset nope", "unknown data set"),
+    ("run --dataset json:loads", "failed when it was called"),
+    ("run --dataset builtins:nope", "does not import"),
+    ("run --dataset jsonl --dataset-path missing", "no file"),
+    ("run --dataset jsonl --dataset-path folder", "no file"),
+    ("run --dataset jsonl --dataset-path bad.jsonl", "line 1"),
+    ("run --dataset jsonl --dataset-path binary.jsonl", "line"),
+    ("run --dataset jsonl --dataset-path number.jsonl", "give a path"),
+    ("run --dataset jsonl --dataset-path deep.jsonl", "line 1"),
+    ("run --dataset jsonl --dataset-path nan.jsonl", "no text field"),
+    ("run --dataset jsonl --dataset-path outside.jsonl", "leaves the folder"),
+    ("run --dataset jsonl --dataset-path nul.jsonl", "give a path"),
+    ("run --dataset jsonl --dataset-path surrogate.jsonl --model docs-lm --arms none", "no valid Unicode"),
+    ("run --prompt-template {question.x}", "use {question} and {context}"),
+    ("run --prompt-template {", "does not parse"),
+    ("run --level json:loads --model docs-lm --max-samples 1", "--level 'json:loads' failed"),
+    ("run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --max-samples 1", "os:system' failed"),
+    ("run --no-such", "No such option"),
+    ("run --max-samples", "requires an argument"),
+    ("run stray", "unexpected extra argument"),
+    ("sweep", "either --specs FILE or --ablation"),
+    ("sweep --specs missing", "cannot read"),
+    ("sweep --specs binary.jsonl", "cannot read"),
+    ("sweep --specs deep.jsonl", "cannot read"),
+    ("sweep --specs list.json", "no sweep"),
+    ("sweep --specs ok.json --log-file log.csv", "--resume"),
+    ("sweep --specs ok.json --log-file log.csv --resume", "no log of a sweep"),
+    ("sweep --specs ok.json --log-file foreign.csv --resume", "no log of a sweep"),
+    ("sweep --specs ok.json --log-file foreign.json --resume", "no log of a sweep"),
+    ("sweep --specs ok.json --log-file folder", ".csv or .json"),
+    (f"sweep --specs ok.json --log-file {'a' * 300}.csv", "too long"),
+    ("sweep --specs ok.json --samples-dir file", "Not a directory"),
+    ("sweep --specs purge.json --purge-cache-between-runs", "holds other files"),
+    ("sweep --ablation --preset nope", "unknown preset"),
+    ("explain --donor a", "Missing option"),
+    ("explain --donor a --target b --html folder", "is a folder"),
+    ("explain --donor a --target b --html file/page.html", "--html"),
+    ("explain --donor @missing --target b --model docs-lm", "cannot read"),
+    ("explain --donor a --target b --share nan", "not finite"),
+    ("explain --donor a --target b --selector best", "choose one of"),
+    ("frontier --model shapes-vlm --output new", "more than text"),
+    ("frontier --output frontier", "no frontier run wrote"),
+    ("frontier --output frontier2", "no frontier run wrote"),
+    ("frontier --output file", "--output"),
+    ("frontier --threads 0", "from 1 to 1024"),
+    ("frontier --detail -1", "negative"),
+    ("version now", "unexpected extra argument"),
+    ("nope", "No such command"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    monkeypatch.setattr(sys, "argv", ["dejakv", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "says"), MISTAKES, ids=[line[:60] for line, _ in MISTAKES])
+def test_a_mistake(
+    folder: Path, line: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = said(shlex.split(line), monkeypatch, capsys)
+    assert code == 2
+    (only,) = [text for text in error.splitlines() if text.strip()]
+    assert only.startswith("dejakv: ")
+    assert says in only
+    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+
+
+ENTRIES: list[tuple[Any, str]] = [
+    ({"name": "a", "max_samples": "ten"}, "--max-samples='ten' is no whole number"),
+    ({"name": "a", "model": ["docs-lm"]}, "no text"),
+    ({"name": "a", "arms": "none"}, "no list"),
+    ({"name": "a", "arms": ["none", 5]}, "holds 5"),
+    ({"name": "a", "disable_exact_cache": "no"}, "neither true nor false"),
+    ({"name": "a", "notes": [1]}, "no text"),
+    ({"name": "a", "preset": {}}, "no text"),
+    ({"name": "a", "cache_dir": 5}, "no text"),
+    ({"name": "a", "embedding_layers": [5]}, "holds 5"),
+    ({"name": "a", "similarity_threshold": float("nan")}, "not finite"),
+    ({"name": "a", "colour": 1}, "unknown setting 'colour'"),
+    (5, "a list of one object or more"),
+    ({}, "give every experiment a 'name'"),
+    *[({"name": name}, "cannot be named") for name in (5, "", " ", "..", "../x", "/x", "a/b", "a\\b", "C:x", "a\0b")],
+    *[({"name": name}, "cannot be named") for name in ("CON", "nul.txt", "a" * 300, "\ud800", ".hidden", "a\u202eb")],
+]
+
+
+@pytest.mark.parametrize(("entry", "says"), ENTRIES, ids=[str(number) for number in range(len(ENTRIES))])
+def test_a_wrong_experiment(
+    folder: Path, entry: Any, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "spec.json").write_text(json.dumps({"experiments": [entry]}))
+    code, error = said(["sweep", "--specs", "spec.json", "--samples-dir", "samples"], monkeypatch, capsys)
+    assert code == 2
+    assert says in error
+    assert len(error.splitlines()) == 1
+    assert not (folder / "samples").exists()
+    assert not (folder / "sweep.csv").exists()
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("Run", "run"), ("é", "e\u0301")])
+def test_two_names_that_are_one_folder(
+    folder: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "spec.json").write_text(json.dumps({"experiments": [{"name": name} for name in names]}))
+    code, error = said(["sweep", "--specs", "spec.json"], monkeypatch, capsys)
+    assert code == 2
+    assert "one folder" in error
+
+
+def test_no_arguments_print_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["dejakv"])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert ended.value.code == 0
+    assert "frontier" in capsys.readouterr().out
