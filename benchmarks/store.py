@@ -24,8 +24,9 @@ import torch
 
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.checksum import checksum
+from dejakv.store.directory import Directory
 from dejakv.store.disk import DiskStore
-from dejakv.store.files import read_file
+from dejakv.store.files import read_chunk
 from dejakv.store.memory import MemoryStore
 from dejakv.store.tiered import TieredStore
 
@@ -92,7 +93,9 @@ def loads(chunk: Chunk, store: DiskStore, folder: Path) -> dict[str, Callable[[]
     source, target = chunk.tensor.data, np.empty_like(chunk.tensor.data)
     path = folder / "loaded.pt"
     torch.save(torch.from_numpy(source).view(torch.bfloat16), path)
-    (file,) = (store.folder / "chunks").glob("*/*.safetensors")
+    chunks = Directory.open(store.folder / "chunks")
+    (file,) = chunks.path.glob("*/*.safetensors")
+    name, size = str(file.relative_to(chunks.path)), file.stat().st_size
     octets = source.reshape(-1).view(np.uint8)
     tiered = TieredStore(MemoryStore(), store)
     tiered.get(chunk.meta.id)
@@ -107,7 +110,7 @@ def loads(chunk: Chunk, store: DiskStore, folder: Path) -> dict[str, Callable[[]
         "DiskStore.get (verified)": lambda: store.get(chunk.meta.id),
         "DiskStore.get + copy out": load_and_copy,
         "TieredStore.get (in memory)": lambda: tiered.get(chunk.meta.id),
-        "file mapped, not verified": lambda: read_file(file),
+        "file mapped, not verified": lambda: read_chunk(chunks, name, size),
         "checksum alone, in memory": lambda: checksum(source),
         "zlib.crc32, in memory": lambda: zlib.crc32(octets),
         "blake2b, in memory": lambda: hashlib.blake2b(octets).digest(),

@@ -77,12 +77,12 @@ def test_a_damaged_entry_is_a_counted_miss_and_is_computed_again(tmp_path, damag
         cache.view("e", "p").store("h", "image", picture())
     (file,) = tmp_path.glob("c/**/*.safetensors")
     data = bytearray(file.read_bytes())
-    if damage == "remove":
-        file.unlink()
-    else:
-        data[-3] ^= 1
-        file.write_bytes({"flip a bit": bytes(data), "truncate": bytes(data[:-9]), "empty": b""}[damage])
     with opened(tmp_path / "c") as cache:
+        if damage == "remove":
+            file.unlink()
+        else:
+            data[-3] ^= 1
+            file.write_bytes({"flip a bit": bytes(data), "truncate": bytes(data[:-9]), "empty": b""}[damage])
         view = cache.view("e", "p")
         assert view.get_or_compute("h", "image", lambda: picture(2))[0, 0] == 2
         stats = view.stats()

@@ -14,6 +14,7 @@ import pytest
 
 from dejakv.errors import StoreError
 from dejakv.store.disk import DiskStore
+from dejakv.store.names import new_chunk, temporary_of
 from dejakv.testing.chunks import make_chunk, same_bits
 
 
@@ -101,20 +102,21 @@ def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
 
 
 def test_a_disk_that_turns_read_only_refuses_and_is_still_read(small_disk: Path) -> None:
-    store = DiskStore(small_disk / "store")
-    store.put(make_chunk(0))
     # The catalog is open for writing, so a plain remount is refused; the folder for new files is what turns.
     temporary = small_disk / "store" / "temporary"
+    store = DiskStore(small_disk / "store")
+    assert store.put(make_chunk(0))
+    store.close()
     subprocess.run(["mount", "--bind", str(temporary), str(temporary)], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", str(temporary)], check=True)
+    store = DiskStore(small_disk / "store")
     try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(temporary)], check=True)
         assert store.put(make_chunk(1)) is False
         assert store.stats("p").refused == {"read_only": 1}
         assert store.get(make_chunk(0).meta.id) is not None
     finally:
+        store.close()
         subprocess.run(["umount", str(temporary)], check=True)
-    assert store.put(make_chunk(1))
-    store.close()
 
 
 def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None:
@@ -164,26 +166,36 @@ def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_pa
     store = DiskStore(tmp_path / "store")
     store.put(make_chunk(0))
     store.close()
-    (store.folder / "temporary" / "stale.safetensors").write_bytes(b"half a chunk")
-    orphan = store.folder / "chunks" / "ab" / "orphan.safetensors"
+    stale, busy, orphan = new_chunk("stale"), temporary_of(new_chunk("busy")), store.folder / "chunks" / new_chunk("o")
+    (store.folder / "temporary" / temporary_of(stale)).write_bytes(b"half a chunk")
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_bytes(b"a chunk whose row was not committed")
+    mine = [
+        store.folder / "temporary" / "thesis.tex",
+        store.folder / "chunks" / "notes.txt",
+        orphan.parent / "x.safetensors",
+    ]
+    for path in mine:
+        path.write_text("none of ours")
     code = (
-        "import sys, time; from pathlib import Path; from dejakv.store.files import written\n"
-        f"with written(Path({str(store.folder / 'temporary' / 'busy')!r}), [b'x']):\n"
+        "import sys; from pathlib import Path; from dejakv.store.directory import Directory\n"
+        "from dejakv.store.files import Entry, written\n"
+        f"folder = Directory.open(Path({str(store.folder / 'temporary')!r}))\n"
+        f"with written(Entry(folder, {busy!r}), [b'x']):\n"
         "    print('locked', flush=True); sys.stdin.read()"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"locked\n"
     again = DiskStore(tmp_path / "store")
-    assert [path.name for path in (again.folder / "temporary").iterdir()] == ["busy"]
+    assert {path.name for path in (again.folder / "temporary").iterdir()} == {busy, "thesis.tex"}
     assert not orphan.exists()
     assert again.get(make_chunk(0).meta.id) is not None
     again.close()
     writer.communicate()
     assert writer.returncode == 0
-    assert list((again.folder / "temporary").iterdir()) == []
+    assert [path.name for path in (again.folder / "temporary").iterdir()] == ["thesis.tex"]
+    assert {path.read_text() for path in mine} == {"none of ours"}
 
 
 def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path) -> None:

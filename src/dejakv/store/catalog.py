@@ -1,22 +1,25 @@
 """The metadata of a store on disk: one SQLite database in WAL mode, shared by all processes that use the folder.
 
 Every change is one short `BEGIN IMMEDIATE` transaction, so that a process that is killed leaves either all of it or nothing.
-Triggers keep the totals and a journal of removed ids, from which other processes learn what is gone.
+Triggers keep the totals and a journal of removed ids, from which other processes learn what is gone. The statements are in
+`catalog_rows`.
 """
 
-import os
 import sqlite3
 import threading
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejakv.store.eviction import Budget, Policy
+from dejakv.store.catalog_rows import COLUMNS, Row, Unreadable, row_of
+from dejakv.store.connection import Connection, Damaged, is_damage
+from dejakv.store.counters import logger
 
 VERSION = 1
-JOURNAL_ROWS = 10_000
-_BUSY_SECONDS = 10.0
+_WRITE_SECONDS = 10.0
+_READ_SECONDS = 1.0
+"""Readers wait for no writer, only while another process recovers the log of one that was killed."""
 _WRITES_PER_CHECKPOINT = 64
 _SCHEMA = """
 CREATE TABLE chunks (
@@ -41,91 +44,87 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
 }
-_COLUMNS = "id, partition, epoch, meta, file, file_bytes, checksum, nbytes"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A chunk as the catalog knows it. `meta` is a blob of `metacodec`, `file` a path below the chunks' folder."""
+class RemovedElsewhere:
+    """What other processes have taken out. `complete` is False if more was than the journal still names."""
 
-    id: str
-    partition: str
-    epoch: str
-    meta: bytes
-    file: str
-    file_bytes: int
-    checksum: str
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What is left to do for a row that was taken out."""
-
-    id: str
-    partition: str
-    file: str
+    ids: tuple[str, ...] = ()
+    complete: bool = True
 
 
 class Catalog:
     """Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer, of this or another
-    process. Methods raise `sqlite3.Error`; the store above decides what that means."""
+    process. Methods raise `sqlite3.Error`; the store above decides what that means.
 
-    def __init__(self, path: Path) -> None:
-        self._reader = _Connection(path)
-        self._writer = _Connection(path)
+    admit, noted_damage  see `Connection`
+    """
+
+    def __init__(self, path: Path, *, admit: Callable[[], None], noted_damage: Callable[[], None]) -> None:
+        self._noted_damage = noted_damage
+        self._reader = Connection(path, _READ_SECONDS, admit=admit, noted_damage=noted_damage)
+        self._writer = Connection(path, _WRITE_SECONDS, admit=admit, noted_damage=noted_damage)
         self._journal_lock = threading.Lock()
-        self._data_version = -1
+        self._version = (-1, -1)
         self._seen = 0
-        self._removed_elsewhere: list[str] = []
+        self._removed: list[str] = []
+        self._complete = True
         self._writes = 0
-        with self._writer.use() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+        try:
+            with self._writer.use() as connection:
+                connection.execute("BEGIN IMMEDIATE")
                 _prepare(connection)
                 self._seen = _last_removed(connection)
-            finally:
                 connection.execute("COMMIT")
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection]:
-        """Everything inside is kept, or, if it raises, nothing. One writer at a time, over all processes."""
-        with self._writer.use() as connection:
+    def transaction(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
+        """Everything inside is kept, or, if it raises, nothing. One writer at a time, over all processes.
+
+        wait  False: raises at once (`busy`) if another writer is at work
+        """
+        with self._writer.use(wait=wait) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 self._read_journal(connection)
                 yield connection
-                with self._journal_lock:
-                    last = _last_removed(connection)
-                    connection.execute("COMMIT")
-                    self._seen = last
+                self._commit(connection)
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
             self._writes += 1
             if self._writes % _WRITES_PER_CHECKPOINT == 0:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._checkpoint(connection, "PASSIVE")
 
-    def row(self, id: str) -> Row | None:
+    def shorten_log(self) -> None:
+        """Writes the log back into the catalog and gives its space back, as far as that is possible."""
+        with self._writer.use() as connection:
+            self._checkpoint(connection, "TRUNCATE")
+
+    def row(self, id: str) -> Row | Unreadable | None:
         with self._reader.use() as connection:
-            found = connection.execute(f"SELECT {_COLUMNS} FROM chunks WHERE id = ?", (id,)).fetchone()
-        return Row(*found) if found else None
+            found = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE id = ?", (id,)).fetchone()
+        return row_of(found) if found else None
 
-    def rows(self, partition: str | None, epoch: str | None, page: int = 256) -> Iterator[Row]:
+    def rows(self, partition: str | None, epoch: str | None, page: int = 256) -> Iterator[Row | Unreadable]:
         """All rows, fetched in pages so that nothing is locked between them."""
-        after = 0
+        after = -1
         while True:
             with self._reader.use() as connection:
                 found = connection.execute(
-                    f"SELECT {_COLUMNS}, rowid FROM chunks WHERE rowid > :after AND (:partition IS NULL OR"
+                    f"SELECT {COLUMNS} FROM chunks WHERE rowid > :after AND (:partition IS NULL OR"
                     " partition = :partition) AND (:epoch IS NULL OR epoch = :epoch) ORDER BY rowid LIMIT :page",
                     {"after": after, "partition": partition, "epoch": epoch, "page": page},
                 ).fetchall()
             if not found:
                 return
-            after = found[-1][-1]
-            yield from (Row(*values[:-1]) for values in found)
+            after = found[-1][0]
+            yield from map(row_of, found)
 
     def totals(self, partition: str | None = None) -> tuple[int, int]:
         """Entries and bytes."""
@@ -136,22 +135,45 @@ class Catalog:
             entries, held = connection.execute(query, values).fetchone()
         return entries, held
 
-    def removed_elsewhere(self) -> list[str]:
-        """Ids that other processes have taken out since the last call. Cheap if nobody changed anything."""
+    def removed_elsewhere(self) -> RemovedElsewhere:
+        """What other processes have taken out since the last call. Cheap if nobody changed anything."""
         with self._reader.use() as connection:
-            version = connection.execute("PRAGMA data_version").fetchone()[0]
-            if version != self._data_version:
+            version = (self._reader.openings, connection.execute("PRAGMA data_version").fetchone()[0])
+            if version != self._version:
                 self._read_journal(connection)
-                self._data_version = version
-        if not self._removed_elsewhere:
-            return []
-        with self._journal_lock:
-            found, self._removed_elsewhere = self._removed_elsewhere, []
+                self._version = version
+            if not self._removed and self._complete:
+                return RemovedElsewhere()
+            with self._journal_lock:
+                found = RemovedElsewhere(tuple(self._removed), self._complete)
+                self._removed, self._complete = [], True
         return found
 
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        # What this transaction removed is not news from elsewhere. It is marked as seen before the commit and without keeping
+        # the lock, for which readers would wait: until the commit they cannot see it anyway.
+        last = _last_removed(connection)
+        with self._journal_lock:
+            before, self._seen = self._seen, max(self._seen, last)
+        try:
+            connection.execute("COMMIT")
+        except BaseException:
+            with self._journal_lock:
+                self._seen, self._version = before, (-1, -1)
+            raise
+
+    def _checkpoint(self, connection: sqlite3.Connection, kind: str) -> None:
+        # Whatever becomes of it, what was committed is safe in the log.
+        try:
+            connection.execute(f"PRAGMA wal_checkpoint({kind})")
+        except sqlite3.Error as error:
+            logger.warning("the log of the catalog cannot be shortened now: %s", error)
+            if is_damage(error):
+                self._noted_damage()
 
     def _read_journal(self, connection: sqlite3.Connection) -> None:
         with self._journal_lock:
@@ -159,120 +181,14 @@ class Catalog:
                 "SELECT seq, id, id IN (SELECT id FROM chunks) FROM removed WHERE seq > ? ORDER BY seq", (self._seen,)
             ).fetchall()
             if found:
+                self._complete = self._complete and found[0][0] == self._seen + 1
                 self._seen = found[-1][0]
-                self._removed_elsewhere.extend(id for _, id, back in found if not back)
-
-
-class _Connection:
-    """A connection with its lock, opened by the process that uses it: one made before a fork must not be used after."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.RLock()
-        self._pid = -1
-        self._connection: sqlite3.Connection | None = None
-        self._inherited: sqlite3.Connection | None = None
-
-    @contextmanager
-    def use(self) -> Generator[sqlite3.Connection]:
-        with self._lock:
-            if self._connection is None or self._pid != os.getpid():
-                # The parent's is kept unused: closing it here would release what the parent still has.
-                self._inherited = self._connection
-                self._connection, self._pid = self._open(), os.getpid()
-            try:
-                yield self._connection
-            except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                    # SQLite notices damage only where it reads: without a mark, the next opening might not.
-                    damage_marker(self._path).touch(mode=0o600)
-                raise
-
-    def close(self) -> None:
-        with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise sqlite3.OperationalError(str(error)) from error
-        connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        for setting in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "wal_autocheckpoint = 0"):
-            connection.execute(f"PRAGMA {setting}")
-        return connection
-
-
-def damage_marker(path: Path) -> Path:
-    """A file beside a catalog that says it is damaged and must be set aside."""
-    return path.with_name(path.name + ".damaged")
+                self._removed.extend(id for _, id, back in found if not back)
 
 
 def reason_of(error: sqlite3.Error) -> str:
     """Why a write failed, as refusals are counted: `full`, `read_only`, `busy` or `error`."""
     return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
-
-
-def insert(connection: sqlite3.Connection, row: Row) -> None:
-    """Adds a row as the one used last."""
-    connection.execute(
-        f"INSERT INTO chunks ({_COLUMNS}, hits, last_used) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, {_NEXT_USE})",
-        (row.id, row.partition, row.epoch, row.meta, row.file, row.file_bytes, row.checksum, row.nbytes),
-    )
-
-
-def touch(connection: sqlite3.Connection, id: str, hits: int) -> None:
-    """Notes `hits` uses, the last of them just now."""
-    connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
-
-
-def delete(connection: sqlite3.Connection, ids: Iterable[str], file: str | None = None) -> list[Removed]:
-    """Takes rows out (with `file`: only if that is still the row's). Their files are then the caller's to unlink."""
-    gone: list[Removed] = []
-    for id in ids:
-        values = connection.execute("SELECT id, partition, file FROM chunks WHERE id = ?", (id,)).fetchone()
-        found = Removed(*values) if values else None
-        if found is not None and file in (None, found.file):
-            connection.execute("DELETE FROM chunks WHERE id = ?", (id,))
-            gone.append(found)
-    connection.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (JOURNAL_ROWS,))
-    return gone
-
-
-def make_room(
-    connection: sqlite3.Connection,
-    policy: Policy,
-    budget: Budget,
-    protected: Collection[str] = (),
-    *,
-    id: str | None = None,
-    nbytes: int = 0,
-) -> tuple[list[str] | None, str]:
-    """What to evict before `id` with `nbytes` comes in or is replaced (no id: to meet the budget as it is), and why.
-
-    Why is `bytes` or `entries`; the ids are None if what is not protected does not suffice.
-    """
-    entries, held = connection.execute("SELECT entries, bytes FROM totals").fetchone()
-    old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
-    excess = budget.excess_bytes(held + nbytes - (old[0] if old else 0))
-    surplus = budget.excess_entries(entries + (id is not None and old is None))
-    reason = "bytes" if excess else "entries"
-    chosen: list[str] = []
-    freed = 0
-    if excess or surplus:
-        for other, size in connection.execute(f"SELECT id, nbytes FROM chunks ORDER BY {', '.join(policy.fields)}"):
-            if other == id or other in protected:
-                continue
-            chosen.append(other)
-            freed += size
-            if freed >= excess and len(chosen) >= surplus:
-                break
-    return (chosen if freed >= excess and len(chosen) >= surplus else None), reason
-
-
-_NEXT_USE = "(SELECT coalesce(max(last_used), 0) + 1 FROM chunks)"
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -288,12 +204,12 @@ def _statements(script: str) -> Iterator[str]:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Makes the tables of a new catalog. Raises: sqlite3.DatabaseError for one of another version."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, VERSION):
-        raise sqlite3.DatabaseError("the catalog is of another version")
     if version == 0:
         for statement in _statements(_SCHEMA):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
+    elif version != VERSION:
+        raise Damaged(f"the catalog says it is of version {version}")
 
 
 def _last_removed(connection: sqlite3.Connection) -> int:

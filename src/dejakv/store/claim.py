@@ -11,10 +11,10 @@ import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 from dejakv.errors import StoreError
 from dejakv.store import names
+from dejakv.store.connection import connect
 from dejakv.store.counters import logger
 from dejakv.store.directory import Directory, is_our_file
 from dejakv.store.marker import Marker, read_marker, write_marker
@@ -127,9 +127,11 @@ def _stranger(directory: Directory, found: list[str]) -> str | None:
 def _has_legacy_catalog(directory: Directory) -> bool:
     if not is_our_file(directory.status(names.CATALOG)):
         return False
-    uri = f"file:{quote(str(directory.path / names.CATALOG))}?mode=ro"
+    # Without a log it is opened in a way that makes no files beside it.
+    log = directory.status(names.CATALOG_PARTS[1])
+    mode = "ro" if log is not None and log.st_size else "ro&immutable=1"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
+        with closing(connect(directory.path / names.CATALOG, mode)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:

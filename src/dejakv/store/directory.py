@@ -90,7 +90,18 @@ class Directory:
         return True
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1  # or the number might soon be another directory's
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def is_ours(status: os.stat_result) -> bool:

@@ -1,34 +1,35 @@
-"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept over restarts (see `layout`)."""
+"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept over restarts (see `names`)."""
 
 import sqlite3
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.errors import StoreError
-from dejakv.identity import digest_of
 from dejakv.store import catalog as sql
-from dejakv.store import files
+from dejakv.store import files, leftovers, names
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats
-from dejakv.store.catalog import Row
+from dejakv.store.catalog_rows import (
+    Removed,
+    Row,
+    Unreadable,
+    delete,
+    delete_damaged,
+    insert,
+    make_room,
+    note,
+    numbers_in,
+    numbers_of,
+)
 from dejakv.store.codec import CorruptChunk, Encoded, decode, encode
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
-from dejakv.store.layout import Layout, open_folder
+from dejakv.store.known import Known, KnownRows
+from dejakv.store.layout import open_folder
 from dejakv.store.memory import stamped
-from dejakv.store.metacodec import decode_meta, encode_meta
-from dejakv.store.usage import PendingUses, Pins
+from dejakv.store.metacodec import encode_meta
+from dejakv.store.usage import Condemned, PendingUses, Pins
 
-_KNOWN_ROWS = 1024
 _PENDING_USES = 256
-
-
-@dataclass(frozen=True)
-class _Known:
-    row: Row
-    meta: ChunkMeta
 
 
 class DiskStore:
@@ -40,6 +41,7 @@ class DiskStore:
 
     Every load is verified. Loaded tensors of a megabyte and more are memory maps, so as with any map an I/O error of the
     disk while one is read kills the process. Uses are noted in batches: a process that is killed forgets the last of them.
+    Reading waits for no writer: what it would change in the catalog is put off until nobody else writes.
 
     Raises: StoreError if the folder cannot be used.
     """
@@ -54,11 +56,11 @@ class DiskStore:
         self._listeners = Listeners()
         self._pins = Pins()
         self._uses = PendingUses()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._lock = threading.Lock()
-        self._layout = Layout(self.folder)
-        self._catalog, damaged = open_folder(self._layout)
-        if damaged:
+        self._condemned = Condemned()
+        self._layout, self._catalog, damaged = open_folder(self.folder)
+        self._known = KnownRows(self._catalog, self._listeners, self._discard)
+        self._closed = False
+        for _ in range(damaged):
             self._counters.corrupt()
         self._shrink()
 
@@ -68,8 +70,8 @@ class DiskStore:
             encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
             if self._budget.excess_bytes(encoded.nbytes + len(blob)):
                 return self._refuse(meta.partition, "too_large")
-            name = files.new_name(digest_of(meta.id)[:32])
-            temporary = self._layout.temporary / name.replace("/", "-")
+            name = names.new_chunk(meta.id)
+            temporary = files.Entry(self._layout.temporary, names.temporary_of(name))
             with files.written(temporary, (encoded.header, encoded.data)):
                 return self._commit(meta, blob, encoded, name, temporary)
         except (StoreError, UnicodeError) as error:
@@ -89,8 +91,7 @@ class DiskStore:
                 chunk = self._load(known)
             except FileNotFoundError:
                 # Another process has replaced the chunk since its row was read here: look once more.
-                with self._lock:
-                    self._known.pop(id, None)
+                self._known.forget([id])
                 continue
             except CorruptChunk as error:
                 self._discard(known.row, error)
@@ -109,13 +110,12 @@ class DiskStore:
         return None
 
     def meta(self, id: str) -> ChunkMeta | None:
-        known = self._lookup(id)
-        return known.meta if known else None
+        return known.meta if (known := self._lookup(id)) else None
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         try:
             for row in self._catalog.rows(partition, epoch):
-                known = self._decoded(row)
+                known = self._known.decoded(row)
                 if known is not None:
                     yield known.meta
         except sqlite3.Error as error:
@@ -123,19 +123,37 @@ class DiskStore:
 
     def delete(self, id: str) -> bool:
         try:
-            return bool(self._take_out([id]))
-        except sqlite3.Error as error:
+            with self._catalog.transaction() as connection:
+                gone = delete(connection, numbers_of(connection, [id]))
+        except (sqlite3.Error, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return False
+        self._finish(gone)
+        return bool(gone)
 
     def clear(self, partition: str | None = None) -> int:
-        """Also removes what was set aside. Raises: StoreError if the catalog cannot be written; nothing is removed then."""
+        """Also removes what was set aside. On a full disk the tensors go first, which makes room for the catalog to change.
+
+        Raises: StoreError if the catalog cannot be written.
+        """
+        leftovers.empty_quarantine(self._layout.root, None if partition is None else names.owner_of(partition))
         try:
-            removed = len(self._take_out([row.id for row in self._catalog.rows(partition, None)]))
+            return self._clear(partition)
         except sqlite3.Error as error:
-            raise StoreError(f"the store in {self.folder} cannot be cleared ({error}): check its rights") from error
-        files.empty_quarantine(self._layout.quarantine, None if partition is None else _owner(partition))
-        return removed
+            if sql.reason_of(error) not in ("full", "error"):
+                raise StoreError(f"the store in {self.folder} cannot be cleared ({error}): check its rights") from error
+            logger.warning("%s is cleared of its files first, as its catalog cannot be written: %s", self.folder, error)
+        try:
+            for row in self._catalog.rows(partition, None):
+                if isinstance(row, Row):
+                    files.remove_chunk(self._layout.chunks, row.file)
+            self._catalog.shorten_log()
+            return self._clear(partition)
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the store in {self.folder} cannot be cleared ({error}); tensors are gone, texts of prompts are not: free "
+                "some space on its disk and clear it again"
+            ) from error
 
     def stats(self, partition: str | None = None) -> StoreStats:
         try:
@@ -147,7 +165,11 @@ class DiskStore:
     def touch(self, id: str) -> None:
         """Notes a use, here or by a tier in front."""
         if self._uses.add(id) >= _PENDING_USES:
-            self.flush()
+            self._settle(wait=False)
+
+    def notice(self) -> bool:
+        """See `KnownRows.notice`."""
+        return self._known.notice()
 
     def pin(self, id: str) -> bool:
         """Keeps an entry from being evicted by this process until `unpin`; pins count. False if the entry is unknown."""
@@ -164,135 +186,114 @@ class DiskStore:
         self._listeners.add(listener)
 
     def flush(self) -> None:
-        """Notes the uses that are still pending."""
+        """Writes what is still to be noted: uses, and damaged entries that are to go."""
+        self._settle(wait=True)
+
+    def close(self) -> None:
+        """A closed store finds nothing and takes nothing."""
+        if not self._closed:
+            self._closed = True
+            self.flush()
+            self._catalog.close()
+            self._layout.close()
+
+    def _lookup(self, id: str) -> Known | None:
+        known = self._known.find(id)
+        return None if known is None or self._condemned.has(known.row.number, known.row.file) else known
+
+    def _load(self, known: Known) -> Chunk:
+        row = known.row
+        buffer = files.read_chunk(self._layout.chunks, row.file, row.file_bytes)
+        return Chunk(known.meta, decode(row.id, buffer, row.checksum))
+
+    def _commit(self, meta: ChunkMeta, blob: bytes, encoded: Encoded, name: str, temporary: files.Entry) -> bool:
+        size = encoded.nbytes + len(blob)
+        row = Row(meta.id, meta.partition, meta.epoch, blob, name, encoded.nbytes, encoded.checksum, size)
         uses = self._uses.take()
         try:
             with self._catalog.transaction() as connection:
-                _note(connection, uses)
-        except sqlite3.Error as error:
-            logger.warning("uses cannot be noted in %s: %s", self.folder, error)
-
-    def close(self) -> None:
-        self.flush()
-        self._catalog.close()
-
-    def _commit(self, meta: ChunkMeta, blob: bytes, encoded: Encoded, name: str, temporary: Path) -> bool:
-        size = encoded.nbytes + len(blob)
-        row = Row(meta.id, meta.partition, meta.epoch, blob, name, encoded.nbytes, encoded.checksum, size)
-        final, uses = self._layout.chunks / name, self._uses.take()
-        try:
-            with self._catalog.transaction() as connection:
-                _note(connection, uses)
-                protected = self._pins.held()
-                victims, reason = sql.make_room(
-                    connection, self._policy, self._budget, protected, id=meta.id, nbytes=size
+                note(connection, uses)
+                victims, reason = make_room(
+                    connection, self._policy, self._budget, self._pins.held(), id=meta.id, nbytes=size
                 )
                 if victims is None:
                     return self._refuse(meta.partition, "pinned")
-                gone = sql.delete(connection, [*victims, meta.id])
-                files.publish(temporary, final)
-                sql.insert(connection, row)
+                gone = delete(connection, [*victims, *numbers_of(connection, [meta.id])])
+                files.publish(temporary, self._layout.chunks, name)
+                insert(connection, row)
         except BaseException:
-            files.remove(final)
+            self._uses.put_back(uses)
+            if not self._may_be_listed(row):
+                files.remove_chunk(self._layout.chunks, name)
             raise
-        for removed in gone:
-            if removed.id != meta.id:
-                self._counters.evicted(removed.partition, reason)
         self._counters.put(meta.partition)
-        self._finish(gone, kept=meta.id)
+        self._finish(gone, kept=meta.id, evicted=reason)
         return True
+
+    def _may_be_listed(self, row: Row) -> bool:
+        """Whether a commit that was cut short took effect nevertheless. What is not known is left to the next sweep."""
+        try:
+            found = self._catalog.row(row.id)
+        except sqlite3.Error:
+            return True
+        return isinstance(found, Row) and found.file == row.file
 
     def _shrink(self) -> None:
         """Meets a budget smaller than what the folder held."""
         try:
             with self._catalog.transaction() as connection:
-                victims, reason = sql.make_room(connection, self._policy, self._budget)
-                gone = sql.delete(connection, victims or ())
+                victims, reason = make_room(connection, self._policy, self._budget)
+                gone = delete(connection, victims or ())
         except sqlite3.Error as error:
             logger.warning("the budget of %s is not met yet: %s", self.folder, error)
             return
-        for removed in gone:
-            self._counters.evicted(removed.partition, reason)
-        self._finish(gone)
+        self._finish(gone, evicted=reason)
 
-    def _take_out(self, ids: list[str]) -> list[sql.Removed]:
+    def _clear(self, partition: str | None) -> int:
         with self._catalog.transaction() as connection:
-            gone = sql.delete(connection, ids)
+            gone = delete(connection, numbers_in(connection, partition))
         self._finish(gone)
-        return gone
+        return len(gone)
 
-    def _finish(self, gone: list[sql.Removed], kept: str | None = None) -> None:
-        """Forgets and unlinks what was taken out, and tells the listeners; `kept` was only replaced."""
-        with self._lock:
-            for removed in gone:
-                self._known.pop(removed.id, None)
-                self._uses.discard(removed.id)
+    def _finish(self, gone: list[Removed], kept: str | None = None, evicted: str | None = None) -> None:
+        """Forgets and unlinks what was taken out, and tells the listeners; `kept` was only replaced. `evicted` says why."""
+        self._known.forget(removed.id for removed in gone)
         for removed in gone:
-            files.remove(self._layout.chunks / removed.file)
+            if removed.id != kept:
+                self._uses.discard(removed.id)
+                if evicted is not None:
+                    self._counters.evicted(removed.partition, evicted)
+            if removed.file is not None:
+                files.remove_chunk(self._layout.chunks, removed.file)
         self._listeners.tell(removed.id for removed in gone if removed.id != kept)
 
-    def _discard(self, row: Row, cause: CorruptChunk) -> None:
-        """Takes a damaged chunk out and sets its file aside, unless it has been replaced meanwhile."""
-        logger.warning("a damaged chunk is set aside: %s", cause)
-        self._counters.corrupt(row.partition)
+    def _discard(self, row: Row | Unreadable, cause: CorruptChunk) -> None:
+        """Takes a damaged chunk out and sets its file aside, now or when nobody else writes."""
+        readable = row if isinstance(row, Row) else None
+        if self._condemned.add(row.number, readable.file if readable else None):
+            logger.warning("a damaged chunk is set aside: %s", cause)
+            self._counters.corrupt(readable.partition if readable else None)
+            self._settle(wait=False)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Writes what reading has left to be written."""
+        uses, condemned = self._uses.take(), self._condemned.all()
         try:
-            with self._catalog.transaction() as connection:
-                gone = sql.delete(connection, [row.id], row.file)
-            files.set_aside(self._layout.chunks / row.file, self._layout.quarantine, _owner(row.partition))
-            self._finish(gone)
+            with self._catalog.transaction(wait=wait) as connection:
+                note(connection, uses)
+                gone = delete_damaged(connection, condemned)
         except sqlite3.Error as error:
-            logger.warning("the damaged chunk %s cannot be taken out: %s", row.id, error)
-
-    def _lookup(self, id: str) -> _Known | None:
-        try:
-            gone = self._catalog.removed_elsewhere()
-            with self._lock:
-                if gone:
-                    self._known.clear()
-                known = self._known.get(id)
-            self._listeners.tell(gone)
-            if known is None:
-                row = self._catalog.row(id)
-                known = self._decoded(row) if row else None
-                if known is not None:
-                    self._remember(known)
-        except (sqlite3.Error, UnicodeError) as error:
-            logger.warning("the catalog of %s cannot be read: %s", self.folder, error)
-            return None
-        return known
-
-    def _decoded(self, row: Row) -> _Known | None:
-        try:
-            meta = decode_meta(row.meta)
-            if (meta.id, meta.partition, meta.epoch) != (row.id, row.partition, row.epoch):
-                raise CorruptChunk(f"chunk {row.id}: its row describes another one")
-        except CorruptChunk as error:
-            self._discard(row, error)
-            return None
-        return _Known(row, meta)
-
-    def _remember(self, known: _Known) -> None:
-        with self._lock:
-            self._known[known.row.id] = known
-            if len(self._known) > _KNOWN_ROWS:
-                self._known.popitem(last=False)
-
-    def _load(self, known: _Known) -> Chunk:
-        buffer = files.read_file(self._layout.chunks / known.row.file)
-        if buffer.size != known.row.file_bytes:
-            raise CorruptChunk(f"chunk {known.row.id}: {buffer.size} bytes in place of {known.row.file_bytes}")
-        return Chunk(known.meta, decode(known.row.id, buffer, known.row.checksum))
+            self._uses.put_back(uses)
+            if wait or sql.reason_of(error) != "busy":
+                logger.warning("uses and damage cannot be noted in %s: %s", self.folder, error)
+            return
+        for removed in gone:
+            if removed.file is not None:
+                owner = names.owner_of(removed.partition)
+                leftovers.set_aside_chunk(self._layout.root, self._layout.chunks, removed.file, owner)
+        self._finish(gone)
+        self._condemned.forget(condemned)
 
     def _refuse(self, partition: str, reason: str) -> bool:
         self._counters.refused(partition, reason)
         return False
-
-
-def _note(connection: sqlite3.Connection, uses: dict[str, int]) -> None:
-    for id, hits in uses.items():
-        sql.touch(connection, id, hits)
-
-
-def _owner(partition: str) -> str:
-    """The mark of a partition on files that are set aside, so that `clear` finds them."""
-    return digest_of(partition)[:16]

@@ -8,22 +8,36 @@ import errno
 import fcntl
 import mmap
 import os
-import secrets
+import stat
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.store.codec import CorruptChunk
+from dejakv.store.directory import Directory, is_ours
+
 MAP_FROM_BYTES = 1 << 20
-QUARANTINE_FILES = 16
-QUARANTINE_BYTES = 64 << 20
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_FILE_OF_OURS = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name in a directory."""
+
+    directory: Directory
+    name: str
+
+    def remove(self) -> None:
+        """Unlinks it if it is there and can be."""
+        self.directory.remove(self.name)
 
 
 def reason_of(error: OSError) -> str:
@@ -34,7 +48,7 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def written(temporary: Path, parts: Iterable[Any]) -> Generator[None]:
+def written(temporary: Entry, parts: Iterable[Any]) -> Generator[None]:
     """Writes the buffers to a new file of mode 0600; inside the block it is on the disk, waiting for `publish`.
 
     The file stays locked all the while, which tells `sweep` of another process that it is no leftover. Whatever happens,
@@ -50,13 +64,13 @@ def written(temporary: Path, parts: Iterable[Any]) -> Generator[None]:
         os.fsync(descriptor)
         yield
     finally:
-        remove(temporary)
+        temporary.remove()
         os.close(descriptor)
 
 
-def _new_locked(path: Path) -> int:
+def _new_locked(entry: Entry) -> int:
     while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = entry.directory.open_file(entry.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor
@@ -64,96 +78,57 @@ def _new_locked(path: Path) -> int:
         os.close(descriptor)
 
 
-def read_file(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file, read-only: a memory map of a large one, a copy of a small one.
+def publish(temporary: Entry, chunks: Directory, name: str) -> None:
+    """Gives a finished file its name below `chunks`. Raises: OSError."""
+    group, file = name.split("/")
+    with chunks.sub(group, make=True) as folder:
+        os.rename(temporary.name, file, src_dir_fd=temporary.directory.descriptor, dst_dir_fd=folder.descriptor)
 
+
+def remove_chunk(chunks: Directory, name: str) -> None:
+    """Unlinks a chunk's file if it is there and can be."""
+    group, file = name.split("/")
+    with chunks.inside(group) as folder:
+        if folder is not None:
+            folder.remove(file)
+
+
+def read_chunk(chunks: Directory, name: str, nbytes: int) -> NDArray[np.uint8]:
+    """The bytes of a chunk's file, read-only: a memory map of a large one, a copy of a small one.
+
+    Nothing is read of what is no file of `nbytes` bytes that only this user can have written.
     (On Python before 3.13 a map holds a file descriptor, so small files are not worth one.)
-    Raises: OSError.
+    Raises: CorruptChunk if it is something else, OSError if it is missing or cannot be read just now.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = _open_chunk(chunks, name)
     try:
-        size = os.fstat(descriptor).st_size
-        if size < MAP_FROM_BYTES:
-            return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        # All pages at once: they are read right away for the checksum, and a fault for each costs more than a copy.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ, **options)
-        return np.frombuffer(mapped, dtype=np.uint8)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not is_ours(status):
+            raise CorruptChunk(f"{name} is no file that only this user can have written")
+        if status.st_size != nbytes:
+            raise CorruptChunk(f"{name} has {status.st_size} bytes in place of {nbytes}")
+        return map_file(descriptor, nbytes)
     finally:
         os.close(descriptor)
 
 
-def new_name(stem: str) -> str:
-    """A name no other file of the folder has, in one of 256 subfolders."""
-    return f"{stem[:2]}/{stem}-{secrets.token_hex(4)}.safetensors"
+def map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
+    """The bytes of an open file. Raises: OSError."""
+    if size < MAP_FROM_BYTES:
+        return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    # All pages at once: they are read right away for the checksum, and a fault for each costs more than a copy.
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ, **options)
+    return np.frombuffer(mapped, dtype=np.uint8)
 
 
-def publish(temporary: Path, final: Path) -> None:
-    """Gives a finished file its name. Raises: OSError."""
-    final.parent.mkdir(mode=0o700, exist_ok=True)
-    os.rename(temporary, final)
-
-
-def sweep(folder: Path, known: set[str], temporaries: Path) -> int:
-    """Removes what a killed process left: temporary files nobody is writing, and chunk files without a row.
-
-    Call it while no process can be between its rename and its commit. Returns how many files went.
-    """
-    removed = 0
-    for path in temporaries.iterdir():
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            removed += 1
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-    for path in folder.glob("*/*"):
-        if str(path.relative_to(folder)) not in known:
-            path.unlink(missing_ok=True)
-            removed += 1
-    return removed
-
-
-def set_aside(path: Path, quarantine: Path, owner: str) -> None:
-    """Moves a damaged file to the quarantine under its owner's mark; the oldest there make room, one too large is removed.
-
-    Never raises: what cannot be moved is removed, what cannot be removed is left to the next sweep.
-    """
+def _open_chunk(chunks: Directory, name: str) -> int:
+    group, file = name.split("/")
     try:
-        if path.stat().st_size > QUARANTINE_BYTES:
-            path.unlink()
-            return
-        quarantine.mkdir(mode=0o700, exist_ok=True)
-        os.rename(path, quarantine / f"{owner}-{path.name}")
-        held = sorted(
-            ((item.stat().st_mtime_ns, item.stat().st_size, item) for item in quarantine.iterdir()), reverse=True
-        )
-        total = 0
-        for number, (_, size, item) in enumerate(held):
-            total += size
-            if number >= QUARANTINE_FILES or total > QUARANTINE_BYTES:
-                item.unlink(missing_ok=True)
-    except OSError:
-        remove(path)
-
-
-def remove(path: Path) -> None:
-    """Unlinks a file if it is there and can be."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
-
-
-def empty_quarantine(quarantine: Path, owner: str | None) -> None:
-    """Removes what was set aside for `owner`, or everything for None."""
-    if quarantine.is_dir():
-        for path in quarantine.glob(f"{owner}-*" if owner else "*"):
-            remove(path)
+        with chunks.sub(group) as folder:
+            return folder.open_file(file, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in _NO_FILE_OF_OURS:
+            raise CorruptChunk(f"{name} is no file of this store: {error.strerror}") from error
+        raise

@@ -1,103 +1,155 @@
-"""The folder of a store on disk: where its parts are, how it is opened, and what is done about leftovers and damage.
-
-<folder>/catalog.sqlite   what is known of each chunk          (0600)
-<folder>/chunks/ab/...    one safetensors file a chunk         (0600)
-<folder>/temporary/...    files that are being written
-<folder>/quarantine/...   damaged files, a few of the latest
-"""
+"""A store's folder, opened: its parts, its catalog, and what is done about leftovers and damage. The names are in `names`."""
 
 import os
 import sqlite3
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.errors import StoreError
-from dejakv.store import files
-from dejakv.store.catalog import Catalog, damage_marker
+from dejakv.store import catalog_rows, leftovers, names
+from dejakv.store.catalog import Catalog
+from dejakv.store.claim import entrance, identify
+from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
+from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
+from dejakv.store.files import remove_chunk
+from dejakv.store.in_use import InUse
+from dejakv.store.marker import write_marker
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths below a store's folder."""
+    """The parts of a store's folder, held open, and the sign that it is in use."""
 
-    folder: Path
+    root: Directory
+    chunks: Directory
+    temporary: Directory
+    in_use: InUse
 
-    @property
-    def catalog(self) -> Path:
-        return self.folder / "catalog.sqlite"
-
-    @property
-    def chunks(self) -> Path:
-        return self.folder / "chunks"
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / "temporary"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / "quarantine"
+    def close(self) -> None:
+        self.in_use.close()
+        for part in (self.chunks, self.temporary, self.root):
+            part.close()
 
 
-def open_folder(layout: Layout) -> tuple[Catalog, bool]:
-    """The catalog of a folder, which is made if it does not exist, and whether a damaged one had to be set aside.
+def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
+    """A store's folder and its catalog, made if need be, and how much in it was damaged.
 
     Raises: StoreError if the folder cannot be used.
     """
-    _claim(layout.folder)
     try:
-        for folder in (layout.chunks, layout.temporary):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        try:
-            if damage_marker(layout.catalog).exists():
-                raise sqlite3.DatabaseError("it was found damaged when it was last used")
-            return _open_catalog(layout), False
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:
-            logger.warning("the catalog of %s is set aside and the store starts empty: %s", layout.folder, error)
-        for suffix in ("", "-wal", "-shm"):
-            files.set_aside(layout.catalog.with_name(layout.catalog.name + suffix), layout.quarantine, "catalog")
-        files.remove(damage_marker(layout.catalog))
-        return _open_catalog(layout), True
+        with entrance(folder, make=True) as inside:
+            marker = identify(inside)
+            _make_private(inside)
+            if marker is None:
+                write_marker(inside)
+            layout = _layout(inside)
+            try:
+                catalog, damaged = _open_catalog(layout)
+            except BaseException:
+                layout.close()
+                raise
+            return layout, catalog, damaged
+    except BlockingIOError as error:
+        raise StoreError(f"the store in {folder} is being deleted by another process: try again") from error
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
-            f"the store in {layout.folder} cannot be opened ({error}): check its rights and the free space"
+            f"{folder} cannot be a cache folder ({error}): give a folder you may write to, with free space"
         ) from error
 
 
-def _claim(folder: Path) -> None:
-    own = ("catalog.sqlite", "chunks", "temporary", "quarantine")
+def _make_private(directory: Directory) -> None:
+    mode = stat.S_IMODE(os.fstat(directory.descriptor).st_mode)
+    if mode & NOT_FOR_OTHERS:
+        logger.warning(
+            "others could write to %s: files in it that are not yours, or theirs to change, are not read",
+            directory.path,
+        )
+    if mode & 0o077:
+        os.fchmod(directory.descriptor, 0o700)
+
+
+def _layout(inside: Directory) -> Layout:
+    root = Directory.open(inside.path)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir() if not path.name.startswith(own) and not _is_store(path)]
-        if others:
-            raise StoreError(f"{folder} holds other files ({others[0]}): give a new or empty folder for the cache")
-        status = folder.stat()
-        if status.st_uid != os.geteuid():
+        return Layout(root, _part(root, names.CHUNKS), _part(root, names.TEMPORARY), InUse(root))
+    except BaseException:
+        root.close()
+        raise
+
+
+def _part(root: Directory, name: str) -> Directory:
+    status = root.status(name)
+    if status is not None and not (stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
+        raise StoreError(
+            f"{root.path / name} is no folder of yours but a link or somebody else's, and is not followed: remove it, or "
+            "give another folder"
+        )
+    return root.sub(name, make=True)
+
+
+def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
+    root = layout.root
+    for name in (*names.CATALOG_PARTS, names.DAMAGED):
+        status = root.status(name)
+        if status is not None and not is_our_file(status):
             raise StoreError(
-                f"{folder} belongs to another user: stored state reveals prompts, give a folder of your own"
+                f"{root.path / name} is no file that only you may change, so somebody else may have made this cache: give "
+                "another folder"
             )
-        if status.st_mode & 0o077:
-            os.chmod(folder, 0o700)
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be a cache folder ({error}): give a folder you may write to") from error
+    cause: object = "it was found damaged when it was last used"
+    known = root.status(names.CATALOG) is not None
+    if known and root.status(names.DAMAGED) is None:
+        try:
+            return _swept(layout)
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            cause = error
+    if not layout.in_use.alone():
+        raise StoreError(
+            f"the catalog of {root.path} is missing or damaged ({cause}) and other processes use it: end them, or give "
+            "another folder"
+        )
+    if known:
+        logger.warning("the catalog of %s is set aside and the store starts empty: %s", root.path, cause)
+    for name in names.CATALOG_PARTS:
+        leftovers.set_aside(root, root, name, "catalog")
+    root.remove(names.DAMAGED)
+    # SQLite makes the file, and no descriptor of it is ever closed here: see `connection`.
+    connect(root.path / names.CATALOG, "rwc").close()
+    os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
+    catalog, damaged = _swept(layout)
+    layout.in_use.share()
+    return catalog, damaged + known
 
 
-def _is_store(folder: Path) -> bool:
-    """Whether it is a store of its own: tensor-parallel ranks have theirs below the one of a single rank."""
-    return (folder / "catalog.sqlite").is_file()
+def _swept(layout: Layout) -> tuple[Catalog, int]:
+    """The catalog, after it and the files were made to agree, and how many rows were damaged or had lost their file."""
+    root = layout.root
 
+    def note_damage() -> None:
+        try:
+            os.close(root.open_file(names.DAMAGED, os.O_WRONLY | os.O_CREAT))
+        except OSError as error:
+            logger.warning("that the catalog of %s is damaged cannot be noted: %s", root.path, error)
 
-def _open_catalog(layout: Layout) -> Catalog:
-    catalog = Catalog(layout.catalog)
+    catalog = Catalog(root.path / names.CATALOG, admit=layout.in_use.renew, noted_damage=note_damage)
     try:
         # In a transaction no other process stands between the rename of a file and the commit of its row.
         with catalog.transaction() as connection:
-            known = {file for (file,) in connection.execute("SELECT file FROM chunks")}
-            files.sweep(layout.chunks, known, layout.temporary)
+            gone = catalog_rows.repair(connection)
+            known = catalog_rows.files_of(connection)
+            present = leftovers.sweep(layout.chunks, layout.temporary, set(known))
+            lost = [number for file, number in known.items() if file not in present]
+            gone += catalog_rows.delete(connection, lost)
+        for removed in gone:
+            if removed.file is not None:
+                remove_chunk(layout.chunks, removed.file)
     except BaseException:
         catalog.close()
         raise
-    return catalog
+    if gone:
+        logger.warning("%d damaged rows of %s are taken out", len(gone), root.path)
+    return catalog, len(gone)

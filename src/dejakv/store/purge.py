@@ -7,6 +7,7 @@ from dejakv.errors import StoreError
 from dejakv.store import names
 from dejakv.store.claim import entrance, identify
 from dejakv.store.directory import Directory
+from dejakv.store.in_use import InUse
 
 
 def purge_folder(folder: str | Path) -> int:
@@ -23,7 +24,7 @@ def purge_folder(folder: str | Path) -> int:
         with entrance(folder) as directory:
             if identify(directory) is None:
                 return 0
-            removed = _purge(directory)
+            removed = _purge_alone(directory)
             if not directory.names():
                 # By its real path: a link that the user gave stays, and leads nowhere.
                 os.rmdir(directory.path)
@@ -32,14 +33,18 @@ def purge_folder(folder: str | Path) -> int:
         raise StoreError(f"the store in {folder} cannot be deleted ({error}): check its rights") from error
 
 
+def _purge_alone(directory: Directory) -> int:
+    in_use = InUse(directory)
+    try:
+        if not in_use.alone():
+            raise StoreError(f"the store in {directory.path} is in use: close it in every process before it is deleted")
+        return _purge(directory)
+    finally:
+        in_use.close()
+
+
 def _purge(directory: Directory) -> int:
-    removed = 0
-    for name in directory.names():
-        if names.is_rank(name):
-            with directory.inside(name) as rank:
-                if rank is not None and identify(rank) is not None:
-                    removed += _purge(rank)
-            directory.remove_directory(name)
+    removed = sum(_purge_rank(directory, name) for name in filter(names.is_rank, directory.names()))
     with directory.inside(names.CHUNKS) as chunks:
         removed += _purge_chunks(chunks) if chunks else 0
     for name, known in ((names.TEMPORARY, names.is_temporary), (names.QUARANTINE, names.is_set_aside)):
@@ -50,6 +55,16 @@ def _purge(directory: Directory) -> int:
     # The marker goes last: a purge that is interrupted leaves a store.
     for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
         removed += directory.remove(name)
+    return removed
+
+
+def _purge_rank(directory: Directory, name: str) -> int:
+    with directory.inside(name) as below:
+        if below is None:
+            return 0
+        with entrance(below.path) as rank:
+            removed = _purge_alone(rank) if identify(rank) is not None else 0
+    directory.remove_directory(name)
     return removed
 
 

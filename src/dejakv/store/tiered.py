@@ -42,18 +42,19 @@ class TieredStore:
             self._only_in_front.add(chunk.meta.id)
         elif behind:
             self._only_in_front.discard(chunk.meta.id)
+            self._follow_back(chunk.meta.id)
         if before or behind:
             self._counters.put(chunk.meta.partition)
         return before or behind
 
     def get(self, id: str) -> Chunk | None:
+        self.notice()
         chunk = self.front.get(id)
         if chunk is None:
             chunk = self.back.get(id)
             if chunk is not None:
                 self.front.put(chunk)
-                if self.back.meta(id) is None:  # cleared or deleted meanwhile: it must not come back through the front
-                    self.front.delete(id)
+                self._follow_back(id)
         else:
             # Or the back would evict what is used most, as it never sees it used.
             _touch(self.back, id)
@@ -64,9 +65,11 @@ class TieredStore:
         return chunk
 
     def meta(self, id: str) -> ChunkMeta | None:
+        self.notice()
         return self.front.meta(id) or self.back.meta(id)
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        self.notice()
         seen: set[str] = set()
         for meta in self.front.metas(partition, epoch):
             seen.add(meta.id)
@@ -95,6 +98,15 @@ class TieredStore:
         )
         return replace(held, refused=back.refused, evictions=back.evictions, corrupt=back.corrupt + front.corrupt)
 
+    def notice(self) -> bool:
+        """Takes from the front what other processes have taken out of the back. True, as nothing is missed."""
+        for tier in self._tiers_with("notice"):
+            if not tier.notice() and tier is self.back:
+                for meta in list(self.front.metas()):
+                    if meta.id not in self._only_in_front and self.back.meta(meta.id) is None:
+                        self._left_back(meta.id)
+        return True
+
     def touch(self, id: str) -> None:
         """Notes a use in both tiers."""
         _touch(self.front, id)
@@ -119,6 +131,11 @@ class TieredStore:
     def close(self) -> None:
         self.front.close()
         self.back.close()
+
+    def _follow_back(self, id: str) -> None:
+        # Evicted, cleared or deleted since the back had it: it must not stay in the front, which was told too early.
+        if self.back.meta(id) is None:
+            self.front.delete(id)
 
     def _left_front(self, id: str) -> None:
         self._only_in_front.discard(id)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from dejakv.store.base import Store
@@ -68,3 +68,41 @@ class PendingUses:
         with self._lock:
             taken, self._hits = self._hits, {}
         return taken
+
+    def put_back(self, taken: dict[str, int]) -> None:
+        """What was taken and could not be written: it comes before all that was added since."""
+        with self._lock:
+            newer, self._hits = self._hits, dict(taken)
+            for id, hits in newer.items():
+                self._hits[id] = self._hits.pop(id, 0) + hits
+
+
+class Condemned:
+    """Rows that are damaged and not taken out yet, because another process was writing. Thread-safe.
+
+    A row that has been given a new file since is no longer the one that was condemned.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, str | None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, file: str | None) -> bool:
+        """False if it was known already."""
+        with self._lock:
+            known = self._files.get(number, "") == file
+            self._files[number] = file
+            return not known
+
+    def has(self, number: int, file: str) -> bool:
+        with self._lock:
+            return self._files.get(number) == file
+
+    def all(self) -> dict[int, str | None]:
+        with self._lock:
+            return dict(self._files)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._files.pop(number, None)

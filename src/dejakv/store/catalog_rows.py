@@ -1,0 +1,174 @@
+"""Rows of a catalog, and the statements that change them inside a transaction.
+
+A damaged database can hold anything in any column, whatever the schema says. A row is used only if every column is of its
+type and the file's name is one that we could have written; any other is known by its number alone.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dejakv.store.connection import Damaged
+from dejakv.store.eviction import Budget, Policy
+from dejakv.store.names import is_chunk
+
+JOURNAL_ROWS = 10_000
+COLUMNS = "rowid, id, partition, epoch, meta, file, file_bytes, checksum, nbytes"
+_TYPES = (int, str, str, str, bytes, str, int, str, int)
+_NEXT_USE = "(SELECT coalesce(max(last_used), 0) + 1 FROM chunks)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A chunk as the catalog knows it. `meta` is a blob of `metacodec`, `file` a path below the chunks' folder."""
+
+    id: str
+    partition: str
+    epoch: str
+    meta: bytes
+    file: str
+    file_bytes: int
+    checksum: str
+    nbytes: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A damaged row."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What is left to do for a row that was taken out. `file` is None if the row did not name one of ours."""
+
+    id: str
+    partition: str
+    file: str | None
+
+
+def row_of(values: Sequence[Any]) -> Row | Unreadable:
+    """The row in what a SELECT of `COLUMNS` gave."""
+    sound = all(type(value) is kind for value, kind in zip(values, _TYPES, strict=True))
+    if not sound or not all(_is_text(value) for value in values if isinstance(value, str)) or not is_chunk(values[5]):
+        return Unreadable(values[0])
+    return Row(*values[1:], number=values[0])
+
+
+def _is_text(value: str) -> bool:
+    # Bytes that are no UTF-8 came as surrogates.
+    return value.isascii() or not any("\udc80" <= character <= "\udcff" for character in value)
+
+
+def insert(connection: sqlite3.Connection, row: Row) -> None:
+    """Adds a row as the one used last; its number is given by the catalog."""
+    connection.execute(
+        "INSERT INTO chunks (id, partition, epoch, meta, file, file_bytes, checksum, nbytes, hits, last_used)"
+        f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, {_NEXT_USE})",
+        (row.id, row.partition, row.epoch, row.meta, row.file, row.file_bytes, row.checksum, row.nbytes),
+    )
+
+
+def note(connection: sqlite3.Connection, uses: Mapping[str, int]) -> None:
+    """Adds uses to rows, by id; the last of them is the latest use of all."""
+    for id, hits in uses.items():
+        connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
+
+
+def numbers_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[int]:
+    """The numbers of the rows of these ids, where there are such."""
+    found = (connection.execute("SELECT rowid FROM chunks WHERE id = ?", (id,)).fetchone() for id in ids)
+    return [row[0] for row in found if row]
+
+
+def numbers_in(connection: sqlite3.Connection, partition: str | None) -> list[int]:
+    """The numbers of a partition's rows, or of all."""
+    query = "SELECT rowid FROM chunks WHERE :partition IS NULL OR partition = :partition"
+    return [number for (number,) in connection.execute(query, {"partition": partition}).fetchall()]
+
+
+def delete(connection: sqlite3.Connection, numbers: Iterable[int], file: str | None = None) -> list[Removed]:
+    """Takes rows out (with `file`: only if that is still the row's). Their files are then the caller's to unlink."""
+    gone: list[Removed] = []
+    for number in numbers:
+        query = "SELECT id, partition, file FROM chunks WHERE rowid = ?"
+        found = connection.execute(query, (number,)).fetchone()
+        if found is not None and file in (None, found[2]):
+            connection.execute("DELETE FROM chunks WHERE rowid = ?", (number,))
+            id, partition, name = found
+            gone.append(Removed(str(id), str(partition), name if isinstance(name, str) and is_chunk(name) else None))
+    connection.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (JOURNAL_ROWS,))
+    return gone
+
+
+def delete_damaged(connection: sqlite3.Connection, rows: Mapping[int, str | None]) -> list[Removed]:
+    """Takes out rows by number: those that still name the given file, and for None those that still cannot be read."""
+    gone: list[Removed] = []
+    for number, file in rows.items():
+        values = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE rowid = ?", (number,)).fetchone()
+        if values is not None and (file is not None or isinstance(row_of(values), Unreadable)):
+            gone += delete(connection, [number], file)
+    return gone
+
+
+def files_of(connection: sqlite3.Connection) -> dict[str, int]:
+    """The chunk files that rows name, and the rows' numbers."""
+    found = connection.execute("SELECT file, rowid FROM chunks").fetchall()
+    return {file: number for file, number in found if isinstance(file, str) and is_chunk(file)}
+
+
+def repair(connection: sqlite3.Connection) -> list[Removed]:
+    """Takes out every row that is `Unreadable`, and counts the totals anew."""
+    # Without reading the descriptions, which are most of the catalog and check themselves.
+    columns = COLUMNS.replace("meta", "CASE typeof(meta) WHEN 'blob' THEN x'' END")
+    rows = (row_of(values) for values in connection.execute(f"SELECT {columns} FROM chunks").fetchall())
+    bad = [row.number for row in rows if isinstance(row, Unreadable)]
+    # The trigger subtracts the bytes of a row that goes: a number is put where there is none.
+    connection.execute("UPDATE chunks SET nbytes = 0 WHERE typeof(nbytes) != 'integer'")
+    gone = delete(connection, bad)
+    connection.execute(
+        "UPDATE totals SET entries = (SELECT count(*) FROM chunks), bytes = (SELECT coalesce(sum(nbytes), 0) FROM chunks)"
+    )
+    return gone
+
+
+def make_room(
+    connection: sqlite3.Connection,
+    policy: Policy,
+    budget: Budget,
+    protected: Collection[str] = (),
+    *,
+    id: str | None = None,
+    nbytes: int = 0,
+) -> tuple[list[int] | None, str]:
+    """The numbers of what to evict before `id` with `nbytes` comes in or is replaced (no id: to meet the budget as it is),
+    and why.
+
+    Why is `bytes` or `entries`; the numbers are None if what is not protected does not suffice.
+    Raises: sqlite3.DatabaseError if the totals are damaged.
+    """
+    totals = connection.execute("SELECT entries, bytes FROM totals").fetchone() or ()
+    old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
+    match (*totals, old[0] if old else 0):
+        case (int(entries), int(held), int(replaced)):
+            pass
+        case _:
+            raise Damaged("the totals of the catalog are no numbers")
+    excess = budget.excess_bytes(held + nbytes - replaced)
+    surplus = budget.excess_entries(entries + (id is not None and old is None))
+    reason = "bytes" if excess else "entries"
+    chosen: list[int] = []
+    freed = 0
+    if excess or surplus:
+        query = f"SELECT rowid, id, nbytes FROM chunks ORDER BY {', '.join(policy.fields)}"
+        for number, other, size in connection.execute(query):
+            if other == id or other in protected:
+                continue
+            chosen.append(number)
+            freed += size if type(size) is int else 0
+            if freed >= excess and len(chosen) >= surplus:
+                break
+    return (chosen if freed >= excess and len(chosen) >= surplus else None), reason

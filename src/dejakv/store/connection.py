@@ -1,0 +1,163 @@
+"""A connection to a catalog that several threads share, and that keeps SQLite's locks whole.
+
+SQLite locks its files with POSIX locks. They belong to the process and to the file, not to a descriptor: closing *any*
+descriptor of a file drops all locks that the process has on it, and another process then takes itself for the only one and
+deletes the write-ahead log under this one (https://www.sqlite.org/howtocorrupt.html, 2.2). So nothing here opens the files of
+a catalog but SQLite itself; elsewhere they may be asked for their status, renamed and unlinked.
+
+A child of `fork` has none of its parent's locks, but a copy of SQLite's list of them, and would believe it has (2.6 there).
+So every connection is closed before a fork, and opened again by the process that next uses it.
+"""
+
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+class Busy(sqlite3.OperationalError):
+    """The connection is in use by another thread, and the caller would not wait."""
+
+    sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+
+class Damaged(sqlite3.DatabaseError):
+    """The catalog can be read but does not say what was written."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether it says that the catalog is not what was written, rather than that it cannot be used just now.
+
+    Our statements are right, so an SQL error (no such table) is damage too.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.DatabaseError) and code is not None and code & 0xFF not in _PASSING
+
+
+class Connection:
+    """Opens itself when it is used.
+
+    wait          seconds that a statement waits for a lock of another process
+    admit         called before each opening; raises sqlite3.Error if the catalog may not be opened
+    noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so it must be remembered
+    """
+
+    def __init__(self, path: Path, wait: float, *, admit: Callable[[], None], noted_damage: Callable[[], None]) -> None:
+        self._path = path
+        self._wait = wait
+        self._admit = admit
+        self._noted_damage = noted_damage
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self.lock = threading.RLock()
+        self.openings = 0
+        _all.add(self)
+
+    @contextmanager
+    def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
+        """The connection, for this thread alone. Raises: sqlite3.Error; Busy if it should wait for nobody and would have to."""
+        if not self.lock.acquire(blocking=wait):
+            raise Busy("another thread of this process is writing")
+        try:
+            connection = self._connection or self._open()
+            if not wait:
+                connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                yield connection
+            finally:
+                if not wait:
+                    connection.execute(f"PRAGMA busy_timeout = {round(1000 * self._wait)}")
+        except sqlite3.Error as error:
+            if is_damage(error):
+                self._noted_damage()
+            raise
+        finally:
+            self.lock.release()
+
+    def close(self) -> None:
+        """For good: a closed connection raises when it is used."""
+        with self.lock:
+            self._closed = True
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise sqlite3.ProgrammingError("the store is closed")
+        self._admit()
+        connection = connect(self._path, "rw", self._wait)
+        try:
+            for setting in (
+                "journal_mode = WAL",
+                "synchronous = NORMAL",
+                "secure_delete = ON",
+                "wal_autocheckpoint = 0",
+            ):
+                connection.execute(f"PRAGMA {setting}")
+        except BaseException:
+            connection.close()
+            raise
+        self.openings += 1
+        self._connection = connection
+        return connection
+
+
+def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
+    """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
+
+    Text that is no UTF-8 comes back with surrogates in place of an error: whoever reads a row checks it.
+    """
+    uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
+    connection.text_factory = _text
+    return connection
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+_all: weakref.WeakSet[Connection] = weakref.WeakSet()
+_one_fork = threading.Lock()
+_held: list[Connection] = []
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    for connection in list(_all):
+        connection.lock.acquire()
+        _held.append(connection)
+        connection.disconnect()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().lock.release()
+    _one_fork.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,79 @@
+"""The sign by which other processes know that a store is in use: a shared lock on its marker.
+
+It is a lock of the open file description (`flock`), so unlike SQLite's it is not lost when some other descriptor is closed.
+"""
+
+import fcntl
+import os
+import sqlite3
+import weakref
+
+from dejakv.store.directory import Directory
+from dejakv.store.names import MARKER
+
+
+class InUse:
+    """Held from the opening of a store to its close. A forked child holds none until it uses the store.
+
+    Raises: OSError; BlockingIOError while another process deletes or repairs the store.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._descriptor = -1
+        self._take()
+        self._marker = os.fstat(self._descriptor)
+        _all.add(self)
+
+    def alone(self) -> bool:
+        """Whether nobody else uses the store, who then cannot until `share`. Call it inside the folder's entrance."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.share()  # an attempt to change a lock may lose it
+            return False
+        return True
+
+    def share(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def renew(self) -> None:
+        """Takes the lock in a process that has none yet. Raises: sqlite3.OperationalError if the store is gone."""
+        if self._descriptor >= 0:
+            return
+        try:
+            self._take()
+        except OSError as error:
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} is gone: {error}") from error
+        if not os.path.samestat(self._marker, os.fstat(self._descriptor)):
+            self.close()
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} is another one now")
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _take(self) -> None:
+        self._descriptor = self._directory.open_file(MARKER, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+
+_all: weakref.WeakSet[InUse] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Closing the child's copy leaves the parent its lock.
+    for sign in list(_all):
+        sign.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,95 @@
+"""What a process knows of a catalog's rows: the latest ones decoded, until another process takes something out."""
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dejakv.store.base import ChunkMeta
+from dejakv.store.catalog import Catalog
+from dejakv.store.catalog_rows import Row, Unreadable
+from dejakv.store.codec import CorruptChunk
+from dejakv.store.counters import Listeners, logger
+from dejakv.store.metacodec import decode_meta
+
+_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Known:
+    row: Row
+    meta: ChunkMeta
+
+
+class KnownRows:
+    """Finds rows by id. Thread-safe, and waits for no writer.
+
+    listeners  told of what other processes have taken out
+    damaged    called with a row that is not what was written
+    """
+
+    def __init__(
+        self, catalog: Catalog, listeners: Listeners, damaged: Callable[[Row | Unreadable, CorruptChunk], None]
+    ) -> None:
+        self._catalog = catalog
+        self._listeners = listeners
+        self._damaged = damaged
+        self._rows: OrderedDict[str, Known] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, id: str) -> Known | None:
+        """The row of an id; None if there is none, it is damaged or the catalog cannot be read."""
+        try:
+            self._notice()
+            with self._lock:
+                known = self._rows.get(id)
+            if known is None:
+                row = self._catalog.row(id)
+                known = self.decoded(row) if row else None
+                if known is not None:
+                    self._remember(known)
+        except (sqlite3.Error, UnicodeError) as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return None
+        return known
+
+    def decoded(self, row: Row | Unreadable) -> Known | None:
+        """The row with its description, or None if it is damaged."""
+        try:
+            if isinstance(row, Unreadable):
+                raise CorruptChunk(f"row {row.number} of the catalog is damaged")
+            meta = decode_meta(row.meta)
+            if (meta.id, meta.partition, meta.epoch) != (row.id, row.partition, row.epoch):
+                raise CorruptChunk(f"chunk {row.id}: its row describes another one")
+        except CorruptChunk as error:
+            self._damaged(row, error)
+            return None
+        return Known(row, meta)
+
+    def notice(self) -> bool:
+        """Tells the listeners what other processes have taken out. False if that was more than is still known by name."""
+        try:
+            return self._notice()
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return True
+
+    def forget(self, ids: Iterable[str]) -> None:
+        with self._lock:
+            for id in ids:
+                self._rows.pop(id, None)
+
+    def _notice(self) -> bool:
+        removed = self._catalog.removed_elsewhere()
+        if removed.ids or not removed.complete:
+            with self._lock:
+                self._rows.clear()
+        self._listeners.tell(removed.ids)
+        return removed.complete
+
+    def _remember(self, known: Known) -> None:
+        with self._lock:
+            self._rows[known.row.id] = known
+            if len(self._rows) > _ROWS:
+                self._rows.popitem(last=False)
