@@ -35,6 +35,8 @@ class SemanticCacheConfig:
     lexical_guard         veto on other content words, numbers, polarity or question type
     levels                further levels as `package.module:factory`, called with the config
     max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
+    partitions            how many the budgets are divided among: each holds at most its equal part and evicts its own
+                          entries alone, so that its figures tell nothing of the others; 1: one budget for all
     memory_bytes          of a store on disk, what is also kept in memory
     encoder_bytes         budget of the encoder registry in bytes
     min_tokens            shorter prompts are not stored
@@ -65,6 +67,7 @@ class SemanticCacheConfig:
     fusion_cache_dir: Folder | None = None
     max_bytes: Count = 4 * 1024**3
     max_cached_blocks: Count = 0
+    partitions: Positive = 1
     memory_bytes: Count = 512 * 1024**2
     encoder_bytes: Count = 1024**3
     policy: EvictionPolicy = "lru"
@@ -79,6 +82,11 @@ class SemanticCacheConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if 0 < self.max_cached_blocks < self.partitions:
+            raise ConfigError(
+                f"max_cached_blocks={self.max_cached_blocks} has no part for each of {self.partitions} partitions: give "
+                f"{self.partitions} or more, or 0 for no limit"
+            )
         if self.media == "similar" and not any(layer.split(":")[0] == "vision" for layer in self.embedding_layers):
             raise ConfigError(
                 "media='similar' lets the vision layer decide, but there is none: add --embedding-layer vision:DIM:THRESHOLD"

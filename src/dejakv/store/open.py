@@ -9,6 +9,7 @@ from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
 from dejakv.store.eviction import PolicyName
 from dejakv.store.memory import MemoryStore
+from dejakv.store.quota import shared_out
 from dejakv.store.tiered import Fill, TieredStore
 
 _MEMORY = "memory://"
@@ -27,6 +28,7 @@ def open_store(
     min_tokens: int = 0,
     second_sight: bool = False,
     max_write_rate: int = 0,
+    partitions: int = 1,
 ) -> Store:
     """A store of chunks; close it when done. A limit of 0 is no limit.
 
@@ -37,6 +39,7 @@ def open_store(
     memory_fill    whether it is put there when it is written or when it is first read
     redis_url      a further tier in Redis behind memory or disk, under the same budgets
     min_tokens, second_sight, max_write_rate  see `Admission`
+    partitions     the budgets are divided among so many; a partition then holds its part and evicts its own alone
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
     """
@@ -51,9 +54,11 @@ def open_store(
         else:
             store = _in_redis(url, max_bytes, max_entries, policy)
         if memory_bytes:
-            store = TieredStore(MemoryStore(memory_bytes, max_entries, policy), store, memory_fill)
+            front = MemoryStore(memory_bytes, max_entries, policy)
+            store = TieredStore(shared_out(front, partitions, memory_bytes, max_entries, policy), store, memory_fill)
     if redis_url is not None:
         store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
+    store = shared_out(store, partitions, max_bytes, max_entries, policy)
     return store if rules == Admission() else AdmittingStore(store, rules)
 
 
@@ -69,6 +74,7 @@ def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
         min_tokens=config.min_tokens,
         second_sight=config.second_sight,
         max_write_rate=config.max_write_rate,
+        partitions=config.partitions,
     )
 
 

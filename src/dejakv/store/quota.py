@@ -1,0 +1,180 @@
+"""One budget in equal parts: a partition that is full evicts its own entries, never another's.
+
+Under a budget that all share, what a partition still holds tells it how much the others store. Here it follows from the
+partition's own requests alone: there is no part to borrow, since what is lent must be taken back, and that would tell too.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from dejakv.errors import ConfigError, StoreError
+from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.counters import Counters, logger
+from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
+from dejakv.store.metacodec import encode_meta
+
+_HEADER = 1024
+"""More bytes than any store adds to a chunk's tensor and meta."""
+
+
+class QuotaStore:
+    """A store in which each of `partitions` partitions holds at most its equal part of the budgets. Thread-safe.
+
+    partitions              how many there are; further ones are stored, but then the inner store may have to evict
+    max_bytes, max_entries  budgets of the inner store, 0 for none
+    policy                  what of its own a partition evicts first
+
+    The order of use is this process's. Raises: ConfigError if there are fewer entries than partitions.
+    """
+
+    def __init__(
+        self, inner: Store, partitions: int, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru"
+    ) -> None:
+        if 0 < max_entries < partitions:
+            raise ConfigError(
+                f"a budget of {max_entries} entries has no part for each of {partitions} partitions: raise it to "
+                f"{partitions} or more, or to 0 for no limit"
+            )
+        self.inner = inner
+        self._quota = Budget(_part(max_bytes, partitions), _part(max_entries, partitions))
+        self._policy = policy_named(policy)
+        self._orders: dict[str, EvictionOrder] = {}
+        self._owner: dict[str, str] = {}
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        inner.on_evict(self._left)
+        for meta in inner.metas():
+            self._learn(meta)
+
+    def wants(self, id: str, tokens: int) -> bool:
+        """Whether it would pay to capture this prompt's state, if the inner store says so."""
+        wants = getattr(self.inner, "wants", None)
+        return wants is None or bool(wants(id, tokens))
+
+    def put(self, chunk: Chunk) -> bool:
+        meta = chunk.meta
+        partition = meta.partition
+        try:
+            size = _size(meta, chunk.tensor.nbytes)
+        except StoreError as error:
+            logger.warning("a chunk cannot be stored: %s", error)
+            self._counters.refused(partition, "invalid")
+            return False
+        if self._quota.excess_bytes(size):
+            self._counters.refused(partition, "too_large")
+            return False
+        self._meet_others(partition)
+        with self._lock:
+            order = self._order_of(partition)
+            held = order.size(meta.id)
+            evicted = order.evict(
+                self._quota.excess_bytes(order.bytes - held + size),
+                self._quota.excess_entries(len(order) + (not held)),
+                {meta.id},
+            )
+        for id in evicted or ():  # never None: what is not this entry always suffices
+            if self.inner.delete(id):
+                self._counters.evicted(partition, "quota")
+        if not self.inner.put(chunk):
+            return False
+        with self._lock:
+            self._order_of(partition).add(meta.id, size)
+            self._owner[meta.id] = partition
+        return True
+
+    def get(self, id: str) -> Chunk | None:
+        chunk = self.inner.get(id)
+        if chunk is not None:
+            self._used(id)
+        return chunk
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        return self.inner.meta(id)
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        return self.inner.metas(partition, epoch)
+
+    def delete(self, id: str) -> bool:
+        return self.inner.delete(id)
+
+    def clear(self, partition: str | None = None) -> int:
+        return self.inner.clear(partition)
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        inner, own = self.inner.stats(partition), self._counters.stats(partition, entries=0, bytes=0)
+        return replace(
+            inner,
+            refused={**inner.refused, **own.refused},
+            evictions={**inner.evictions, **own.evictions},
+        )
+
+    def touch(self, id: str) -> None:
+        """Notes a use that a tier in front has served."""
+        touch = getattr(self.inner, "touch", None)
+        if touch is not None:
+            touch(id)
+        self._used(id)
+
+    def pin(self, id: str) -> bool:
+        pin = getattr(self.inner, "pin", None)
+        return bool(pin is not None and pin(id))
+
+    def unpin(self, id: str) -> None:
+        unpin = getattr(self.inner, "unpin", None)
+        if unpin is not None:
+            unpin(id)
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        self.inner.on_evict(listener)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _order_of(self, partition: str) -> EvictionOrder:
+        return self._orders.setdefault(partition, EvictionOrder(self._policy))
+
+    def _learn(self, meta: ChunkMeta) -> None:
+        with self._lock:
+            order = self._order_of(meta.partition)
+            if not order.size(meta.id):
+                order.add(meta.id, _size(meta, meta.nbytes))
+                self._owner[meta.id] = meta.partition
+
+    def _meet_others(self, partition: str) -> None:
+        """Takes in what other processes have stored of this partition."""
+        with self._lock:
+            known = len(self._order_of(partition))
+        if self.inner.stats(partition).entries > known:
+            for meta in self.inner.metas(partition):
+                self._learn(meta)
+
+    def _used(self, id: str) -> None:
+        with self._lock:
+            order = self._orders.get(self._owner.get(id, ""))
+            if order is not None and order.size(id):
+                order.touch(id)
+
+    def _left(self, id: str) -> None:
+        with self._lock:
+            order = self._orders.get(self._owner.pop(id, ""))
+            if order is not None:
+                order.remove(id)
+
+
+def shared_out(store: Store, partitions: int, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
+    """The store itself for one partition, else in equal parts."""
+    return store if partitions == 1 else QuotaStore(store, partitions, max_bytes, max_entries, policy)
+
+
+def _part(budget: int, partitions: int) -> int:
+    """A partition's part; 0, no limit, of 0 alone."""
+    return max(1, budget // partitions) if budget else 0
+
+
+def _size(meta: ChunkMeta, nbytes: int) -> int:
+    """No less than a store counts for the chunk, or the sum of the parts would exceed its budget."""
+    return nbytes + len(encode_meta(meta)) + _HEADER

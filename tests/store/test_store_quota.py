@@ -1,0 +1,140 @@
+"""A budget in equal parts: what a partition sees follows from its own requests alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dejakv import open_store
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError
+from dejakv.store.base import Store
+from dejakv.store.memory import MemoryStore
+from dejakv.store.quota import QuotaStore
+from dejakv.testing import make_chunk
+from dejakv.testing.stores import StoreTests
+
+
+class TestQuotaStore(StoreTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return QuotaStore(MemoryStore(**settings), 2)
+
+
+Step = tuple[str, str, int]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "put", "get", "delete", "clear"]), st.just("b"), st.integers(0, 12)),
+    max_size=25,
+)
+OTHERS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "get", "clear"]), st.sampled_from(["a", "c"]), st.integers(0, 40)),
+    max_size=60,
+)
+
+
+def seen(store: Store, steps: list[Step], watched: str) -> list[Any]:
+    """All that a partition learns: what its own calls return, and its own figures after each."""
+    noted: list[Any] = []
+    for action, partition, number in steps:
+        chunk = make_chunk(number, partition=partition, nbytes=500 + 100 * (number % 4), created=1.0)
+        returned: Any = None
+        if action == "put":
+            returned = store.put(chunk)
+        elif action == "get":
+            returned = store.get(chunk.meta.id) is not None
+        elif action == "delete":
+            returned = store.delete(chunk.meta.id)
+        else:
+            returned = store.clear(partition)
+        if partition == watched:
+            noted.append((returned, store.stats(watched), sorted(meta.id for meta in store.metas(watched))))
+    return noted
+
+
+def mixed(own: list[Step], others: list[Step]) -> list[Step]:
+    """The others' steps spread between one's own."""
+    pace = len(others) // (len(own) + 1) + 1
+    steps: list[Step] = []
+    for number, step in enumerate(own):
+        steps += others[number * pace : (number + 1) * pace]
+        steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize("limits", [{"max_entries": 12}, {"max_bytes": 24_000}])
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@given(own=STEPS, others=OTHERS)
+def test_others_change_nothing_that_a_partition_sees(
+    own: list[Step], others: list[Step], policy: Any, limits: dict[str, int]
+) -> None:
+    alone = open_store(None, partitions=3, policy=policy, **limits)
+    among = open_store(None, partitions=3, policy=policy, **limits)
+    assert seen(among, mixed(own, others), "b") == seen(alone, own, "b")
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(own=STEPS, others=OTHERS)
+def test_on_disk_too(own: list[Step], others: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
+    limits: dict[str, Any] = {"partitions": 3, "max_entries": 12, "max_bytes": 60_000, "memory_bytes": 12_000}
+    alone = open_store(tmp_path_factory.mktemp("alone"), **limits)
+    among = open_store(tmp_path_factory.mktemp("among"), **limits)
+    assert seen(among, mixed(own, others), "b") == seen(alone, own, "b")
+    alone.close()
+    among.close()
+
+
+def test_one_budget_for_all_would_tell() -> None:
+    """The check above can fail: without parts, another's puts are read off one's own figures."""
+    own: list[Step] = [("put", "b", number) for number in range(12)] + [("get", "b", 0)]
+    others: list[Step] = [("put", "a", number) for number in range(12)]
+    alone, among = open_store(None, max_entries=12), open_store(None, max_entries=12)
+    assert seen(among, mixed(own, others), "b") != seen(alone, own, "b")
+
+
+@pytest.mark.parametrize("max_bytes", [0, 30_000])
+@pytest.mark.parametrize("max_entries", [0, 9])
+def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_entries: int) -> None:
+    store = open_store(tmp_path, partitions=3, max_bytes=max_bytes, max_entries=max_entries)
+    for number in range(30):
+        assert store.put(make_chunk(number, partition="abc"[number % 3], nbytes=800))
+    inner = store.inner.stats()  # type: ignore[attr-defined]
+    assert inner.evictions == {}
+    assert not max_bytes or inner.bytes <= max_bytes
+    assert inner.entries == (9 if max_entries and not max_bytes else inner.entries)
+    assert store.stats("a").evictions.get("quota", 0) == (10 - store.stats("a").entries)
+    store.close()
+
+
+def test_what_was_stored_before_counts(tmp_path: Path) -> None:
+    first = open_store(tmp_path, partitions=2, max_entries=8)
+    for number in range(4):
+        assert first.put(make_chunk(number))
+    first.close()
+    again = open_store(tmp_path, partitions=2, max_entries=8)
+    assert again.put(make_chunk(9))
+    assert again.stats("p").entries == 4
+    again.close()
+
+
+def test_what_another_process_stores_counts(tmp_path: Path) -> None:
+    one, other = (open_store(tmp_path, partitions=2, max_entries=8) for _ in range(2))
+    for number in range(8):
+        assert (one, other)[number % 2].put(make_chunk(number))
+    assert one.put(make_chunk(9))
+    assert one.stats("p").entries == 4
+    one.close()
+    other.close()
+
+
+def test_an_entry_larger_than_a_part_is_refused() -> None:
+    store = open_store(None, partitions=4, max_bytes=40_000)
+    assert not store.put(make_chunk(0, nbytes=20_000))
+    assert store.stats("p").refused == {"too_large": 1}
+
+
+def test_fewer_entries_than_partitions() -> None:
+    with pytest.raises(ConfigError, match="no part for each of 4"):
+        open_store(None, partitions=4, max_entries=3)
+    with pytest.raises(ConfigError, match="no part for each of 4"):
+        SemanticCacheConfig(partitions=4, max_cached_blocks=3)
