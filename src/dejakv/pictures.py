@@ -3,6 +3,8 @@
 Knows no engine. Pillow is loaded when the first picture comes.
 """
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,9 @@ class PictureLimits:
 LIMITS = PictureLimits()
 """What every decoder of this package takes. The server may take less."""
 
+before_decoding: ContextVar[Callable[[], None] | None] = ContextVar("before_decoding", default=None)
+"""Called before a picture is decoded. It may raise, so that nothing is decoded for a client that left."""
+
 
 def checked(data: bytes, name: str, limits: PictureLimits = LIMITS) -> tuple[Media, int]:
     """The bytes as a medium, and its pixels (width by height), after a look at the header and the checksums; nothing is
@@ -52,6 +57,8 @@ def decoded(media: Media) -> "Image":
     if media.modality != "image":
         raise InputError(f"{name}: {media.modality} is not supported here, give pictures (PNG, JPEG or WebP)")
     with _opened(media.data, name, LIMITS) as image:
+        if (ask := before_decoding.get()) is not None:
+            ask()
         try:
             return image.convert("RGB")
         except Exception as error:

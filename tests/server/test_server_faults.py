@@ -43,7 +43,7 @@ def test_a_full_queue_refuses_at_once_and_a_leaving_client_stops_the_engine(engi
         worker = Worker(Pipeline(engine), max_queue=1)
         running = worker.submit(LONG)
         await first_piece(running)
-        worker.submit(LONG)
+        worker.submit(SHORT)
         with pytest.raises(QueueFullError, match="1 requests are waiting"):
             worker.submit(SHORT)
         running.cancel()
@@ -52,7 +52,8 @@ def test_a_full_queue_refuses_at_once_and_a_leaving_client_stops_the_engine(engi
         worker.close(20)
         assert (worker.cancelled, worker.served) == (1, 1)
 
-    asyncio.run(scenario())
+    with Endless(engine):
+        asyncio.run(scenario())
 
 
 def test_a_waiting_client_that_leaves_frees_its_place_at_once(engine: Any) -> None:
@@ -78,7 +79,7 @@ def test_a_waiting_client_that_leaves_frees_its_place_at_once(engine: Any) -> No
 def test_shutdown_stops_what_is_not_done_in_time(engine: Any) -> None:
     async def scenario() -> None:
         worker = Worker(Pipeline(engine), max_queue=1)
-        running, waiting = worker.submit(LONG), None
+        running = worker.submit(LONG)
         await first_piece(running)
         waiting = worker.submit(SHORT)
         await asyncio.to_thread(worker.close, 0.01)

@@ -120,7 +120,13 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
         (
             {
                 "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "what is this?"},
+                            {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+                        ],
+                    }
                 ]
             },
             400,

@@ -3,6 +3,8 @@ read its answer. uvicorn itself lets a half-sent header wait for ever.
 """
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,7 +24,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
-            transport.abort()
+            self._drop()
             return
         self._watch()
 
@@ -43,7 +45,7 @@ class TimedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.settings.send_seconds, self.transport.abort)
+            self._unread = self.loop.call_later(self.settings.send_seconds, self._drop)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -62,7 +64,13 @@ class TimedProtocol(H11Protocol):
 
     def _give_up(self) -> None:
         self.transport.close()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        self.loop.call_later(_LINGER_SECONDS, self._drop)
+
+    def _drop(self) -> None:
+        """Closes without waiting for the client; the kernel does not keep the unread bytes either."""
+        if (connection := self.transport.get_extra_info("socket")) is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
 
 def protocol_of(settings: ServerSettings) -> type[Any]:

@@ -5,6 +5,7 @@ import threading
 
 from dejakv.errors import InputError
 from dejakv.metrics import RequestTotals
+from dejakv.pictures import before_decoding
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.server.jobs import Cancelled, Job, JobQueue, QueueFullError
@@ -77,14 +78,17 @@ class Worker:
             self._running = None
 
     def _serve(self, job: Job) -> Answer:
-        def on_token(_token: int, text: str) -> None:
+        def go_on() -> None:
             if job.cancelled.is_set():
                 raise Cancelled
+
+        def on_token(_token: int, text: str) -> None:
+            go_on()
             if text:
                 job.put(text)
 
-        if job.cancelled.is_set():  # between the queue and here
-            raise Cancelled
+        go_on()
+        before_decoding.set(go_on)  # for this thread, until the next job
         answer = self.pipeline.answer(job.request, on_token=on_token, no_store=job.no_store)
         self.totals.add(answer.record)
         return answer
