@@ -13,11 +13,12 @@ from PIL import Image
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoders.hooks import EmbeddingHook, hook_named
-from dejakv.encoders.image import TowerEncoder, image_encoder, opened
+from dejakv.encoders.image import TowerEncoder, image_encoder
 from dejakv.encoders.pictures import image_roots, pictures_of
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.levels.base import Query
 from dejakv.levels.latent import EmbeddingCache
+from dejakv.pictures import decoded
 from dejakv.request import Media, Request
 
 
@@ -40,7 +41,7 @@ class Engine:
 
     def embed_image(self, media: Media, partition: str = "default") -> np.ndarray:
         self.partitions.append(partition)
-        return np.array([float(opened(media).getpixel((0, 0))[0]), 1.0], np.float32)
+        return np.array([float(decoded(media).getpixel((0, 0))[0]), 1.0], np.float32)
 
 
 def config(hook: str = "prompt_vision", layers: tuple[str, ...] = ("prompt:auto", "vision:auto"), **more: Any) -> Any:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
+from dejakv.server.app import create_app
+from dejakv.server.settings import ServerSettings
 
 RNG = random.Random(5)
 DOCUMENT = make_document(RNG, facts=24)
@@ -38,12 +41,12 @@ def test_the_second_time_is_exact_and_equal(client: TestClient) -> None:
 def test_a_similar_prompt_is_blended_and_never_stored_then_promoted(client: TestClient) -> None:
     base = generate(client)
     similar = prompt_of(EDITED.target.text, QUESTION)
-    blended = generate(client, similar)
+    blended = generate(client, similar, use_semshare=True)
     assert (blended["used_semshare"], blended["reuse"], blended["store_key"]) == (True, "blend", None)
     assert blended["ref_key"] == base["store_key"]
     assert 0.8 <= blended["retrieved_sim"] <= 1.0
     assert 0 < blended["tokens_computed"] < blended["tokens_computed"] + blended["tokens_reused"]
-    promoted = generate(client, similar)
+    promoted = generate(client, similar, use_semshare=True)
     assert promoted["reuse"] in ("none", "prefix")
     assert promoted["store_key"] is not None
     assert generate(client, similar)["reuse"] == "exact"
@@ -52,15 +55,36 @@ def test_a_similar_prompt_is_blended_and_never_stored_then_promoted(client: Test
 def test_without_semshare_only_exact_things_are_reused(client: TestClient) -> None:
     generate(client)
     similar = prompt_of(EDITED.target.text, QUESTION)
-    plain = generate(client, similar, use_semshare=False)
-    assert plain["reuse"] in ("none", "prefix")
-    assert not plain["used_semshare"]
+    for plain in (generate(client, similar), generate(client, similar, use_semshare=False)):
+        assert plain["reuse"] in ("none", "prefix", "exact")
+        assert not plain["used_semshare"]
+
+
+def test_the_operator_may_switch_similar_prompts_on_or_forbid_them(engine: Any) -> None:
+    similar = prompt_of(EDITED.target.text, QUESTION)
+    with TestClient(create_app(ServerSettings(reuse="blend"), engine)) as client:
+        generate(client)
+        assert not generate(client, similar, use_semshare=False)["used_semshare"]
+    with TestClient(create_app(ServerSettings(reuse="blend"), engine)) as client:
+        generate(client)
+        assert generate(client, similar)["reuse"] == "blend"
+    with TestClient(create_app(ServerSettings(allow_approximate=False), engine)) as client:
+        for path, body in (
+            ("/v1/generate", {"use_semshare": True}),
+            ("/v1/completions", {"dejakv": {"reuse": "adopt"}}),
+            ("/v1/completions", {"dejakv": {"reuse": "blend"}}),
+        ):
+            answer = client.post(path, json={"prompt": similar, **body})
+            assert answer.status_code == 400
+            assert "DEJAKV_ALLOW_APPROXIMATE" in answer.json()["error"]["message"]
+    with pytest.raises(ValidationError, match="reuse=blend is approximate"):
+        ServerSettings(reuse="blend", allow_approximate=False)
 
 
 def test_a_threshold_of_its_own(client: TestClient) -> None:
     generate(client)
     similar = prompt_of(EDITED.target.text, QUESTION)
-    assert generate(client, similar, sim_threshold=1.0)["reuse"] in ("none", "prefix")
+    assert generate(client, similar, use_semshare=True, sim_threshold=1.0)["reuse"] in ("none", "prefix")
     assert generate(client, similar, sim_threshold=0.0, use_semshare=False)["used_semshare"] is False
 
 
@@ -76,18 +100,18 @@ def test_partitions_see_only_themselves(two_tenants: TestClient) -> None:
     generate(two_tenants, key="alpha")
     headers = {"Authorization": "Bearer beta"}
     empty = two_tenants.get("/v1/cache/stats", headers=headers).json()
-    assert (empty["entries"], empty["bytes"], empty["lookups"]) == (0, 0, 0)
-    assert two_tenants.post("/v1/cache/clear", headers=headers).json() == {"cleared": 0}
+    assert (empty["stored"], empty["lookups"]) == (0, 0)
+    assert two_tenants.post("/v1/cache/clear", headers=headers).json() == {"cleared": None}
     full = two_tenants.get("/v1/cache/stats", headers={"Authorization": "Bearer alpha"}).json()
-    assert (full["entries"], full["lookups"], full["misses"]) == (1, 1, 1)
-    assert full["bytes"] > 0
+    assert (full["stored"], full["lookups"], full["misses"]) == (1, 1, 1)
     assert not generate(two_tenants, key="beta")["cache_hit"]
 
 
 def test_clear_empties(client: TestClient) -> None:
     generate(client)
     assert client.post("/v1/cache/clear").json() == {"cleared": 1}
-    assert client.get("/v1/cache/stats").json()["entries"] == 0
+    stats = client.get("/v1/cache/stats").json()
+    assert (stats["entries"], stats["bytes"], stats["stored"]) == (0, 0, 1)
     assert not generate(client)["cache_hit"]
 
 
@@ -122,15 +146,16 @@ def test_bad_bodies(client: TestClient, body: dict[str, Any], status: int, says:
 
 
 def test_malformed_and_oversized(client: TestClient) -> None:
-    assert client.post("/v1/generate", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/v1/generate", content=b"{", headers=headers).status_code == 422
     limit = client.app.state.service.settings.max_body_bytes  # type: ignore[attr-defined]
-    assert client.post("/v1/generate", content=b"x" * (limit + 1)).status_code == 413
+    assert client.post("/v1/generate", content=b"x" * (limit + 1), headers=headers).status_code == 413
 
     def endless() -> Any:
         for _ in range(limit // 65536 + 2):
             yield b"x" * 65536
 
-    assert client.post("/v1/generate", content=endless()).status_code == 413
+    assert client.post("/v1/generate", content=endless(), headers=headers).status_code == 413
 
 
 def test_health_ready_metrics_and_docs(client: TestClient) -> None:
@@ -146,10 +171,15 @@ def test_health_ready_metrics_and_docs(client: TestClient) -> None:
 
 
 def test_only_the_operator_sees_everybodys_figures(engine: Any) -> None:
-    from dejakv.server.app import create_app
-    from dejakv.server.settings import ServerSettings
-
     with TestClient(create_app(ServerSettings(api_keys="alpha", operator_key="boss"), engine)) as client:
         for key, status in (("alpha", 401), ("", 401), ("boss", 200)):
             assert client.get("/metrics", headers={"Authorization": f"Bearer {key}"}).status_code == status
+        generate(client, key="alpha")
+        own = client.get("/v1/cache/stats", headers={"Authorization": "Bearer alpha"}).json()
+        assert (own["entries"], own["bytes"], own["stored"]) == (None, None, 1)
+        all = client.get("/v1/cache/stats", headers={"Authorization": "Bearer boss"}).json()
+        assert (all["entries"], all["stored"]) == (1, 1)
+        answer = client.post("/v1/generate", json={"prompt": "x"}, headers={"Authorization": "Bearer boss"})
+        assert answer.status_code == 401
+        assert "no partition" in answer.json()["error"]["message"]
         assert "waiting" not in client.get("/ready").json()

@@ -120,7 +120,13 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
         (
             {
                 "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "what is this?"},
+                            {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+                        ],
+                    }
                 ]
             },
             400,
@@ -138,12 +144,14 @@ def test_bad_bodies(server: Any, body: dict[str, Any], status: int, says: str) -
 
 def test_pictures_by_data_url() -> None:
     from dejakv.errors import InputError
-    from dejakv.server.images import media_from_url
+    from dejakv.pictures import LIMITS
+    from dejakv.server.pictures import picture_of
 
     buffer = BytesIO()
     Image.new("RGB", (4, 4)).save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    assert media_from_url(url).data == buffer.getvalue()
+    media, pixels = picture_of(url, LIMITS)
+    assert (media.data, pixels) == (buffer.getvalue(), 16)
     huge = BytesIO()
     Image.new("1", (9000, 9000)).save(huge, "PNG")
     bomb = "data:image/png;base64," + base64.b64encode(huge.getvalue()).decode()
@@ -159,4 +167,4 @@ def test_pictures_by_data_url() -> None:
         "data:text/html;base64,AAAA",
     ):
         with pytest.raises(InputError):
-            media_from_url(bad)
+            picture_of(bad, LIMITS)

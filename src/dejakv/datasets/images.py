@@ -1,13 +1,11 @@
 """Pictures from files, safely: no path leaves its folder, and a file that is no picture says so."""
 
-from io import BytesIO
 from pathlib import Path
 
 from dejakv.errors import DatasetError, InputError
+from dejakv.pictures import checked
 from dejakv.request import Media
 
-FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 50_000_000
 SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 
@@ -17,24 +15,7 @@ def media_from_file(path: Path) -> Media:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the image {path.name}: {error.strerror}; check --image-root") from error
-    return checked(data, path.name)
-
-
-def checked(data: bytes, name: str) -> Media:
-    """The bytes as a medium, after a look at the header. Raises InputError if they are no picture Pillow knows."""
-    from PIL import Image
-
-    try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            image.verify()
-    except Exception as error:  # a damaged file makes Pillow raise almost anything
-        raise InputError(
-            f"{name} is not a readable image ({type(error).__name__}): give a PNG, JPEG or WebP file"
-        ) from error
-    if width * height > MAX_PIXELS:
-        raise InputError(f"{name} has {width} x {height} pixels: make it smaller than {MAX_PIXELS:,} pixels")
-    return Media(data, "image", name)
+    return checked(data, path.name)[0]
 
 
 def inside(root: Path, name: str) -> Path:

@@ -4,7 +4,6 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from dejakv.encoders.base import ImageEncoder, Vector
 from dejakv.encoders.fingerprint import module_fingerprint
 from dejakv.encoders.text import load_sentence_transformer
 from dejakv.encoders.threads import one_torch_thread
-from dejakv.errors import ConfigError, InputError, MissingExtraError, ModelError
+from dejakv.errors import ConfigError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
+from dejakv.pictures import decoded
 from dejakv.request import DEFAULT_PARTITION, Media
 
 CLIP = "sentence-transformers/clip-ViT-B-32"
@@ -32,7 +32,7 @@ class ClipEncoder:
         self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
-        picture = opened(media)
+        picture = decoded(media)
         with self._lock, one_torch_thread():
             row: Any = self._model.encode([picture], normalize_embeddings=True, show_progress_bar=False)[0]
         return unit(row, len(row), f"the encoder {self.name!r}")
@@ -76,16 +76,3 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True) -> ImageEncod
             ) from error
         _log.warning("CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error)
         return tower
-
-
-def opened(media: Media) -> Any:
-    """The picture as RGB. Raises InputError for data that is no picture."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(BytesIO(media.data)) as picture:
-            return picture.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise InputError(
-            f"{media.name or 'a picture'} is not a readable image: give a PNG, JPEG or WebP file"
-        ) from error

@@ -13,11 +13,11 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.experiments.settings import RunSettings
 from dejakv.pipeline import Pipeline
-from dejakv.server import problems, routes_cache, routes_generate, routes_openai, routes_ops
+from dejakv.server import openapi, problems, routes_cache, routes_generate, routes_openai, routes_ops
+from dejakv.server.bodies import Bodies
 from dejakv.server.figures import registry_of
-from dejakv.server.keys import ApiKeys
-from dejakv.server.limits import BodyLimit
-from dejakv.server.schemas import Problem
+from dejakv.server.gate import Gate, Keys
+from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem
 from dejakv.server.service import Service
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
@@ -28,9 +28,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         (400, "The request cannot be served as it is."),
         (401, "Missing or unknown API key."),
         (404, "The model is another one."),
-        (413, "The body is too large."),
+        (408, "The body came too slowly."),
+        (413, "The body is too large, too deep or has too many values."),
+        (415, "The body is not declared as JSON."),
         (422, "The body does not fit the schema."),
-        (429, "The queue is full: come again after Retry-After seconds."),
+        (429, "The server is full: come again after Retry-After seconds."),
+        (431, "The headers are too many or too large."),
         (503, "The server cannot serve this at present."),
     )
 }
@@ -42,7 +45,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     Raises: ConfigError for settings, ModelError for the model: at start, not at the first request.
     """
     settings = settings or ServerSettings()
-    keys = ApiKeys.load(settings.api_keys, settings.api_keys_file)
+    keys = Keys(settings)
     run = RunSettings(
         model=settings.model,
         dtype=settings.dtype,
@@ -66,11 +69,13 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         title="DejaKV",
         version=__version__,
         description="Generates text, reusing computed state of similar earlier prompts.",
+        redoc_url=None,
         lifespan=lifespan,
         responses=_PROBLEMS,
     )
-    app.state.keys = keys
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.state.bodies = Bodies(settings)
+    app.add_middleware(Gate, keys=keys, settings=settings)
+    openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest)
     problems.install(app, settings.retry_after)
     for routes in (routes_generate, routes_openai, routes_cache, routes_ops):
         app.include_router(routes.router)

@@ -1,24 +1,26 @@
 """From chat messages to a prompt, its pictures and the text that the levels compare."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from dejakv.errors import InputError
-from dejakv.request import Media
-from dejakv.server.images import media_from_url
 from dejakv.server.schemas import Message
 
 
-def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Media, ...]]:
-    """`(prompt, chunk, media)`. The chunk is the whole conversation: an equal last question in another conversation is
-    another request.
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as chat templates take them, their text a part, and the URLs of their pictures in order."""
 
-    Raises: InputError for a model without a chat template, or messages it cannot render.
-    """
-    if not getattr(templates, "chat_template", None):
-        raise InputError("this model has no chat template: use /v1/completions")
-    media: list[Media] = []
+    messages: list[dict[str, Any]]
+    texts: list[str]
+    pictures: list[str]
+
+
+def conversation(messages: list[Message]) -> Conversation:
+    """Raises InputError for messages without text, or a part without its picture."""
     plain: list[dict[str, Any]] = []
     texts: list[str] = []
+    pictures: list[str] = []
     for message in messages:
         if isinstance(message.content, str):
             plain.append({"role": message.role, "content": message.content})
@@ -32,7 +34,7 @@ def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Med
             elif part.image_url is None:
                 raise InputError("a part of type image_url needs an image_url with a url")
             else:
-                media.append(media_from_url(part.image_url.url))
+                pictures.append(part.image_url.url)
                 parts.append({"type": "image"})
         if all(part["type"] == "text" for part in parts):
             plain.append({"role": message.role, "content": " ".join(part["text"] for part in parts)})
@@ -40,8 +42,19 @@ def render(messages: list[Message], templates: Any) -> tuple[str, str, tuple[Med
             plain.append({"role": message.role, "content": parts})
     if not any(text.partition(": ")[2].strip() for text in texts):
         raise InputError("the messages hold no text: ask something")
+    return Conversation(plain, texts, pictures)
+
+
+def render(asked: Conversation, templates: Any) -> tuple[str, str]:
+    """`(prompt, chunk)`. The chunk is the whole conversation: an equal last question in another conversation is another
+    request.
+
+    Raises: InputError for a model without a chat template, or messages it cannot render.
+    """
+    if not getattr(templates, "chat_template", None):
+        raise InputError("this model has no chat template: use /v1/completions")
     try:
-        prompt = templates.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        prompt = templates.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything for roles it does not know
         raise InputError(f"the model's chat template cannot render these messages: {error}") from error
-    return str(prompt), "\n".join(texts), tuple(media)
+    return str(prompt), "\n".join(asked.texts)

@@ -3,40 +3,50 @@
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 
-from dejakv.server.access import partition_of, service_of
+from dejakv.server.access import caller_of, partition_of, service_of
+from dejakv.server.gate import Caller
 from dejakv.server.schemas import CacheStats, ClearResponse
 from dejakv.server.service import Service
 
 router = APIRouter(tags=["cache"])
 
+_OWN = ("visual_cache_hits", "visual_cache_misses", "visual_encoder_runs", "visual_encoder_failures")
+"""Figures of the encoder registry that only the tenant's own requests change: no sizes, evictions, waits or times."""
+
 
 @router.get("/v1/cache/stats")
-async def stats(service: Service = Depends(service_of), partition: str = Depends(partition_of)) -> CacheStats:
-    """Entries, bytes, hits and misses by level of the caller's partition."""
-    return await run_in_threadpool(_stats, service, partition)
+async def stats(service: Service = Depends(service_of), caller: Caller = Depends(caller_of)) -> CacheStats:
+    """Hits and misses by level of the caller's own requests; of everybody's for the operator."""
+    return await run_in_threadpool(_stats, service, caller)
 
 
 @router.post("/v1/cache/clear")
-async def clear(service: Service = Depends(service_of), partition: str = Depends(partition_of)) -> ClearResponse:
+async def clear(
+    service: Service = Depends(service_of),
+    caller: Caller = Depends(caller_of),
+    partition: str = Depends(partition_of),
+) -> ClearResponse:
     """Removes the caller's entries. A request that runs meanwhile finishes; its state is stored after the clearing."""
-    return ClearResponse(cleared=await run_in_threadpool(_clear, service, partition))
+    removed = await run_in_threadpool(_clear, service, partition)
+    return ClearResponse(cleared=removed if caller.operator else None)
 
 
-def _stats(service: Service, partition: str) -> CacheStats:
+def _stats(service: Service, caller: Caller) -> CacheStats:
     cache = service.worker.pipeline.cache
     assert cache is not None
-    counts, store = cache.stats(partition), cache.store.stats(partition)
+    counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
     registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
     return CacheStats(
-        entries=store.entries,
-        bytes=store.bytes,
+        entries=store.entries if caller.operator else None,
+        bytes=store.bytes if caller.operator else None,
+        stored=store.puts,
         lookups=counts.lookups,
         prefix_hits=counts.prefix_hits,
         hits=counts.hits,
         misses=counts.lookups - sum(counts.hits.values()),
         rejections=counts.rejections,
         promotions=counts.promotions,
-        encoder=_numbers(registry.get_cache_stats(partition)) if registry is not None else {},
+        encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
     )
 
 
@@ -50,5 +60,6 @@ def _clear(service: Service, partition: str) -> int:
     return cache.clear(partition)
 
 
-def _numbers(figures: dict[str, object]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+def _encoder(figures: dict[str, object], caller: Caller) -> dict[str, float]:
+    numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+    return numbers if caller.operator else {name: numbers[name] for name in _OWN}

@@ -6,22 +6,23 @@ from starlette.requests import Request as HttpRequest
 from dejakv.pipeline import Answer
 from dejakv.request import Sampling
 from dejakv.server.access import partition_of, service_of
+from dejakv.server.bodies import body_of, takes
 from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings
 from dejakv.server.service import Service
 
 router = APIRouter(tags=["generate"])
 
 
-@router.post("/v1/generate")
+@router.post("/v1/generate", openapi_extra=takes(GenerateRequest))
 async def generate(
-    body: GenerateRequest,
     http: HttpRequest,
+    body: GenerateRequest = Depends(body_of(GenerateRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
 ) -> GenerateResponse:
-    """Answers a prompt, with the KV of a similar earlier prompt where there is one."""
+    """Answers a prompt; with the KV of a similar earlier prompt if the request or the server's `--reuse` asks for it."""
     sampling = Sampling(body.max_new_tokens, body.temperature, body.top_p, body.seed)
-    reuse = None if body.use_semshare else "off"
+    reuse = service.reuse_of(body.use_semshare)
     request = service.request(body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold)
     answer = await service.answer(http, request)
     return response(answer, service, partition, body.store_key)

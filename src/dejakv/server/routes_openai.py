@@ -3,8 +3,7 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
@@ -12,11 +11,14 @@ from dejakv.errors import InputError
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import partition_of, service_of
 from dejakv.server.answers import finish_reason, provenance, usage_of
-from dejakv.server.chat import render
+from dejakv.server.bodies import body_of, takes
+from dejakv.server.chat import conversation, render
+from dejakv.server.pictures import pictures_of
+from dejakv.server.refusals import RefusedError
 from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest
 from dejakv.server.service import Service
 from dejakv.server.stops import cut
-from dejakv.server.stream import sse
+from dejakv.server.stream import EventStream, sse
 
 router = APIRouter(tags=["openai"])
 
@@ -28,10 +30,10 @@ async def models(service: Service = Depends(service_of), _: str = Depends(partit
     return {"object": "list", "data": [entry]}
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
 async def completions(
-    body: CompletionRequest,
     http: HttpRequest,
+    body: CompletionRequest = Depends(body_of(CompletionRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
 ) -> Any:
@@ -41,15 +43,18 @@ async def completions(
     return await _serve(body, http, service, request, "text_completion")
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
 async def chat_completions(
-    body: ChatRequest,
     http: HttpRequest,
+    body: ChatRequest = Depends(body_of(ChatRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
 ) -> Any:
     """OpenAI's chat completions; pictures as data URLs."""
-    prompt, chunk, media = await run_in_threadpool(render, body.messages, service.templates)
+    asked = conversation(body.messages)
+    service.check_length(sum(map(len, asked.texts)))
+    media = await pictures_of(http, asked.pictures, service.settings)
+    prompt, chunk = await run_in_threadpool(render, asked, service.templates)
     tokens = body.max_completion_tokens or body.max_tokens or 256
     request = _request(body, service, partition, prompt, chunk, media, tokens)
     return await _serve(body, http, service, request, "chat.completion")
@@ -65,7 +70,7 @@ def _request(
     tokens: int,
 ) -> Request:
     if body.model not in (None, service.model_name):
-        raise HTTPException(404, f"this server has the model {service.model_name!r}, not {body.model!r}")
+        raise RefusedError(404, f"this server has the model {service.model_name!r}, not {body.model[:80]!r}")
     if body.tools:
         raise InputError("tools are not supported: send the request without them")
     sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
@@ -80,8 +85,7 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
     if body.stream:
         job = service.worker.submit(request, no_store=body.dejakv.no_store)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        stream = sse(job, head, kind, stops, usage, service.ends)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return EventStream(job, sse(job, head, kind, stops, usage, service.ends))
     answer = await service.answer(http, request, no_store=body.dejakv.no_store)
     text, stopped = cut(answer.text, stops)
     reason = finish_reason(answer, stopped, service.ends)

@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Stop = Annotated[str, Field(max_length=256)]
-Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 class GenerateRequest(BaseModel):
-    """`use_semshare=false` reuses only what is exact. `store_key` names the entry this prompt's state is kept under, in the
+    """`use_semshare=true` asks for approximate reuse, `false` for exact reuse; without it the server's `--reuse` decides.
+    `sim_threshold` is the least similarity of a donor. `store_key` names the entry this prompt's state is kept under, in the
     caller's own partition; another partition's names are never seen."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
@@ -18,7 +19,7 @@ class GenerateRequest(BaseModel):
     max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
     temperature: float = Field(default=0.7, ge=0, le=10)
     top_p: float = Field(default=0.9, gt=0, le=1)
-    use_semshare: bool = True
+    use_semshare: bool | None = None
     sim_threshold: float = Field(default=0.8, ge=-1, le=1)
     store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
@@ -49,10 +50,15 @@ class GenerateResponse(BaseModel):
 
 
 class CacheStats(BaseModel):
-    """One partition's own figures."""
+    """What the caller's own requests did; everybody's for the operator.
 
-    entries: int
-    bytes: int
+    `entries` and `bytes`, what is held now, are null for one tenant of several: they depend on what others push out.
+    `stored` counts the caller's prompts that were stored since the start.
+    """
+
+    entries: int | None
+    bytes: int | None
+    stored: int
     lookups: int
     prefix_hits: int
     hits: dict[str, int]
@@ -63,7 +69,9 @@ class CacheStats(BaseModel):
 
 
 class ClearResponse(BaseModel):
-    cleared: int
+    """How many entries were removed; null for one tenant of several, as in `CacheStats`."""
+
+    cleared: int | None
 
 
 class ReuseOptions(BaseModel):
@@ -101,7 +109,7 @@ class CompletionRequest(OpenAIRequest):
 
 
 class ImageUrl(BaseModel):
-    url: Annotated[str, Field(max_length=64_000_000)]
+    url: str
 
 
 class Part(BaseModel):
@@ -112,11 +120,11 @@ class Part(BaseModel):
 
 class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(fail_fast=True)]
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
 
 

@@ -4,25 +4,22 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
+from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
 
-CLIENT_GONE = 499
 _NAMES_A_PARTITION = 10_000
+Reuse = Literal["off", "exact", "adopt", "blend"]
 LONGEST_TOKEN = 64
-MAX_PICTURES = 16
+"""Characters of the longest token that a prompt may consist of."""
 LEAST_TEMPERATURE = 1e-3
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its answer was ready."""
 
 
 class Service:
@@ -43,27 +40,45 @@ class Service:
         partition: str,
         sampling: Sampling,
         media: tuple[Media, ...] = (),
-        reuse: Any = None,
+        reuse: Reuse = "exact",
         threshold: float | None = None,
     ) -> Request:
-        """A request with an id of its own. Raises InputError for more tokens than the server gives."""
+        """A request with an id of its own. Raises InputError for more than the server gives."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
             raise InputError(
-                f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens}"
+                f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens} "
+                "(DEJAKV_MAX_NEW_TOKENS)"
             )
-        context = int(getattr(self.worker.pipeline.engine, "context", 1 << 20))
-        if len(prompt) > context * LONGEST_TOKEN:  # before anything tokenizes it
+        if reuse in ("adopt", "blend") and not self.settings.allow_approximate:
             raise InputError(
-                f"the prompt has {len(prompt)} characters, far over the model's context of {context} tokens"
+                f"{reuse} is approximate, and this server reuses exactly only (DEJAKV_ALLOW_APPROXIMATE=false): ask for "
+                "reuse 'exact', or leave it out"
             )
-        if len(media) > MAX_PICTURES:
-            raise InputError(f"{len(media)} pictures in one request: this server takes {MAX_PICTURES}")
+        self.check_length(len(prompt))
         if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
             sampling = replace(sampling, temperature=0.0)
         return Request(uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold)
 
+    def check_length(self, characters: int) -> None:
+        """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""
+        context = int(getattr(self.worker.pipeline.engine, "context", 1 << 20))
+        if characters > context * LONGEST_TOKEN:
+            raise InputError(
+                f"the prompt has {characters} characters, far over the model's context of {context} tokens: send less"
+            )
+
+    def reuse_of(self, use_semshare: bool | None) -> Reuse:
+        """What a request of SemShareKV's endpoint asks for."""
+        if use_semshare is None:
+            return self.settings.reuse
+        if not use_semshare:
+            return "exact"
+        return self.settings.reuse if self.settings.reuse != "exact" else "blend"
+
     async def answer(self, http: HttpRequest, request: Request, *, no_store: bool = False) -> Answer:
-        """The whole answer. Raises ClientGone, after stopping the work, if the client leaves."""
+        """The whole answer. Raises ClientGoneError, after stopping the work, if the client leaves."""
+        if await http.is_disconnected():
+            raise ClientGoneError
         job = self.worker.submit(request, no_store=no_store)
         waiting = asyncio.create_task(job.answer())
         try:
@@ -72,7 +87,7 @@ class Service:
                 if done:
                     return waiting.result()
                 if await http.is_disconnected():
-                    raise ClientGone
+                    raise ClientGoneError
         finally:
             job.cancel()
             waiting.cancel()

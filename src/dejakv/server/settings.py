@@ -1,18 +1,33 @@
-"""Settings of the server, from flags, the environment (`DEJAKV_...`) or a `.env` file."""
+"""Settings of the server, from flags, the environment (`DEJAKV_...`) or a `.env` file. Every limit and its default is here."""
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dejakv.pictures import LIMITS
 
 
 class ServerSettings(BaseSettings):
-    """`api_keys` (comma-separated) or `api_keys_file` (one a line, `#` comments) turn authentication on; each key is a
-    partition of its own. `operator_key` opens `/metrics` then.
-    Without keys everybody is one partition, so bind to another address than 127.0.0.1 only with keys.
+    """Sizes in bytes, times in seconds.
 
-    Sizes in bytes, times in seconds.
+    reuse               what `/v1/generate` does for a request that does not say; OpenAI's endpoints are exact then
+    allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
+    api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
+                        partition of its own. Without keys everybody is one partition
+    operator_key        opens `/metrics` and everybody's figures where API keys are required
+    max_headers         header lines of a request; `max_header_bytes` of all of them and the request line together
+    header_seconds      until the headers of a request are complete, from the connection's or the last answer's time
+    max_connections     open at the same time; further ones are closed at once
+    max_body_bytes      of one request's body; `max_bodies_bytes` of all bodies of unanswered requests together
+    body_seconds        until a body is complete
+    send_seconds        for which a client may refuse to read its answer
+    max_json_depth      lists and objects within each other; `max_json_values` items of lists and fields of objects
+    max_pictures        in one request; `max_picture_pixels`, `max_picture_side` of one; `max_request_pixels` of all
+    max_new_tokens      of one answer
+    max_queue           requests that wait for the model
+    retry_after         seconds after which a refused client is asked to come again
     """
 
     model_config = SettingsConfigDict(env_prefix="DEJAKV_", env_file=".env", extra="ignore", protected_namespaces=())
@@ -28,14 +43,40 @@ class ServerSettings(BaseSettings):
     max_bytes: int = Field(default=4 * 1024**3, ge=1)
     encoder_bytes: int = Field(default=1024**3, ge=1)
     cache_dir: str | None = None
-    reuse: Literal["exact", "adopt", "blend"] = "blend"
+    reuse: Literal["exact", "adopt", "blend"] = "exact"
+    allow_approximate: bool = True
     index_encoder: str = "model"
     blend_share: float = Field(default=0.15, ge=0, le=1)
-    api_keys: str = ""
+    api_keys: str | None = None
     api_keys_file: Path | None = None
-    operator_key: str = ""
+    operator_key: str | None = None
+
+    max_headers: int = Field(default=100, ge=1)
+    max_header_bytes: int = Field(default=16 * 1024, ge=1024)
+    header_seconds: float = Field(default=10.0, gt=0)
+    max_connections: int = Field(default=1024, ge=1)
     max_body_bytes: int = Field(default=32 * 1024**2, ge=1024)
+    max_bodies_bytes: int = Field(default=256 * 1024**2, ge=1024)
+    body_seconds: float = Field(default=60.0, gt=0)
+    send_seconds: float = Field(default=30.0, gt=0)
+    max_json_depth: int = Field(default=32, ge=1)
+    max_json_values: int = Field(default=20_000, ge=1)
+    max_pictures: int = Field(default=16, ge=0)
+    max_picture_pixels: int = Field(default=LIMITS.pixels, ge=1, le=LIMITS.pixels)
+    max_picture_side: int = Field(default=LIMITS.side, ge=1, le=LIMITS.side)
+    max_request_pixels: int = Field(default=2 * LIMITS.pixels, ge=1)
     max_new_tokens: int = Field(default=4096, ge=1)
     max_queue: int = Field(default=256, ge=1)
     retry_after: int = Field(default=1, ge=1)
     shutdown_seconds: float = Field(default=20.0, gt=0)
+
+    @model_validator(mode="after")
+    def _fit(self) -> "ServerSettings":
+        if self.reuse != "exact" and not self.allow_approximate:
+            raise ValueError(f"reuse={self.reuse} is approximate: allow_approximate=false goes with reuse=exact only")
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes={self.max_bodies_bytes} holds no body of max_body_bytes={self.max_body_bytes}: "
+                "make it larger"
+            )
+        return self

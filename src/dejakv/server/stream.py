@@ -5,13 +5,30 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
 from dejakv.server.answers import finish_reason, provenance, usage_of
+from dejakv.server.jobs import Job
 from dejakv.server.stops import cut, safe_length
-from dejakv.server.worker import Job
 
 log = logging.getLogger("dejakv.server")
+
+
+class EventStream(StreamingResponse):
+    """The events of a job. However it ends, also before its first event, the job is not worked on any more."""
+
+    def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
 
 
 async def sse(

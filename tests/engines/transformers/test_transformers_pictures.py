@@ -217,7 +217,7 @@ def test_pictures_that_cannot_be_used_say_how_to_help() -> None:
     engine = image_engine("llava")
     words = prompt_for("llava")
     for data in (b"", b"no picture", ONE.data[: len(ONE.data) // 2]):
-        with pytest.raises(InputError, match=r"broken\.png cannot be read"):
+        with pytest.raises(InputError, match=r"broken\.png is not a readable image"):
             engine.prepare(request(words, (Media(data, name="broken.png"),)))
     with pytest.raises(InputError, match=r"1 placeholders .* for 2 pictures"):
         engine.prepare(request(words, (ONE, TWO)))

@@ -10,10 +10,10 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.capabilities import Capabilities, disagreement
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
-from dejakv.engines.transformers.pictures import decode
 from dejakv.engines.transformers.prompts import image_text_ids
 from dejakv.engines.transformers.vision import Vision
 from dejakv.errors import DejaKVError
+from dejakv.pictures import decoded
 from dejakv.request import Media, Request
 
 _FAILURES = (DejaKVError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
@@ -57,7 +57,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
 def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Tensor:
     """What transformers itself makes of the picture."""
     device = model.get_input_embeddings().weight.device
-    given = vision.book.processor(text=[prompt], images=[decode(media)], return_tensors="pt")
+    given = vision.book.processor(text=[prompt], images=[decoded(media)], return_tensors="pt")
     moved = {
         name: value.to(device, model.dtype) if value.is_floating_point() else value.to(device)
         for name, value in given.items()

@@ -1,16 +1,15 @@
 """Pictures on their way to the tower: decoded and processed only when they must be, known by their digest."""
 
 import inspect
-import io
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
 
 from dejakv.errors import InputError, ModelError
+from dejakv.pictures import decoded
 from dejakv.request import Media
 
 _TEXT_KEYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "num_patches", "num_crops"}
@@ -79,7 +78,7 @@ class PictureBook:
         return self._pixels.get(digest)
 
     def _process(self, media: Media) -> None:
-        image = decode(media)
+        image = decoded(media)
         try:
             out = self.processor(text=[self.image_token], images=[image], return_tensors="pt")
         except (ValueError, TypeError, ZeroDivisionError) as error:
@@ -110,19 +109,6 @@ class PictureBook:
 def _grid(sizes: torch.Tensor) -> tuple[int, int, int]:
     time, height, width = (int(side) for side in sizes[0])
     return time, height, width
-
-
-def decode(media: Media) -> Image.Image:
-    """The picture in RGB. Raises: InputError if it cannot be read."""
-    if media.modality != "image":
-        raise InputError(f"{media.modality} is not supported by the transformers engine: give pictures")
-    try:
-        image = Image.open(io.BytesIO(media.data))
-        return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(
-            f"picture {media.name or media.digest[:12]} cannot be read ({error}): give the bytes of a PNG, JPEG or WebP file"
-        ) from error
 
 
 def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from dejakv.engines.transformers.pictures import Picture, PictureBook, decode
+from dejakv.engines.transformers.pictures import Picture, PictureBook
 from dejakv.errors import InputError
 from dejakv.identity import Span
+from dejakv.pictures import decoded
 from dejakv.request import Media
 
 
@@ -37,7 +38,7 @@ def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tupl
         )
         ids = text_ids(tokenizer, expanded)
     else:
-        out = book.processor(text=[text], images=[decode(item) for item in media], return_tensors="pt")
+        out = book.processor(text=[text], images=[decoded(item) for item in media], return_tensors="pt")
         ids = out["input_ids"][0].tolist()
     return ids, spans_of(ids, book.image_token_id, pictures, [item.digest for item in media])
 

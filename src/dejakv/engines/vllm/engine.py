@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.offline import Offline, start
-from dejakv.engines.vllm.prompts import collapsed, decoded, spans_of, unit
+from dejakv.engines.vllm.prompts import collapsed, spans_of, unit
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import InputError
+from dejakv.pictures import decoded
 from dejakv.request import Media, Request, Sampling
 from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, Tensor

@@ -1,24 +1,13 @@
 """Prompts with media on their way into the offline engine, and vectors on their way out."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
-from dejakv.errors import InputError
 from dejakv.identity import Span
 from dejakv.request import Media
-
-
-def decoded(media: Media) -> Image.Image:
-    """A picture in RGB. Raises InputError if the bytes are none."""
-    try:
-        return Image.open(io.BytesIO(media.data)).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"a picture cannot be read ({error}): give PNG, JPEG or WebP bytes") from error
 
 
 def spans_of(rendered: Any, media: tuple[Media, ...]) -> tuple[Span, ...]:

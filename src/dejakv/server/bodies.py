@@ -1,0 +1,126 @@
+"""A request's body: read within limits of size and time, judged while it arrives, and made a model of only then."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from dejakv.server.json_scan import JsonScan, TooMuchError
+from dejakv.server.refusals import ClientGoneError, RefusedError
+from dejakv.server.settings import ServerSettings
+
+Model = TypeVar("Model", bound=BaseModel)
+_STEP = 64 * 1024
+_LONGEST_MESSAGE = 300
+
+
+class Bodies:
+    """Counts the bytes of all bodies whose requests are not answered yet. Used on the event loop alone."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        """Raises RefusedError (429) if there is no room."""
+        if self.held + size > self.settings.max_bodies_bytes:
+            raise RefusedError(
+                429,
+                f"the bodies of the requests at work are {self.settings.max_bodies_bytes} bytes together "
+                "(DEJAKV_MAX_BODIES_BYTES): come again in a moment",
+                {"Retry-After": str(self.settings.retry_after)},
+            )
+        self.held += size
+
+    def give(self, size: int) -> None:
+        self.held -= size
+
+
+def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]:
+    """A dependency: the body as a checked `model`. Its bytes count as held until the answer is complete.
+
+    Raises: RefusedError for a body that is too large, too slow, too deep, or does not fit the model.
+    """
+
+    async def checked(http: HttpRequest) -> AsyncIterator[Model]:
+        bodies: Bodies = http.app.state.bodies
+        raw = bytearray()
+        try:
+            await _read(http, raw, bodies)
+            yield await _parsed(model, bytes(raw))
+        finally:
+            bodies.give(len(raw))
+
+    return checked
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of a route with such a dependency."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _read(http: HttpRequest, raw: bytearray, bodies: Bodies) -> None:
+    """Appends the body to `raw`. What it has appended is taken from `bodies`, also when it raises."""
+    settings = bodies.settings
+    length = http.headers.get("content-length", "0")
+    if not (length.isascii() and length.isdigit()):
+        raise RefusedError(400, "Content-Length is no number: send the body's size in bytes")
+    if len(length) > 15 or int(length) > settings.max_body_bytes:
+        raise _too_large(settings)
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or http.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedError(415, "the body must be plain JSON: send 'Content-Type: application/json' and no encoding")
+    scan = JsonScan(settings.max_json_depth, settings.max_json_values)
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for piece in http.stream():
+                if len(raw) + len(piece) > settings.max_body_bytes:
+                    raise _too_large(settings)
+                bodies.take(len(piece))
+                raw += piece
+                for start in range(0, len(piece), _STEP):
+                    scan.feed(piece[start : start + _STEP])
+                    await asyncio.sleep(0)  # others may go on
+    except TimeoutError as error:
+        raise RefusedError(
+            408,
+            f"the body was not complete after {settings.body_seconds:g} seconds (DEJAKV_BODY_SECONDS): send it faster",
+            {"Connection": "close"},
+        ) from error
+    except TooMuchError as error:
+        raise RefusedError(
+            413,
+            f"the body has {error}: send less, or raise DEJAKV_MAX_JSON_DEPTH or DEJAKV_MAX_JSON_VALUES at the server",
+        ) from error
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+
+
+async def _parsed(model: type[Model], raw: bytes) -> Model:
+    try:
+        if len(raw) <= _STEP:
+            return model.model_validate_json(raw)
+        return await run_in_threadpool(model.model_validate_json, raw)
+    except ValidationError as error:
+        raise RefusedError(422, _first(error)) from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return f"the body is no JSON ({first['msg'][:_LONGEST_MESSAGE]}): send UTF-8, with \\u surrogates in pairs only"
+    where = ".".join(str(part) for part in first["loc"]) or "body"
+    return f"{where[:_LONGEST_MESSAGE]}: {first['msg'][:_LONGEST_MESSAGE]}"
+
+
+def _too_large(settings: ServerSettings) -> RefusedError:
+    return RefusedError(
+        413,
+        f"the body is larger than this server's limit of {settings.max_body_bytes} bytes: send less, or raise "
+        "--max-body-bytes at the server",
+    )

@@ -1,0 +1,96 @@
+"""The first thing a request meets: its headers are counted and its API key is checked before its body is asked for."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from dejakv.api_keys import ApiKeys, bearer_key
+from dejakv.errors import ConfigError
+from dejakv.server.refusals import RefusedError, problem
+from dejakv.server.settings import ServerSettings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
+"""Paths that need no key; they say nothing of anybody's requests."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who is asking. The operator has no partition where API keys are required."""
+
+    partition: str | None
+    operator: bool = False
+
+
+class Keys:
+    """Who a key belongs to. Raises ConfigError for keys that cannot be used."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._tenants = ApiKeys.load(settings.api_keys, settings.api_keys_file)
+        self._operator = ApiKeys([settings.operator_key] if settings.operator_key is not None else [])
+        if not self._operator.required:
+            return
+        if not self.required:
+            raise ConfigError(
+                "DEJAKV_OPERATOR_KEY is set without API keys, so that it protects nothing: give DEJAKV_API_KEYS or "
+                "--api-keys-file too, or unset it"
+            )
+        if self._tenants.partition_of(settings.operator_key) is not None:
+            raise ConfigError("DEJAKV_OPERATOR_KEY is one of the API keys: give the operator a key of its own")
+
+    @property
+    def required(self) -> bool:
+        return self._tenants.required
+
+    def caller(self, key: str | None) -> Caller | None:
+        """None for a missing or unknown key."""
+        if not self.required:
+            return Caller(self._tenants.partition_of(None), operator=True)
+        if self._operator.required and self._operator.partition_of(key) is not None:
+            return Caller(None, operator=True)
+        partition = self._tenants.partition_of(key)
+        return Caller(partition) if partition is not None else None
+
+
+class Gate:
+    """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body says who is asking."""
+
+    def __init__(self, app: Any, keys: Keys, settings: ServerSettings) -> None:
+        self.app = app
+        self._keys = keys
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"this server speaks HTTP, not {scope['type']}")
+        try:
+            scope.setdefault("state", {})["caller"] = self._caller(scope)
+        except RefusedError as error:
+            await problem(error.status, str(error), error.headers)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        size = sum(len(name) + len(value) for name, value in headers) + len(scope.get("raw_path") or b"")
+        if len(headers) > self._settings.max_headers or size > self._settings.max_header_bytes:
+            raise RefusedError(
+                431,
+                f"{len(headers)} headers of {size} bytes are over this server's limits of {self._settings.max_headers} "
+                f"(DEJAKV_MAX_HEADERS) and {self._settings.max_header_bytes} bytes (DEJAKV_MAX_HEADER_BYTES): send fewer",
+            )
+        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        caller = self._keys.caller(bearer_key(given[0])) if len(given) == 1 else self._keys.caller(None)
+        if caller is None and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
+            raise RefusedError(
+                401,
+                "missing or unknown API key: send one header 'Authorization: Bearer KEY'",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        return caller

@@ -1,0 +1,120 @@
+"""Requests on their way to the model: a job, and the queue that it waits in."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from dejakv.errors import DejaKVError
+from dejakv.pipeline import Answer
+from dejakv.request import Request
+
+
+class QueueFullError(DejaKVError):
+    """The server has as many requests waiting as it accepts, or shuts down."""
+
+
+class Cancelled(Exception):
+    """The client left; raised inside the engine to stop it."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way. `pieces` ends with an Answer or an exception. `left` is told when it is cancelled."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    left: Callable[["Job"], object]
+    no_store: bool = False
+    pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Takes it out of the queue, or stops it at its next token. Safe at any time."""
+        self.cancelled.set()
+        self.left(self)
+
+    async def stream(self) -> AsyncIterator[str | Answer]:
+        """Pieces of text as they come, then the Answer. Raises what the request failed with."""
+        try:
+            while True:
+                piece = await self.pieces.get()
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+                if isinstance(piece, Answer):
+                    return
+        finally:
+            self.cancel()
+
+    async def answer(self) -> Answer:
+        """Waits for the whole answer."""
+        async for piece in self.stream():
+            if isinstance(piece, Answer):
+                return piece
+        raise RuntimeError("the worker ended without an answer")
+
+    def put(self, piece: str | Answer | BaseException) -> None:
+        """Hands a piece to the event loop, from any thread."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+
+
+class JobQueue:
+    """First come, first served, for at most `room` jobs. Thread-safe."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, job: Job) -> None:
+        """Raises QueueFullError at once if there is no room."""
+        with self._changed:
+            if self._closed:
+                raise QueueFullError("the server is shutting down: ask another one")
+            if len(self._waiting) >= self._room:
+                raise QueueFullError(f"{self._room} requests are waiting (--max-queue): come again in a moment")
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def get(self) -> Job | None:
+        """The next job; waits for one. None once the queue is closed and empty."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    def drop(self, job: Job) -> bool:
+        """Takes a waiting job out, so that its place is free at once. False if it does not wait any more."""
+        with self._changed:
+            try:
+                self._waiting.remove(job)
+            except ValueError:
+                return False
+            self.dropped += 1
+            return True
+
+    def close(self) -> None:
+        """Takes no more; what waits is still given out."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def empty(self) -> list[Job]:
+        """Takes everything out that waits."""
+        with self._changed:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self.dropped += len(waiting)
+            return waiting

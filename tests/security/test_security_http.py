@@ -1,0 +1,333 @@
+"""The server's front: who is let in, how long it waits for them, and what one tenant learns of another."""
+
+import asyncio
+import json
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.serving import Running
+from tests.soak import rounds
+
+from dejakv.errors import ConfigError
+from dejakv.server.app import create_app
+from dejakv.server.gate import OPEN
+from dejakv.server.settings import ServerSettings
+
+COMPLETE = "/v1/completions"
+PATHS = [
+    "/v1/generate",
+    COMPLETE,
+    "/v1/chat/completions",
+    "/v1/cache/clear",
+    "/v1/cache/stats",
+    "/v1/models",
+    "/metrics",
+]
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def app(docs_engine: Any) -> Any:
+    return create_app(ServerSettings(api_keys="alpha,beta", operator_key="boss"), docs_engine)
+
+
+@pytest.fixture
+def hasty(docs_engine: Any) -> Iterator[Running]:
+    """A server that waits for nobody."""
+    settings = ServerSettings(header_seconds=0.3, body_seconds=0.3, send_seconds=0.3, max_connections=40)
+    with Running(settings, docs_engine) as running:
+        yield running
+
+
+def through_gate(app: Any, path: str, headers: list[tuple[bytes, bytes]], **more: Any) -> tuple[int, bytes]:
+    """Status and body of a request of which nobody may ask for the body."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b"", **more}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    "path", [*PATHS, "/v1/chat/completions/", "//v1/completions", "/v1/responses", "/", "/healthy"]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"Bearer zzz")],
+        [(b"authorization", b"Basic alpha")],
+        [(b"authorization", b"Bearer alpha\xe9")],
+        [(b"authorization", b"Bearer alpha"), (b"authorization", b"Bearer beta")],
+        [(b"x-api-key", b"alpha")],
+    ],
+)
+@pytest.mark.parametrize("root", ["", "/api"])
+def test_without_a_known_key_no_body_is_asked_for(app: Any, path: str, headers: Any, root: str) -> None:
+    status, body = through_gate(app, root + path, headers, root_path=root)
+    assert status == 401
+    assert json.loads(body)["error"]["message"].startswith("missing or unknown API key")
+
+
+def test_too_many_or_too_large_headers_are_refused_before_the_key_is_looked_at(app: Any) -> None:
+    many = [(b"x-%d" % number, b"1") for number in range(101)]
+    large = [(b"x", b"a" * 20_000)]
+    for headers in (many, large):
+        status, body = through_gate(app, COMPLETE, headers)
+        assert status == 431
+        assert b"DEJAKV_MAX_HEADER" in body
+
+
+def test_open_paths_say_nothing_of_anybody(docs_engine: Any) -> None:
+    with TestClient(create_app(ServerSettings(api_keys="alpha"), docs_engine)) as client:
+        before = {path: client.get(path).text for path in OPEN}
+        body = {"prompt": "ann lives in", "max_tokens": 1}
+        assert client.post(COMPLETE, json=body, headers=bearer("alpha")).status_code == 200
+        assert {path: client.get(path).text for path in OPEN} == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"api_keys": " , "}, "holds no key"),
+        ({"api_keys": ""}, "holds no key"),
+        ({"api_keys": "schlüssel"}, "cannot be sent in a header"),
+        ({"api_keys": "alpha", "operator_key": "alpha"}, "one of the API keys"),
+        ({"api_keys": "alpha", "operator_key": "a b"}, "cannot be sent in a header"),
+        ({"operator_key": "boss"}, "protects nothing"),
+    ],
+)
+def test_keys_that_would_not_protect_are_an_error_at_start(docs_engine: Any, settings: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        create_app(ServerSettings(**settings), docs_engine)
+
+
+def closed(connection: socket.socket) -> bytes:
+    """What the server sent until it closed the connection."""
+    received = b""
+    with connection, suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+def drip(connection: socket.socket, piece: bytes) -> bytes:
+    """What the server sent while a piece came now and then, until it closed the connection."""
+    received = b""
+    connection.settimeout(0.05)
+    with connection:
+        for _ in range(600):
+            try:
+                connection.sendall(piece)
+                if not (got := connection.recv(65536)):
+                    return received
+                received += got
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                return received
+    raise AssertionError("the connection stayed open for 30 seconds")
+
+
+def test_connections_that_send_nothing_or_half_a_header_are_closed(hasty: Running) -> None:
+    for sent in (b"", b"P", HEAD, HEAD + b"x-1: "):
+        assert closed(hasty.connect(sent)) == b""
+    drip(hasty.connect(HEAD), b"x: 1\r\n")
+
+
+def test_a_slow_body_is_refused_and_its_connection_closed(hasty: Running) -> None:
+    for answer in (
+        closed(hasty.connect(HEAD + b"content-length: 100\r\n\r\n{")),
+        drip(hasty.connect(HEAD + b"content-length: 100000\r\n\r\n{"), b" "),
+        drip(hasty.connect(HEAD + b"transfer-encoding: chunked\r\n\r\n"), b"1\r\n \r\n"),
+    ):
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"DEJAKV_BODY_SECONDS" in answer
+
+
+def test_a_refused_body_is_not_taken_for_ever(docs_engine: Any) -> None:
+    settings = ServerSettings(api_keys="alpha", header_seconds=0.3)
+    with Running(settings, docs_engine) as running:
+        answer = drip(running.connect(HEAD + b"content-length: 100000\r\n\r\n{"), b" ")
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
+def test_a_client_that_does_not_read_is_dropped(hasty: Running) -> None:
+    asks = HEAD.replace(b"POST /v1/completions", b"GET /openapi.json") + b"\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", hasty.port))
+        connection.sendall(asks * 500)  # some 10 MB of answers: more than sockets hold
+        waiting = select.poll()
+        waiting.register(connection, select.POLLHUP | select.POLLERR)
+        assert waiting.poll(30_000), "the connection stayed open for 30 seconds"
+
+
+def test_more_connections_than_allowed_are_closed_and_the_others_served(docs_engine: Any) -> None:
+    with Running(ServerSettings(max_connections=3), docs_engine) as running, ExitStack() as opened:
+        kept = [opened.enter_context(running.connect()) for _ in range(3)]
+        for _ in range(20):
+            assert closed(running.connect()) == b""
+        for connection in kept:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert closed(connection).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\xff\x16\x03\x01" * 50,
+        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n{}",
+        HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n",
+        HEAD + b"content-length: +1\r\n\r\n{",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n-1\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
+        HEAD + b"content-length : 1\r\n\r\n{",
+        HEAD + b"x: " + b"a" * 100_000 + b"\r\n\r\n",
+        HEAD + b"upgrade: websocket\r\nconnection: upgrade\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+def test_what_is_no_plain_http_is_refused(hasty: Running, raw: bytes) -> None:
+    answer = closed(hasty.connect(raw))
+    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 408", b"HTTP/1.1 413", b"HTTP/1.1 422", b"HTTP/1.1 431")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_bodies_share_a_budget(docs_engine: Any) -> None:
+    settings = ServerSettings(max_body_bytes=4096, max_bodies_bytes=8192)
+    body = json.dumps({"prompt": "ann lives in", "max_tokens": 1}).encode()
+    with Running(settings, docs_engine) as running:
+        half = [running.connect(HEAD + b"content-length: 4096\r\n\r\n" + b" " * 4000) for _ in range(2)]
+        while running.app.state.bodies.held < 8000:
+            pass
+        refused = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "DEJAKV_MAX_BODIES_BYTES" in refused.json()["error"]["message"]
+        for connection in half:
+            connection.close()
+        while running.app.state.bodies.held:
+            pass
+        served = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
+        assert served.status_code == 200
+        while running.app.state.bodies.held:
+            pass
+
+
+NAMES = st.sampled_from(["partition", "cache_salt", "tenant", "user", "api_key", "key", "authorization", "caller"])
+
+
+@pytest.fixture(scope="module")
+def tenants(app: Any) -> Iterator[TestClient]:
+    with TestClient(app) as client:
+        yield client
+
+
+@rounds(20)
+@given(fields=st.dictionaries(NAMES, st.sampled_from(["alpha", "key-alpha", "default", None, 1, ["alpha"]])), key=NAMES)
+def test_nothing_but_the_key_says_whose_partition_it_is(tenants: TestClient, fields: Any, key: str) -> None:
+    prompt = f"ann lives in paris . bob is {sorted(map(str, fields.items()))} ."
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    tenants.post(COMPLETE, json=body, headers=bearer("alpha"))
+    tenants.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    before = tenants.get("/v1/cache/stats", headers=bearer("alpha")).json()
+    theirs = tenants.post(
+        f"{COMPLETE}?{key}=alpha", json={**body, **fields, "metadata": fields}, headers={**bearer("beta"), key: "alpha"}
+        if key != "authorization" else bearer("beta"),
+    )  # fmt: skip
+    assert theirs.status_code == 200
+    tenants.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    again = tenants.post(COMPLETE, json={**body, **fields}, headers=bearer("beta"))
+    assert again.json()["dejakv"]["tokens_reused"] > theirs.json()["dejakv"]["tokens_reused"]
+    assert tenants.get("/v1/cache/stats", headers=bearer("alpha")).json() == before
+    tenants.post("/v1/cache/clear", headers=bearer("alpha"))
+    tenants.post("/v1/cache/clear", headers=bearer("beta"))
+
+
+@rounds(6)
+@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=3))
+def test_a_tenant_does_not_see_how_much_another_stores(docs_engine: Any, counts: list[int]) -> None:
+    """With room for 4 prompts, another tenant's prompts push this one's out. Its figures stay as they are."""
+    settings = ServerSettings(api_keys="alpha,beta", operator_key="boss", max_items=4)
+    with TestClient(create_app(settings, docs_engine)) as client:
+
+        def ask(key: str, number: int) -> None:
+            body = {"prompt": f"item {key} {number} lives in paris .", "max_tokens": 1, "temperature": 0}
+            assert client.post(COMPLETE, json=body, headers=bearer(key)).status_code == 200
+            client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+
+        for number in range(4):
+            ask("alpha", number)
+        before = client.get("/v1/cache/stats", headers=bearer("alpha")).json()
+        assert before["stored"] == 4
+        for round, count in enumerate(counts):
+            for number in range(count):
+                ask("beta", 100 * round + number)
+            assert client.get("/v1/cache/stats", headers=bearer("alpha")).json() == before
+        assert client.post("/v1/cache/clear", headers=bearer("alpha")).json() == {"cleared": None}
+        everything = client.get("/v1/cache/stats", headers=bearer("boss")).json()
+        assert everything["entries"] == min(4, sum(counts))
+        assert everything["stored"] == 4 + sum(counts)
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "dejakv.cli.main", "serve", "--port", str(port), "--model", "no-such-model"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--port" in done.stderr
+
+
+@pytest.mark.parametrize("key", [None, "alpha", "boss", "zzz"])
+def test_schemathesis_finds_no_server_error(docs_engine: Any, key: str | None) -> None:
+    """Requests made from the server's own OpenAPI document, fitting and unfitting ones; both faces, with and without keys."""
+    import schemathesis
+
+    keys: dict[str, Any] = {} if key is None else {"api_keys": "alpha,beta", "operator_key": "boss"}
+    ran = 0
+    with Running(ServerSettings(max_new_tokens=16, **keys), docs_engine) as running:
+        schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
+        for operation in (found.ok() for found in schema.get_all_operations()):
+            unfitting = [schemathesis.GenerationMode.NEGATIVE] if operation.body else []  # nothing else can be wrong
+            for mode in [schemathesis.GenerationMode.POSITIVE, *unfitting]:
+                strategy = operation.as_strategy(generation_mode=mode)
+                ran += exercise(strategy, bearer(key) if key is not None else {})
+        assert running.lag < 2, "the event loop was kept from its work"
+    assert ran > 60
+
+
+def exercise(strategy: Any, headers: dict[str, str]) -> int:
+    """How many requests were sent."""
+    ran = 0
+
+    @rounds(12)
+    @given(case=strategy)
+    def run(case: Any) -> None:
+        nonlocal ran
+        ran += 1
+        answer = case.call(headers=headers, timeout=120)
+        assert answer.status_code < 500, (case.method, case.path, answer.text)
+
+    run()
+    return ran

@@ -1,0 +1,62 @@
+"""Pictures from strangers: judged by their header, refused before they are decoded, decoded in one way."""
+
+from contextlib import suppress
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ImageFile
+from tests.picture_files import GOOD, HARMFUL, png, saved
+
+from dejakv.errors import InputError
+from dejakv.pictures import PictureLimits, checked, decoded
+from dejakv.request import Media
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_harmful_files_are_refused_before_anything_is_decoded(name: str) -> None:
+    data, says = HARMFUL[name]
+    with (
+        patch.object(ImageFile.ImageFile, "load", side_effect=AssertionError("decoded")),
+        pytest.raises(InputError, match=says),
+    ):
+        checked(data, "the picture")
+    with pytest.raises(InputError):
+        decoded(Media(data))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_what_ends_early_is_refused_when_it_is_decoded_at_the_latest(kind: str) -> None:
+    whole = saved(kind, (256, 256))
+    assert decoded(Media(whole)).size == (256, 256)
+    for length in (0, 1, 10, len(whole) // 2, len(whole) - 30):
+        with pytest.raises(InputError, match=r"cut\.png is not a readable image"):
+            decoded(Media(whole[:length], name="cut.png"))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_every_limit_holds_exactly(width: int, height: int) -> None:
+    limits = PictureLimits(pixels=20_000, side=250, ratio=10)
+    long, short = max(width, height), min(width, height)
+    if width * height <= 20_000 and long <= 250 and long <= 10 * short:
+        media, pixels = checked(png(width, height), "x", limits)
+        assert pixels == width * height
+        assert decoded(media).size == (width, height)
+    else:
+        with pytest.raises(InputError, match=f"x has {width} x {height} pixels: make "):
+            checked(png(width, height), "x", limits)
+
+
+@given(st.data())
+def test_damage_is_an_input_error_or_no_matter(data: st.DataObject) -> None:
+    whole = bytearray(data.draw(st.sampled_from([saved("PNG"), saved("JPEG"), saved("WEBP"), GOOD])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(InputError):
+        assert decoded(checked(bytes(whole), "x")[0]).mode == "RGB"
+
+
+def test_sounds_are_no_pictures() -> None:
+    with pytest.raises(InputError, match="audio is not supported"):
+        decoded(Media(GOOD, "audio"))
