@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.serving import Running
+from tests.serving import Running, until
 from tests.soak import rounds
 
 from dejakv.errors import ConfigError
@@ -218,19 +218,16 @@ def test_bodies_share_a_budget(docs_engine: Any) -> None:
     body = json.dumps({"prompt": "ann lives in", "max_tokens": 1}).encode()
     with Running(settings, docs_engine) as running:
         half = [running.connect(HEAD + b"content-length: 4096\r\n\r\n" + b" " * 4000) for _ in range(2)]
-        while running.app.state.bodies.held < 8000:
-            pass
+        until(lambda: running.app.state.bodies.held >= 8000)
         refused = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "DEJAKV_MAX_BODIES_BYTES" in refused.json()["error"]["message"]
         for connection in half:
             connection.close()
-        while running.app.state.bodies.held:
-            pass
+        until(lambda: not running.app.state.bodies.held)
         served = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
         assert served.status_code == 200
-        while running.app.state.bodies.held:
-            pass
+        until(lambda: not running.app.state.bodies.held)
 
 
 NAMES = st.sampled_from(["partition", "cache_salt", "tenant", "user", "api_key", "key", "authorization", "caller"])
