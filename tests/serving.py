@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,6 +12,15 @@ import httpx
 from dejakv.server.app import create_app
 from dejakv.server.listen import bound, server_of
 from dejakv.server.settings import ServerSettings
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition, for half a minute at most."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come about within half a minute")
 
 
 class Running:
@@ -41,8 +51,7 @@ class Running:
 
     def __enter__(self) -> "Running":
         self.thread.start()
-        while not self.server.started:
-            time.sleep(0.02)
+        until(lambda: self.server.started)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.serving import Running
+from tests.serving import Running, until
 from tests.soak import rounds
 
 from dejakv.errors import ConfigError
@@ -218,19 +220,53 @@ def test_bodies_share_a_budget(docs_engine: Any) -> None:
     body = json.dumps({"prompt": "ann lives in", "max_tokens": 1}).encode()
     with Running(settings, docs_engine) as running:
         half = [running.connect(HEAD + b"content-length: 4096\r\n\r\n" + b" " * 4000) for _ in range(2)]
-        while running.app.state.bodies.held < 8000:
-            pass
+        until(lambda: running.app.state.bodies.held >= 8000)
         refused = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "DEJAKV_MAX_BODIES_BYTES" in refused.json()["error"]["message"]
         for connection in half:
             connection.close()
-        while running.app.state.bodies.held:
-            pass
+        until(lambda: not running.app.state.bodies.held)
         served = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
         assert served.status_code == 200
-        while running.app.state.bodies.held:
-            pass
+        until(lambda: not running.app.state.bodies.held)
+
+
+@pytest.mark.soak
+def test_nothing_is_left_of_hostile_clients(hasty: Running) -> None:
+    """Connections, memory for bodies, places in the queue, threads and files: all given back. Longer with
+    `DEJAKV_SOAK_ROUNDS`."""
+    body = b'{"prompt":"ann lives in","max_tokens":20}'
+    whole = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    def round_of_clients() -> None:
+        hostile = [
+            b"",
+            HEAD,
+            HEAD + b"content-length: 100\r\n\r\n{",
+            HEAD + b"content-length: 9\r\n\r\n[[[[[[[[[",
+            whole,
+        ]
+        for sent in hostile * 4:
+            hasty.connect(sent).close()
+        waiting = [hasty.connect(sent) for sent in hostile * 4]
+        for connection in waiting:
+            closed(connection)
+        assert hasty.http.get("/health").status_code == 200
+
+    def held() -> tuple[int, int]:
+        worker = hasty.app.state.service.worker
+        until(lambda: not (hasty.server.server_state.connections or hasty.app.state.bodies.held or worker.waiting))
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    for _ in range(3):  # the pool of threads fills
+        round_of_clients()
+    files, threads = held()
+    for _ in range(3 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
+        round_of_clients()
+    after = held()
+    assert after[0] <= files + 5
+    assert after[1] <= threads + 5
 
 
 NAMES = st.sampled_from(["partition", "cache_salt", "tenant", "user", "api_key", "key", "authorization", "caller"])

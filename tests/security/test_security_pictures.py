@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ImageFile
 from tests.picture_files import GOOD, HARMFUL, data_url, png
-from tests.serving import Running
+from tests.serving import Running, until
 from tests.soak import rounds
 
 from dejakv.engines.open import open_engine
@@ -138,7 +138,6 @@ def test_a_client_that_left_before_its_pictures_were_judged_is_not_queued(server
     connection = server.connect()
     with patch("dejakv.server.pictures.picture_of", side_effect=lambda *_: (connection.close(), 0)) as judged:
         connection.sendall(head % len(raw) + raw)
-        while server.app.state.bodies.held or not judged.call_count:
-            pass
+        until(lambda: judged.call_count and not server.app.state.bodies.held)
     assert judged.call_count < 4
     assert (worker.served, worker.refused, worker.cancelled) == before

@@ -1,11 +1,13 @@
 """Back-pressure, clients that leave, and shutdown."""
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from tests.serving import Running, until
 
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
@@ -131,6 +133,29 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: Any, server: Any
         ).status_code
         == 200
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/generate"])
+def test_a_client_that_leaves_the_queue_frees_its_place_while_another_request_runs(
+    engine: Any, path: str, stream: bool
+) -> None:
+    long = {"prompt": LONG.prompt, "max_tokens": 900, "temperature": 0, "stream": True}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    if path != "/v1/generate":
+        body["stream"] = stream
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    with Endless(engine), Running(ServerSettings(max_queue=1), engine) as running:
+        worker = running.app.state.service.worker
+        with running.http.stream("POST", "/v1/completions", json=long) as answer:
+            lines = answer.iter_lines()
+            next(lines)  # the engine is in the middle of it
+            with running.connect(head.encode() + raw):
+                until(lambda: worker.waiting == 1)
+            until(lambda: worker.waiting == 0)
+            assert (worker.served, worker.cancelled) == (0, 1)
+        until(lambda: worker.cancelled == 2)
 
 
 def test_clear_during_generate(engine: Any) -> None:

@@ -1,7 +1,8 @@
 """A request's body: read within limits of size and time, judged while it arrives, and made a model of only then."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,35 +26,40 @@ class Bodies:
         self.settings = settings
         self.held = 0
 
-    def take(self, size: int) -> None:
-        """Raises RefusedError (429) if there is no room."""
-        if self.held + size > self.settings.max_bodies_bytes:
-            raise RefusedError(
-                429,
-                f"the bodies of the requests at work are {self.settings.max_bodies_bytes} bytes together "
-                "(DEJAKV_MAX_BODIES_BYTES): come again in a moment",
-                {"Retry-After": str(self.settings.retry_after)},
-            )
-        self.held += size
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """One request's part: a function that takes bytes, all of which are given back in the end."""
+        mine = 0
 
-    def give(self, size: int) -> None:
-        self.held -= size
+        def take(size: int) -> None:
+            nonlocal mine
+            if self.held + size > self.settings.max_bodies_bytes:
+                raise RefusedError(
+                    429,
+                    f"the bodies of the requests at work are {self.settings.max_bodies_bytes} bytes together "
+                    "(DEJAKV_MAX_BODIES_BYTES): come again in a moment",
+                    {"Retry-After": str(self.settings.retry_after)},
+                )
+            self.held += size
+            mine += size
+
+        try:
+            yield take
+        finally:
+            self.held -= mine
 
 
 def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]:
     """A dependency: the body as a checked `model`. Its bytes count as held until the answer is complete.
 
-    Raises: RefusedError for a body that is too large, too slow, too deep, or does not fit the model.
+    Raises: RefusedError for a body that is too large, too slow, too deep, or does not fit the model, and (429) while the
+    bodies of other requests leave no room for it.
     """
 
     async def checked(http: HttpRequest) -> AsyncIterator[Model]:
         bodies: Bodies = http.app.state.bodies
-        raw = bytearray()
-        try:
-            await _read(http, raw, bodies)
-            yield await _parsed(model, bytes(raw))
-        finally:
-            bodies.give(len(raw))
+        with bodies.share() as take:
+            yield await _parsed(model, await _read(http, bodies.settings, take))
 
     return checked
 
@@ -64,9 +70,7 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def _read(http: HttpRequest, raw: bytearray, bodies: Bodies) -> None:
-    """Appends the body to `raw`. What it has appended is taken from `bodies`, also when it raises."""
-    settings = bodies.settings
+async def _read(http: HttpRequest, settings: ServerSettings, take: Callable[[int], None]) -> bytes:
     length = http.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise RefusedError(400, "Content-Length is no number: send the body's size in bytes")
@@ -76,12 +80,13 @@ async def _read(http: HttpRequest, raw: bytearray, bodies: Bodies) -> None:
     if kind != "application/json" or http.headers.get("content-encoding", "identity") != "identity":
         raise RefusedError(415, "the body must be plain JSON: send 'Content-Type: application/json' and no encoding")
     scan = JsonScan(settings.max_json_depth, settings.max_json_values)
+    raw = bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds):
             async for piece in http.stream():
                 if len(raw) + len(piece) > settings.max_body_bytes:
                     raise _too_large(settings)
-                bodies.take(len(piece))
+                take(len(piece))
                 raw += piece
                 for start in range(0, len(piece), _STEP):
                     scan.feed(piece[start : start + _STEP])
@@ -99,6 +104,7 @@ async def _read(http: HttpRequest, raw: bytearray, bodies: Bodies) -> None:
         ) from error
     except ClientDisconnect as error:
         raise ClientGoneError from error
+    return bytes(raw)
 
 
 async def _parsed(model: type[Model], raw: bytes) -> Model:

@@ -78,7 +78,8 @@ class Gate:
 
     def _caller(self, scope: Scope) -> Caller | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        size = sum(len(name) + len(value) for name, value in headers) + len(scope.get("raw_path") or b"")
+        size = sum(len(name) + len(value) for name, value in headers)
+        size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         if len(headers) > self._settings.max_headers or size > self._settings.max_header_bytes:
             raise RefusedError(
                 431,
