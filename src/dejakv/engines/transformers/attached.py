@@ -11,7 +11,6 @@ from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.transformers.batches import PROMPT_KEYS, Row, joined, rows_of, why_untouched
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.fingerprint import weights_stamp
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import spans_of
 from dejakv.errors import InputError
@@ -41,7 +40,6 @@ class AttachedModel(TransformersEngine):
         self._calls = threading.RLock()
         self._output: Any = None
         self._count = 0
-        self._stamp = weights_stamp(self.model)
 
     def serve_from(self, cache: HierarchicalCache) -> None:
         self._pipeline = Pipeline(self, cache)
@@ -49,9 +47,6 @@ class AttachedModel(TransformersEngine):
     def generate_call(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """What `model.generate` is while attached; returns what it returns."""
         with self._calls, torch.no_grad():
-            if (stamp := weights_stamp(self.model)) != self._stamp:  # trained, edited, or another adapter
-                self.refresh_epoch()
-                self._stamp = stamp
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
             if inputs is not None:

@@ -24,14 +24,14 @@ from dejakv.engines.transformers.capabilities import (
 from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.decoding import Clock, OnToken
 from dejakv.engines.transformers.features import given_features
-from dejakv.engines.transformers.fingerprint import encoder_epoch, model_epoch
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
-from dejakv.errors import InputError, ModelError
+from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.request import DEFAULT_PARTITION, Media, Request, Sampling
 
 
@@ -39,7 +39,6 @@ class TransformersEngine:
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
-    epoch         fingerprint of the model as it is in memory; `refresh_epoch` after changing weights or adapters
     """
 
     name = "transformers"
@@ -60,8 +59,8 @@ class TransformersEngine:
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
-        self.epoch = ""
-        self.refresh_epoch()
+        self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
+        self._follow()
 
     @classmethod
     def from_pretrained(
@@ -92,12 +91,24 @@ class TransformersEngine:
         limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else 1 << 30
 
-    def refresh_epoch(self) -> str:
-        """Fingerprints the model anew and returns the epoch."""
-        self.epoch = model_epoch(self.model, self.tokenizer, self.processor, self._attention)
-        if self.vision is not None:
-            self.vision.epoch = encoder_epoch(self.model, self.processor, self._attention)
-        return self.epoch
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the model as it was when last looked at, which is before each run (docs/exactness.md). Empty while
+        its state cannot be identified: then nothing is reused or stored."""
+        return self._watch.epoch
+
+    @property
+    def unidentified(self) -> str:
+        """Why the epoch is empty; empty if it is not."""
+        return self._watch.reason
+
+    def weights_changed(self) -> str:
+        """Fingerprints the whole model anew and returns the epoch. For changes that the check before each run may be late to
+        see: single weights written through `.data`."""
+        with self._lock:
+            self._watch.renew()
+            self._follow()
+            return self.epoch
 
     @property
     def encoder_cache(self) -> Any:
@@ -165,6 +176,7 @@ class TransformersEngine:
         n = len(prepared.token_ids)
         self._check_length(n)
         with self._lock:
+            self._check_model(prepared.epoch)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
             held = 0 if planned is not None else self._usable(start, n)
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
@@ -194,6 +206,10 @@ class TransformersEngine:
                     tokenizer=self.tokenizer,
                     on_token=on_token,
                 )
+            # A model that changed while it ran made state that is of neither.
+            kept = cache is not None and planned is None and bool(self.epoch)
+            kept = kept and (n - held <= 1 or self._watch.check(turn=False))
+            self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
         if beams > 1 and on_token is not None:
@@ -212,7 +228,8 @@ class TransformersEngine:
             latency_s=now - clock.began,
             inject_s=inject,
             bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if cache is not None and planned is None else None,
+            capture=lambda: captured(cache, n) if cache is not None and kept else None,
+            shared=not isinstance(output, torch.Tensor),
             details={"output": output},
         )
 
@@ -235,10 +252,22 @@ class TransformersEngine:
         if self.vision is None:
             raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
         with self._lock:
+            self._check_model()
             features = self.vision.features(media, partition)
             self.vision.uncounted += self.vision.take_runs()
         rows = features[0] if features.dim() == 3 else features
         return _unit(rows.float().mean(0).numpy())
+
+    def _check_model(self, expected: str = "") -> None:
+        """Raises: ModelChangedError if the model is not the one that state was looked up for."""
+        self._watch.check()
+        self._follow()
+        if expected and expected != self.epoch:
+            raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _follow(self) -> None:
+        if self.vision is not None:
+            self.vision.follow(self._watch.encoder_epoch)
 
     def _cache(self, start: Start | None, held: int) -> Cache | None:
         if not self.capabilities.reuse:
@@ -249,6 +278,8 @@ class TransformersEngine:
 
     def _usable(self, start: Start | None, tokens: int) -> int:
         if start is None or not self.capabilities.reuse:
+            return 0
+        if not self.epoch:
             return 0
         if start.chunk.meta.epoch and start.chunk.meta.epoch != self.epoch:
             raise ModelError(
