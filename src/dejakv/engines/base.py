@@ -68,7 +68,9 @@ class Engine(Protocol):
     be told apart: nothing is looked up or stored."""
 
     name: str
-    epoch: str
+
+    @property
+    def epoch(self) -> str: ...
 
     def prepare(self, request: Request) -> Prepared: ...
 

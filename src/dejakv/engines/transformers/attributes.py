@@ -11,13 +11,12 @@ from torch import nn
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
-    # where a model was loaded from, and bookkeeping of transformers, accelerate and this package
+    # where a model was loaded from, and bookkeeping of transformers and accelerate
     "name_or_path", "_name_or_path", "_model_name_or_path", "base_model_name_or_path", "transformers_version", "_commit_hash",
     "architectures", "generation_config", "loss_type", "all_tied_weights_keys", "_tp_plan", "_ep_plan", "_pp_plan", "_fsdp_plan",
     "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules", "_skip_keys_device_placement",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
-    "_is_hf_initialized", "_output_capturing_hooks_installed", "_old_forward", "_dejakv_blend_hooks", "generate",
-    "get_image_features",
+    "_is_hf_initialized", "_output_capturing_hooks_installed", "_old_forward", "generate", "get_image_features",
 }  # fmt: skip
 _DEPTH = 8
 
@@ -26,12 +25,12 @@ class Described:
     """Describes values, and remembers the tensors and objects met on the way.
 
     tensors  by path: tensors kept as plain attributes, which `named_buffers` does not list
-    objects  each with the simple values it held (a configuration, an adapter's settings)
+    objects  attributes of each (a configuration, an adapter's settings), how many there were, and the simple ones among them
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.objects: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
+        self.objects: list[tuple[Mapping[str, Any], int, dict[str, Any]]] = []
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []
 
@@ -47,7 +46,7 @@ class Described:
         if not depth:
             return _name_of(value)
         if isinstance(value, Mapping):
-            named = {str(name): item for name, item in value.items() if name not in IGNORED}
+            named = {str(name): item for name, item in value.items() if _counts(name)}
             return [[name, self.text(named[name], f"{path}.{name}", depth - 1)] for name in sorted(named)]
         if isinstance(value, list | tuple):
             return [self.text(item, f"{path}.{index}", depth - 1) for index, item in enumerate(value)]
@@ -65,7 +64,7 @@ class Described:
         self._seen[id(value)] = len(self._seen)
         self._kept.append(value)  # or another object could get its id
         held = vars(value)
-        self.objects.append((held, {key: kept(item) for key, item in held.items() if simple(item)}))
+        self.objects.append((held, len(held), {key: kept(item) for key, item in held.items() if simple(item)}))
         return [_name_of(value), self.text(held, path, depth - 1)]
 
 
@@ -89,6 +88,10 @@ def kept(value: Any) -> Any:
     return value if isinstance(value, SCALARS) else copy.deepcopy(value)
 
 
+def _counts(name: Any) -> bool:
+    return name not in IGNORED and not str(name).startswith("_dejakv")
+
+
 def own_attributes(module: nn.Module) -> dict[str, Any]:
     """What a module holds besides parameters, buffers, children and hooks."""
-    return {name: value for name, value in vars(module).items() if name not in IGNORED}
+    return {name: value for name, value in vars(module).items() if _counts(name)}

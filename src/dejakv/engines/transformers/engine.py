@@ -103,8 +103,7 @@ class TransformersEngine:
         return self._watch.reason
 
     def weights_changed(self) -> str:
-        """Fingerprints the whole model anew and returns the epoch. For changes that the check before each run may be late to
-        see: single weights written through `.data`."""
+        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
         with self._lock:
             self._watch.renew()
             self._follow()
@@ -158,7 +157,10 @@ class TransformersEngine:
         """
         sampling = sampling or prepared.request.sampling
         room = self.context - len(prepared.token_ids)
-        arguments = {**decoding.sampling_arguments(sampling, room), **self._special_tokens()}
+        arguments = {
+            **decoding.sampling_arguments(sampling, room),
+            **decoding.special_tokens(self.model, self.tokenizer),
+        }
         with self._lock, decoding.seeded(sampling.seed, self.device):
             return self.generate(prepared, arguments, start=start, on_token=on_token, planned=planned)
 
@@ -183,17 +185,16 @@ class TransformersEngine:
             if held and start is not None:
                 loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
             inject = time.perf_counter() - clock.began
-            runs, extra = 0, dict[str, Any]()
-            rows = None
+            rows, runs = None, 0
             place = self.vision.positions(ids, prepared) if self.vision is not None else positions(self._base, ids)
-            if place is not None:
-                extra = {"position_ids": place}
+            extra: dict[str, Any] = {"position_ids": place} if place is not None else {}
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
             beams = decoding.width(self.model, arguments)
             if beams > 1 and planned is None and cache is not None:
                 if n - held > 1:
-                    self._prefill(ids, cache, held, rows, extra)
+                    with given_features(self._base, rows) as features:
+                        decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
             with given_features(self._base, rows) as features:
@@ -207,8 +208,7 @@ class TransformersEngine:
                     on_token=on_token,
                 )
             # A model that changed while it ran made state that is of neither.
-            kept = cache is not None and planned is None and bool(self.epoch)
-            kept = kept and (n - held <= 1 or self._watch.check(turn=False))
+            kept = planned is None and bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
             self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
@@ -287,22 +287,6 @@ class TransformersEngine:
             )
         return max(0, min(start.tokens, tokens - 1))
 
-    def _prefill(self, ids: torch.Tensor, cache: Cache, held: int, rows: Any, extra: Mapping[str, Any]) -> None:
-        """All but the last token, once, before beams multiply the state."""
-        n = ids.shape[1]
-        place = extra.get("position_ids")
-        if place is None:
-            place = torch.arange(n, device=ids.device)[None]
-        with torch.inference_mode(), given_features(self._base, rows) as features:
-            self.model(
-                input_ids=ids[:, held : n - 1],
-                past_key_values=cache,
-                position_ids=place[..., held : n - 1],
-                use_cache=True,
-                return_dict=True,
-                **features,
-            )
-
     def _check_length(self, tokens: int) -> None:
         if tokens == 0:
             raise InputError("the prompt has no tokens: give a question")
@@ -311,15 +295,6 @@ class TransformersEngine:
                 f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
                 "shorten the prompt or choose a model with a longer context"
             )
-
-    def _special_tokens(self) -> dict[str, Any]:
-        """End and padding tokens, so that `generate` need not guess them."""
-        config = self.model.generation_config
-        end = config.eos_token_id if config.eos_token_id is not None else self.tokenizer.eos_token_id
-        first = end[0] if isinstance(end, list) else end
-        pad = config.pad_token_id if config.pad_token_id is not None else first
-        given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

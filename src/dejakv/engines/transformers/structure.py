@@ -50,7 +50,7 @@ class Structure:
         self._objects = described.objects
         if processor is not None:
             own = {key: value for key, value in vars(processor).items() if isinstance(value, SCALARS)}
-            self._objects.append((vars(processor), own))
+            self._objects.append((vars(processor), len(vars(processor)), own))
         self._sizes = [len(vars(module)) for module in self._modules]
         self._now = self._current()
 
@@ -70,7 +70,8 @@ class Structure:
                 and self._now == self._current()
                 and all(holder[key] == was for holder, key, was in self._containers)
                 and all(holder[key] is was for holder, key, was in self._others)
-                and all(holder[key] == was for holder, held in self._objects for key, was in held.items())
+                and all(len(holder) == size for holder, size, _ in self._objects)
+                and all(holder[key] == was for holder, _, held in self._objects for key, was in held.items())
             )
         except KeyError:
             return False  # an attribute is gone

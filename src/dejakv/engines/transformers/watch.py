@@ -71,13 +71,14 @@ class ModelWatch:
         self.epoch = epoch_of({**parts, "weights": self._weights.digest, "tokenizer": self._tokenizer_digest})
         self.encoder_epoch = epoch_of({**parts, "weights": self._weights.digest_where(_outside_the_language_model)})
 
-    def _why(self, structure: Structure) -> str:
-        device = self._model.device.type
+    def momentary(self) -> str:
+        """Why nothing can be reused or stored at this moment, whatever the model is; empty if nothing speaks against it."""
         if self._model.training:
             return "the model is in training mode: call model.eval()"
-        if torch.is_autocast_enabled(device):
-            return "autocast is on"
-        return structure.foreign or unreadable(structure.names, structure.tensors())
+        return "autocast is on" if torch.is_autocast_enabled(self._model.device.type) else ""
+
+    def _why(self, structure: Structure) -> str:
+        return self.momentary() or structure.foreign or unreadable(structure.names, structure.tensors())
 
     def _process(self) -> tuple[str, ...]:
         """What of the process decides how the model computes."""

@@ -94,10 +94,10 @@ def unreadable(names: Sequence[str], tensors: Sequence[Tensor | None]) -> str:
             continue
         if is_traceable_wrapper_subclass(tensor):
             return f"{name} is a {type(tensor).__name__}, whose content cannot be read"
-        if tensor.is_meta or (tensor.numel() and not tensor.untyped_storage().nbytes()):
-            return f"{name} is not in memory (offloaded weights)"
         if tensor.layout != torch.strided or tensor.is_quantized:
             return f"{name} has a layout that cannot be read ({tensor.layout})"
+        if tensor.is_meta or (tensor.numel() and not tensor.untyped_storage().nbytes()):
+            return f"{name} is not in memory (offloaded weights)"
     return ""
 
 
