@@ -35,7 +35,20 @@ def test_epoch_survives_saving_and_loading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["weight", "order", "dtype", "attention", "token", "template", "model", "config", "buffer", "hidden", "attribute", "tie"],
+    [
+        "weight",
+        "order",
+        "dtype",
+        "attention",
+        "token",
+        "template",
+        "model",
+        "config",
+        "buffer",
+        "hidden",
+        "attribute",
+        "tie",
+    ],
 )
 def test_every_change_makes_another_epoch(change: str) -> None:
     before = epoch(text_model("llama"))

@@ -3,6 +3,7 @@
 import copy
 import enum
 import functools
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
     "_is_hf_initialized", "_output_capturing_hooks_installed", "_old_forward", "generate", "get_image_features",
 }  # fmt: skip
+_NAMED = (nn.Module, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _DEPTH = 8
 
 
@@ -57,7 +59,7 @@ class Described:
     def _object(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, functools.partial):
             return ["partial", self.text([value.func, value.args, value.keywords], path, depth - 1)]
-        if isinstance(value, nn.Module) or callable(value) or not hasattr(value, "__dict__"):
+        if isinstance(value, _NAMED) or type(value).__module__.startswith("torch.") or not hasattr(value, "__dict__"):
             return _name_of(value)
         if id(value) in self._seen:
             return f"object {self._seen[id(value)]}"
@@ -69,6 +71,8 @@ class Described:
 
 
 def _name_of(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
 
