@@ -10,6 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakSet
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
 from dejakv.counts import CacheCounts, PartitionCounts
@@ -22,7 +24,7 @@ from dejakv.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.planner import Plan, plan
 from dejakv.prefix import PrefixHit, PrefixIndex
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta, Store
+from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.writer import Writer
 
 Embed = Callable[[Request], Vectors]
@@ -95,6 +97,7 @@ class HierarchicalCache:
         self._served_approximately: OrderedDict[str, str] = OrderedDict()  # exact key -> partition
         self._counts = PartitionCounts()
         self._lock = threading.Lock()
+        self._served: WeakSet[Any] = WeakSet()
         self._writer = Writer(store, background=background)
         store.on_evict(self._forget)
         for meta in store.metas():
@@ -168,9 +171,15 @@ class HierarchicalCache:
         if wants is not None and not wants(lookup.key, len(prepared.token_ids)):
             return False  # asked before the state is copied out of the engine
         request = prepared.request
+        capture = completion.capture
+        if completion.shared:
+            taken = capture()
+
+            def capture() -> Tensor | None:
+                return taken
 
         def make() -> Chunk | None:
-            tensor = completion.capture()
+            tensor = capture()
             if tensor is None:
                 return None
             meta = ChunkMeta(
@@ -197,6 +206,18 @@ class HierarchicalCache:
         """What separates requests that must never match."""
         media = media_key(request.media) if self.config.media == "exact" else ("media" if request.media else "")
         return digest_of("space", request.partition, epoch, media)[:40]
+
+    def serves(self, engine: Any) -> None:
+        """Notes an engine whose state is kept here, for as long as it lives; it has a method `weights_changed`."""
+        self._served.add(engine)
+
+    def weights_changed(self) -> None:
+        """Has every engine served from here fingerprint its model anew: nothing computed before is used for a changed one.
+
+        Needed only after changes that are not noticed at once (docs/exactness.md).
+        """
+        for engine in list(self._served):
+            engine.weights_changed()
 
     def stats(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counters; None sums over all, for whoever operates the process."""

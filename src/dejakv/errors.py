@@ -17,6 +17,10 @@ class ModelError(DejaKVError):
     """A model is unknown, incomplete, damaged or not supported by the method asked for."""
 
 
+class ModelChangedError(DejaKVError):
+    """The model is not the one that state was looked up for. Nothing was computed: look it up again and repeat the call."""
+
+
 class DatasetError(DejaKVError):
     """A data set is unknown, missing files, or a record lacks a field."""
 

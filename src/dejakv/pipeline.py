@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache, Lookup
 from dejakv.engines.base import Completion, Engine, Prepared, Start
-from dejakv.errors import InputError, ModelError
+from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.levels.base import Status
 from dejakv.planner import Plan
 from dejakv.records import Record
@@ -32,27 +32,46 @@ class Pipeline:
     def __init__(self, engine: Engine, cache: HierarchicalCache | None = None) -> None:
         self.engine = engine
         self.cache = cache
+        if cache is not None and hasattr(engine, "weights_changed"):
+            cache.serves(engine)
 
     def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
-        began = time.perf_counter()
-        clock = _FirstToken(began, on_token)
-        prepared = self.engine.prepare(request)
-        if self.cache is None:
-            completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
-            return _answer(prepared, completion, Plan("none"), None, clock, began, None)
-        lookup = self.cache.lookup(prepared, self.engine.epoch)
-        chosen = self.cache.plan(prepared, lookup)
+        clock = _FirstToken(time.perf_counter(), on_token)
+        for _ in range(_TRIES):
+            prepared = self.engine.prepare(request)
+            epoch = self.engine.epoch
+            if self.cache is None or not epoch:
+                break
+            try:
+                return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock, no_store)
+            except ModelChangedError:  # before anything was computed
+                continue
+        else:
+            prepared = self.engine.prepare(request)
+        completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
+        chosen = Plan("none", reason=getattr(self.engine, "unidentified", "") if self.cache is not None else "")
+        return _answer(prepared, completion, chosen, None, clock, None)
+
+    def weights_changed(self) -> None:
+        """Has the engine fingerprint its model anew, where it can."""
+        changed = getattr(self.engine, "weights_changed", None)
+        if changed is not None:
+            changed()
+
+    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
+        lookup = cache.lookup(prepared, prepared.epoch)
+        chosen = cache.plan(prepared, lookup)
         completion, chosen = self._run(prepared, chosen, lookup, clock)
-        if self.cache.config.enable_fusion_cache:
+        if cache.config.enable_fusion_cache:
             lookup = replace(lookup, statuses={**lookup.statuses, "fusion": _fusion_status(prepared, completion)})
-        answer = _answer(prepared, completion, chosen, lookup, clock, began, chosen.donors[:1] or None)
+        answer = _answer(prepared, completion, chosen, lookup, clock, chosen.donors[:1] or None)
         if no_store:
             return answer
-        stored = self.cache.record(prepared, lookup, chosen, completion, self.engine.epoch)
+        stored = cache.record(prepared, lookup, chosen, completion, prepared.epoch)
         return replace(answer, record=replace(answer.record, stored=stored))
 
     def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, clock: "_FirstToken") -> tuple[Completion, Plan]:
@@ -118,6 +137,9 @@ class Pipeline:
         return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
 
 
+_TRIES = 3
+"""Lookups for one request while its model keeps changing; then it is computed."""
+
 _UNREADABLE = "the donor's state could not be read"
 
 
@@ -155,11 +177,10 @@ def _answer(
     chosen: Plan,
     lookup: Lookup | None,
     clock: _FirstToken,
-    began: float,
     donors: tuple[ChunkMeta, ...] | None,
 ) -> Answer:
     request = prepared.request
-    latency = time.perf_counter() - began
+    latency = time.perf_counter() - clock.began
     prompt_tokens = len(prepared.token_ids)  # this prompt's own, also where a donor's was run in its place
     donor = donors[0] if donors else None
     match = chosen.match

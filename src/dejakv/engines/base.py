@@ -14,12 +14,17 @@ from dejakv.store.base import Chunk, Tensor
 
 @dataclass(frozen=True)
 class Prepared:
-    """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...)."""
+    """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...).
+
+    epoch  what the engine's epoch was when state was looked up for it; empty if no state is to be used. An engine that
+           finds another epoch before it computes raises ModelChangedError.
+    """
 
     request: Request
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...] = ()
     inputs: Any = field(default=None, repr=False)
+    epoch: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    shared           the caller is handed the state as well (in `details`): capture before it can change it
     """
 
     text: str
@@ -53,14 +59,18 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    shared: bool = False
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Engine(Protocol):
-    """`epoch` fingerprints weights, tokenizer, processor, dtype and KV layout (see identity)."""
+    """`epoch` fingerprints weights, tokenizer, processor, dtype and KV layout (see identity). Where it is empty, state cannot
+    be told apart: nothing is looked up or stored."""
 
     name: str
-    epoch: str
+
+    @property
+    def epoch(self) -> str: ...
 
     def prepare(self, request: Request) -> Prepared: ...
 

@@ -1,8 +1,8 @@
 """Whatever changes what a model computes must change its epoch, and nothing else may."""
 
-import json
 import os
-import time
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 from tiny_transformers import image_model, text_model, tokenizer
 
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.fingerprint import folder_epoch, tokenizer_digest, weights_digest
-from dejakv.errors import ModelError
+from dejakv.engines.transformers.fingerprint import tokenizer_digest
 
 
 def epoch(model: Any, words: Any = None, processor: Any = None) -> str:
@@ -34,7 +33,23 @@ def test_epoch_survives_saving_and_loading(tmp_path: Path) -> None:
     assert first.epoch == TransformersEngine.from_pretrained(str(tmp_path), dtype="fp32", device="cpu").epoch
 
 
-@pytest.mark.parametrize("change", ["weight", "order", "dtype", "attention", "token", "template", "model", "layer"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "weight",
+        "order",
+        "dtype",
+        "attention",
+        "token",
+        "template",
+        "model",
+        "config",
+        "buffer",
+        "hidden",
+        "attribute",
+        "tie",
+    ],
+)
 def test_every_change_makes_another_epoch(change: str) -> None:
     before = epoch(text_model("llama"))
     model, words = text_model("llama"), tokenizer()
@@ -54,9 +69,47 @@ def test_every_change_makes_another_epoch(change: str) -> None:
             words.chat_template = "{{ messages[0]['content'] }}"
         elif change == "model":
             model = text_model("mistral")
-        else:
+        elif change == "config":
             model.config.rms_norm_eps = 1e-3
+        elif change == "buffer":
+            model.model.rotary_emb.inv_freq[3] *= 2  # not persistent: no checkpoint tells
+        elif change == "hidden":
+            model.model.rotary_emb.table = model.model.rotary_emb.inv_freq * 2  # no buffer either
+        elif change == "attribute":
+            model.model.layers[0].input_layernorm.variance_epsilon *= 10
+        else:
+            model.model.layers[1].mlp.up_proj.weight = model.model.layers[1].mlp.gate_proj.weight
     assert epoch(model, words) != before
+
+
+def test_where_a_model_was_loaded_from_and_how_it_decodes_do_not_count() -> None:
+    model = text_model("llama")
+    before = epoch(model)
+    model.name_or_path = model.config._name_or_path = "elsewhere"
+    model.generation_config.temperature = 0.3
+    model.requires_grad_(False)
+    assert epoch(model) == before
+
+
+def test_another_process_finds_the_same_epoch(tmp_path: Path) -> None:
+    model = text_model("gemma2")
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    code = (
+        "import sys; from dejakv.engines.transformers import TransformersEngine as engine;"
+        "print(engine.from_pretrained(sys.argv[1], dtype='fp32', device='cpu', check=False).epoch)"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert seen == {TransformersEngine.from_pretrained(str(tmp_path), dtype="fp32", device="cpu").epoch}
 
 
 def test_processor_settings_count() -> None:
@@ -66,66 +119,6 @@ def test_processor_settings_count() -> None:
     assert epoch(model, processor.tokenizer, processor) != before
 
 
-def test_large_models_are_sampled_over_every_tensor_and_fast() -> None:
-    tensors = {f"layer{index}": torch.zeros(2**20) for index in range(40)}
-    began = time.perf_counter()
-    before = weights_digest(tensors.items(), whole_bytes=1)
-    assert time.perf_counter() - began < 1.0
-    for index in (0, 17, 39):
-        changed = {**tensors, f"layer{index}": tensors[f"layer{index}"] + 1}
-        assert weights_digest(changed.items(), whole_bytes=1) != before
-    assert weights_digest(tensors.items()) != weights_digest({**tensors, "more": torch.zeros(1)}.items())
-    assert weights_digest({"a": torch.zeros(4)}.items()) != weights_digest({"a": torch.zeros(2, 2)}.items())
-
-
 def test_dictionaries_are_not_told_apart_by_the_order_of_their_words() -> None:
     assert tokenizer_digest(tokenizer()) == tokenizer_digest(tokenizer())
     assert tokenizer_digest(None) == ""
-
-
-def folder(path: Path, gib: int) -> Path:
-    """A model folder with one sparse file of weights."""
-    path.mkdir()
-    (path / "config.json").write_text('{"model_type": "llama"}')
-    (path / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [gib * 2**29], "data_offsets": [0, gib * 2**30]}}).encode()
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + gib * 2**30)
-    return path
-
-
-def test_a_folder_of_14_gb_is_fingerprinted_in_under_a_second(tmp_path: Path) -> None:
-    big = folder(tmp_path / "big", 14)
-    began = time.perf_counter()
-    before = folder_epoch(big)
-    assert time.perf_counter() - began < 1.0
-    assert before == folder_epoch(big)
-    with (big / "model.safetensors").open("r+b") as file:
-        file.seek(9_000_000_000)
-        file.write(b"changed")
-    assert folder_epoch(big) != before
-
-
-def test_small_folders_count_with_every_byte_whatever_the_time_says(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    (small / "config.json").write_text("{}")
-    (small / "model.safetensors").write_bytes(bytes(100_000))
-    before = folder_epoch(small)
-    os.utime(small / "model.safetensors", (1, 1))
-    (small / ".cache").mkdir()
-    (small / ".cache" / "lock").write_text("x")
-    assert folder_epoch(small) == before
-    data = bytearray(100_000)
-    data[54_321] = 1
-    (small / "model.safetensors").write_bytes(data)
-    changed = folder_epoch(small)
-    assert changed != before
-    (small / "adapter.json").write_text("{}")
-    assert folder_epoch(small) not in (before, changed)
-
-
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json.*hub id"):
-        folder_epoch(tmp_path)

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Prepared, Start
-from dejakv.engines.transformers.batches import PROMPT_KEYS, Row, joined, rows_of, why_untouched
+from dejakv.engines.transformers import decoding
+from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
+from dejakv.engines.transformers.batches import Row, joined, rows_of
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.fingerprint import weights_stamp
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import spans_of
 from dejakv.errors import InputError
@@ -41,7 +43,6 @@ class AttachedModel(TransformersEngine):
         self._calls = threading.RLock()
         self._output: Any = None
         self._count = 0
-        self._stamp = weights_stamp(self.model)
 
     def serve_from(self, cache: HierarchicalCache) -> None:
         self._pipeline = Pipeline(self, cache)
@@ -49,15 +50,13 @@ class AttachedModel(TransformersEngine):
     def generate_call(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """What `model.generate` is while attached; returns what it returns."""
         with self._calls, torch.no_grad():
-            if (stamp := weights_stamp(self.model)) != self._stamp:  # trained, edited, or another adapter
-                self.refresh_epoch()
-                self._stamp = stamp
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
             if inputs is not None:
                 arguments["input_ids"] = inputs
             images = self.vision is not None and self.capabilities.images
-            reason = why_untouched(arguments, images)
+            call = Arguments(arguments, self.model.generation_config)
+            reason = call.why_untouched(images) or self._watch.momentary()
             if not reason and not self.capabilities.reuse:
                 reason = self.capabilities.reasons.get("reuse", "reuse is not possible")
             if reason:
@@ -67,14 +66,11 @@ class AttachedModel(TransformersEngine):
                 prepared = [self._prepare_row(row) for row in rows]
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
-            if len(rows) > 1 and any(arguments.get(name) is not None for name in ("max_length", "min_length")):
-                return self._untouched(
-                    "max_length and min_length count a batch's padding: give max_new_tokens", **arguments
-                )
             options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
-            options |= {name: value for name, value in self._special_tokens().items() if not _named(name, arguments)}
+            own = decoding.special_tokens(self.model, self.tokenizer)
+            options |= {name: value for name, value in own.items() if not _named(name, arguments)}
             outputs = [self._serve(item, options) for item in prepared]
-            if len(outputs) == 1:
+            if len(outputs) == 1 and not call.padded:
                 return outputs[0]
             lengths = [len(row.token_ids) for row in rows]
             return joined(outputs, arguments["input_ids"], lengths, _padding(options, arguments))
@@ -94,7 +90,10 @@ class AttachedModel(TransformersEngine):
         planned: PlannedCache | None = None,
     ) -> Completion:
         """Runs with the arguments of the call that is being served."""
-        options: Mapping[str, Any] = prepared.request.metadata["options"]
+        options: dict[str, Any] = dict(prepared.request.metadata["options"])
+        asked: Prepared = prepared.request.metadata["prepared"]
+        if options.get("streamer") is not None and asked.token_ids != prepared.token_ids:
+            options["streamer"] = _AskedFirst(options["streamer"], asked.token_ids)
         completion = self.generate(prepared, options, start=start, on_token=on_token, planned=planned)
         self._output = (completion.details["output"], len(prepared.token_ids))
         return completion
@@ -106,7 +105,7 @@ class AttachedModel(TransformersEngine):
             book = self.vision.book_of(self._partition)
             book.held = max(book.held, len(row.media))
             for item, picture, pixels in zip(row.media, row.pictures, row.pixels, strict=True):
-                book.add(item.digest, picture, pixels)
+                book.add(item.digest, picture, {name: part.clone() for name, part in pixels.items()})
             digests = [item.digest for item in row.media]
             spans = spans_of(row.token_ids, book.image_token_id, row.pictures, digests)
         text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
@@ -132,6 +131,21 @@ class AttachedModel(TransformersEngine):
     def _untouched(self, reason: str, *args: Any, **arguments: Any) -> Any:
         self._on_record(Record("untouched", reason=reason))
         return type(self._called).generate(self._called, *args, **arguments)
+
+
+class _AskedFirst(BaseStreamer):
+    """A caller's streamer that sees the caller's own prompt first, also where a donor's was run in its place."""
+
+    def __init__(self, streamer: BaseStreamer, prompt: tuple[int, ...]) -> None:
+        self._streamer = streamer
+        self._prompt: torch.Tensor | None = torch.tensor([prompt])
+
+    def put(self, value: torch.Tensor) -> None:
+        prompt, self._prompt = self._prompt, None
+        self._streamer.put(value if prompt is None else prompt)
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
 def _named(name: str, arguments: Mapping[str, Any]) -> bool:

@@ -10,12 +10,6 @@ import torch
 from dejakv.engines.transformers.pictures import Picture
 from dejakv.request import Media
 
-PROMPT_KEYS = frozenset({"input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids"})
-_ELSEWHERE = (
-    "inputs_embeds", "past_key_values", "position_ids", "assistant_model", "custom_generate", "negative_prompt_ids",
-    "prompt_lookup_num_tokens", "prefill_chunk_size", "cache_implementation", "synced_gpus", "token_healing", "mm_encoder_outputs",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Row:
@@ -25,38 +19,6 @@ class Row:
     media: tuple[Media, ...] = ()
     pictures: tuple[Picture, ...] = ()
     pixels: tuple[Mapping[str, torch.Tensor], ...] = ()
-
-
-def why_untouched(arguments: Mapping[str, Any], images: bool) -> str:
-    """Why a call must go to the model as it is; empty if single prompts can serve it."""
-    if not isinstance(arguments.get("input_ids"), torch.Tensor) or arguments["input_ids"].dim() != 2:
-        return "no token ids"
-    if arguments["input_ids"].shape[1] == 0:
-        return "no tokens"
-    config = arguments.get("generation_config")
-    for name in _ELSEWHERE:
-        if any(
-            value is not None and value is not False for value in (arguments.get(name), getattr(config, name, None))
-        ):
-            return f"{name} is given"
-    if arguments.get("use_cache") is False or getattr(config, "use_cache", None) is False:
-        return "use_cache is off"
-    if arguments.get("guidance_scale") not in (None, 1, 1.0):
-        return "guidance_scale runs a second prompt"
-    other = [name for name, value in arguments.items() if isinstance(value, torch.Tensor) and name not in PROMPT_KEYS]
-    if other:
-        return f"{other[0]} is not understood"
-    if "pixel_values" in arguments and not images:
-        return "pictures for a model whose pictures are not supported"
-    batch = arguments["input_ids"].shape[0]
-    if batch > 1 and (arguments.get("return_dict_in_generate") or getattr(config, "return_dict_in_generate", None)):
-        return "a batch with return_dict_in_generate"
-    if batch > 1 and arguments.get("streamer") is not None:
-        return "a batch with a streamer"
-    mask = arguments.get("attention_mask")
-    if mask is not None and (mask.shape != arguments["input_ids"].shape or not _left_padded(mask)):
-        return "an attention mask with holes or right padding"
-    return ""
 
 
 def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[Row]:
@@ -100,10 +62,6 @@ def joined(rows: Sequence[torch.Tensor], ids: torch.Tensor, lengths: Sequence[in
         new = torch.nn.functional.pad(row[:, length:], (0, longest - (row.shape[1] - length)), value=padding)
         out.append(torch.cat([ids[index].to(new.device).expand(row.shape[0], -1), new], dim=1))
     return torch.cat(out)
-
-
-def _left_padded(mask: torch.Tensor) -> bool:
-    return bool((mask[:, -1] == 1).all() and (mask[:, 1:] >= mask[:, :-1]).all())
 
 
 def _runs(prompt: Sequence[int], image_token: int | None) -> list[int]:

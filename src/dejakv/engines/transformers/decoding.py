@@ -133,6 +133,33 @@ def generate(
     return type(model).generate(model, input_ids=ids, **arguments)
 
 
+@torch.inference_mode()
+def prefill(
+    model: Any, ids: torch.Tensor, cache: Cache, held: int, positions: torch.Tensor | None, features: Mapping[str, Any]
+) -> None:
+    """All of `ids` `[1, n]` but the last token into a cache that holds the first `held`: once, before beams multiply it."""
+    n = ids.shape[1]
+    place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
+    model(
+        input_ids=ids[:, held : n - 1],
+        past_key_values=cache,
+        position_ids=place[..., held : n - 1],
+        use_cache=True,
+        return_dict=True,
+        **features,
+    )
+
+
+def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """End and padding tokens, so that `generate` need not guess them."""
+    config = model.generation_config
+    end = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+    first = end[0] if isinstance(end, list) else end
+    pad = config.pad_token_id if config.pad_token_id is not None else first
+    given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def width(model: Any, arguments: Mapping[str, Any]) -> int:
     """How many rows `generate` makes of one prompt: beams, or sequences asked for."""
     given = arguments.get("generation_config")

@@ -24,14 +24,14 @@ from dejakv.engines.transformers.capabilities import (
 from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.decoding import Clock, OnToken
 from dejakv.engines.transformers.features import given_features
-from dejakv.engines.transformers.fingerprint import encoder_epoch, model_epoch
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
-from dejakv.errors import InputError, ModelError
+from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.request import DEFAULT_PARTITION, Media, Request, Sampling
 
 
@@ -39,7 +39,6 @@ class TransformersEngine:
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
-    epoch         fingerprint of the model as it is in memory; `refresh_epoch` after changing weights or adapters
     """
 
     name = "transformers"
@@ -60,8 +59,8 @@ class TransformersEngine:
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
-        self.epoch = ""
-        self.refresh_epoch()
+        self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
+        self._follow()
 
     @classmethod
     def from_pretrained(
@@ -92,12 +91,23 @@ class TransformersEngine:
         limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else 1 << 30
 
-    def refresh_epoch(self) -> str:
-        """Fingerprints the model anew and returns the epoch."""
-        self.epoch = model_epoch(self.model, self.tokenizer, self.processor, self._attention)
-        if self.vision is not None:
-            self.vision.epoch = encoder_epoch(self.model, self.processor, self._attention)
-        return self.epoch
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the model as it was when last looked at, which is before each run (docs/exactness.md). Empty while
+        its state cannot be identified: then nothing is reused or stored."""
+        return self._watch.epoch
+
+    @property
+    def unidentified(self) -> str:
+        """Why the epoch is empty; empty if it is not."""
+        return self._watch.reason
+
+    def weights_changed(self) -> str:
+        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
+        with self._lock:
+            self._watch.renew()
+            self._follow()
+            return self.epoch
 
     @property
     def encoder_cache(self) -> Any:
@@ -147,7 +157,10 @@ class TransformersEngine:
         """
         sampling = sampling or prepared.request.sampling
         room = self.context - len(prepared.token_ids)
-        arguments = {**decoding.sampling_arguments(sampling, room), **self._special_tokens()}
+        arguments = {
+            **decoding.sampling_arguments(sampling, room),
+            **decoding.special_tokens(self.model, self.tokenizer),
+        }
         with self._lock, decoding.seeded(sampling.seed, self.device):
             return self.generate(prepared, arguments, start=start, on_token=on_token, planned=planned)
 
@@ -165,23 +178,23 @@ class TransformersEngine:
         n = len(prepared.token_ids)
         self._check_length(n)
         with self._lock:
+            self._check_model(prepared.epoch)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
             held = 0 if planned is not None else self._usable(start, n)
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
             if held and start is not None:
                 loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
             inject = time.perf_counter() - clock.began
-            runs, extra = 0, dict[str, Any]()
-            rows = None
+            rows, runs = None, 0
             place = self.vision.positions(ids, prepared) if self.vision is not None else positions(self._base, ids)
-            if place is not None:
-                extra = {"position_ids": place}
+            extra: dict[str, Any] = {"position_ids": place} if place is not None else {}
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
             beams = decoding.width(self.model, arguments)
             if beams > 1 and planned is None and cache is not None:
                 if n - held > 1:
-                    self._prefill(ids, cache, held, rows, extra)
+                    with given_features(self._base, rows) as features:
+                        decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
             with given_features(self._base, rows) as features:
@@ -194,6 +207,9 @@ class TransformersEngine:
                     tokenizer=self.tokenizer,
                     on_token=on_token,
                 )
+            # A model that changed while it ran made state that is of neither.
+            kept = planned is None and bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+            self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
         if beams > 1 and on_token is not None:
@@ -212,7 +228,8 @@ class TransformersEngine:
             latency_s=now - clock.began,
             inject_s=inject,
             bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if cache is not None and planned is None else None,
+            capture=lambda: captured(cache, n) if cache is not None and kept else None,
+            shared=not isinstance(output, torch.Tensor),
             details={"output": output},
         )
 
@@ -235,10 +252,22 @@ class TransformersEngine:
         if self.vision is None:
             raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
         with self._lock:
+            self._check_model()
             features = self.vision.features(media, partition)
             self.vision.uncounted += self.vision.take_runs()
         rows = features[0] if features.dim() == 3 else features
         return _unit(rows.float().mean(0).numpy())
+
+    def _check_model(self, expected: str = "") -> None:
+        """Raises: ModelChangedError if the model is not the one that state was looked up for."""
+        self._watch.check()
+        self._follow()
+        if expected and expected != self.epoch:
+            raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _follow(self) -> None:
+        if self.vision is not None:
+            self.vision.follow(self._watch.encoder_epoch)
 
     def _cache(self, start: Start | None, held: int) -> Cache | None:
         if not self.capabilities.reuse:
@@ -250,27 +279,13 @@ class TransformersEngine:
     def _usable(self, start: Start | None, tokens: int) -> int:
         if start is None or not self.capabilities.reuse:
             return 0
+        if not self.epoch:
+            return 0
         if start.chunk.meta.epoch and start.chunk.meta.epoch != self.epoch:
             raise ModelError(
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
         return max(0, min(start.tokens, tokens - 1))
-
-    def _prefill(self, ids: torch.Tensor, cache: Cache, held: int, rows: Any, extra: Mapping[str, Any]) -> None:
-        """All but the last token, once, before beams multiply the state."""
-        n = ids.shape[1]
-        place = extra.get("position_ids")
-        if place is None:
-            place = torch.arange(n, device=ids.device)[None]
-        with torch.inference_mode(), given_features(self._base, rows) as features:
-            self.model(
-                input_ids=ids[:, held : n - 1],
-                past_key_values=cache,
-                position_ids=place[..., held : n - 1],
-                use_cache=True,
-                return_dict=True,
-                **features,
-            )
 
     def _check_length(self, tokens: int) -> None:
         if tokens == 0:
@@ -280,15 +295,6 @@ class TransformersEngine:
                 f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
                 "shorten the prompt or choose a model with a longer context"
             )
-
-    def _special_tokens(self) -> dict[str, Any]:
-        """End and padding tokens, so that `generate` need not guess them."""
-        config = self.model.generation_config
-        end = config.eos_token_id if config.eos_token_id is not None else self.tokenizer.eos_token_id
-        first = end[0] if isinstance(end, list) else end
-        pad = config.pad_token_id if config.pad_token_id is not None else first
-        given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -52,7 +52,7 @@ def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.
 def captured(cache: Cache, tokens: int) -> Tensor | None:
     """The state of the first `tokens` tokens, `[2, layers, heads, tokens, head_dim]` on the CPU; a copy.
 
-    None if layers differ in shape or kind, so that no single tensor holds them.
+    None if layers differ in shape, dtype or kind, so that no single tensor holds them.
     """
     layers: list[Any] = list(cache.layers)
     if any(type(layer) is not DynamicLayer or not layer.is_initialized for layer in layers):
@@ -63,7 +63,9 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
         for layer in layers
         if (part := getattr(layer, kind)) is not None
     ]
-    if len(parts) != 2 * len(layers) or any(part.shape != parts[0].shape or part.shape[1] != tokens for part in parts):
+    if len(parts) != 2 * len(layers) or parts[0].shape[1] != tokens:
+        return None
+    if any(part.shape != parts[0].shape or part.dtype != parts[0].dtype for part in parts):
         return None
     if parts[0].dtype not in _NAMES:
         return None

@@ -22,7 +22,7 @@ class Vision:
 
     base       the module whose `get_image_features` the model asks
     registry   a `VisualKVCache` or None
-    epoch      fingerprint of tower, projector and processor
+    epoch      fingerprint of tower, projector and processor; empty: nothing is taken from the registry or put into it
     whole      whether the model hands features over as one tensor; None until the tower ran once
     books      each partition's own pictures, so that nobody's timing shows what others sent
     uncounted  runs made outside of a request (embeddings for the lookup), counted with the next one
@@ -77,9 +77,9 @@ class Vision:
     def features(self, media: Media | None, partition: str, digest: str = "") -> torch.Tensor:
         """A picture's rows, from the registry or the tower. Raises: InputError if neither can give them."""
         digest = digest or (media.digest if media is not None else "")
-        if self.whole is None or self.registry is None:
+        if self.whole is None or self.registry is None or not self.epoch:
             features = self._compute(media, digest, partition)
-            if self.registry is not None:
+            if self.registry is not None and self.epoch:
                 self.registry.view(self.epoch, partition).store(digest, "image", features)
             return features
         view = self.registry.view(self.epoch, partition)
@@ -91,6 +91,12 @@ class Vision:
         for item in prepared.request.media:
             book.get(item)
         return positions(self.base, ids, self.book.image_token_id, prepared.spans, book)
+
+    def follow(self, epoch: str) -> None:
+        """The tower or the processor has another fingerprint now: pictures processed before are processed again."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.books.clear()
 
     def take_runs(self) -> int:
         """Runs of the tower since this was last asked."""

@@ -1,0 +1,186 @@
+"""A model's tensors: a digest over every byte, and a check for changes that costs a small part of it.
+
+Writes through `.data` leave a tensor's version and address as they were, so its content must be looked at. Each check
+reads a sample of every tensor and, in turns, a part of all bytes.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+TURNS = 64
+"""After so many checks at the latest every byte has been compared."""
+POINTS = 16
+"""Elements of each tensor that every check compares, spread evenly; smaller tensors are compared whole."""
+_SMALLEST, _LARGEST = 1 << 20, 1 << 26
+
+
+class Part(NamedTuple):
+    """Bytes `start` to `stop` of a tensor."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class Weights:
+    """Tensors as they were when this was made.
+
+    digest  over names, shapes, dtypes and all bytes; a tensor that comes twice counts under its first name
+    """
+
+    def __init__(self, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+        self._names = tuple(names)
+        self._held = [None if tensor is None else weakref.ref(tensor) for tensor in tensors]
+        found = _distinct(tensors)
+        first = {id(tensor): name for name, tensor in zip(reversed(names), reversed(tensors), strict=True)}
+        self._titles = [(first[id(tensor)], f"{tuple(tensor.shape)}:{tensor.dtype}") for tensor in found]
+        self._parts = _cut(found)
+        self._digests = _digests(found, self._parts)
+        self._stamps = [_stamp(tensor) for tensor in found]
+        self._samples = _samples(found)
+        self._share = max(_SMALLEST, -(-sum(part.stop - part.start for part in self._parts) // TURNS))
+        self._next = 0
+        self.digest = self.digest_where(lambda _: True)
+
+    def digest_where(self, wanted: Callable[[str], bool]) -> str:
+        """The digest over the tensors whose name is wanted."""
+        sha = hashlib.sha256()
+        kept = {index for index, (name, _) in enumerate(self._titles) if wanted(name)}
+        for index in sorted(kept):
+            sha.update(f"{self._titles[index]};".encode())
+        for part, digest in zip(self._parts, self._digests, strict=True):
+            if part.tensor in kept:
+                sha.update(digest.to_bytes(16, "little"))
+        return sha.hexdigest()
+
+    def unchanged(self, names: Sequence[str], tensors: Sequence[Tensor | None], *, turn: bool = True) -> bool:
+        """Whether these are the same tensors with the same content, as far as this check looks.
+
+        turn  also compare the next part of all bytes
+        """
+        same = len(tensors) == len(self._held) and all(
+            (held is None and tensor is None) or (held is not None and held() is tensor)
+            for held, tensor in zip(self._held, tensors, strict=True)
+        )
+        if not same or self._names != tuple(names):
+            return False
+        found = _distinct(tensors)
+        if self._stamps != [_stamp(tensor) for tensor in found] or self._samples != _samples(found):
+            return False
+        return not turn or self._turn_agrees(found)
+
+    def _turn_agrees(self, found: Sequence[Tensor]) -> bool:
+        parts, digests, looked = list[Part](), list[int](), 0
+        while looked < self._share and len(parts) < len(self._parts):
+            part = self._parts[self._next]
+            parts.append(part)
+            digests.append(self._digests[self._next])
+            looked += part.stop - part.start
+            self._next = (self._next + 1) % len(self._parts)
+        return _digests(found, parts) == digests
+
+
+def unreadable(names: Sequence[str], tensors: Sequence[Tensor | None]) -> str:
+    """Why the content of these tensors cannot be compared; empty if it can."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is None:
+            continue
+        if is_traceable_wrapper_subclass(tensor):
+            return f"{name} is a {type(tensor).__name__}, whose content cannot be read"
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return f"{name} has a layout that cannot be read ({tensor.layout})"
+        if tensor.is_meta or (tensor.numel() and not tensor.untyped_storage().nbytes()):
+            return f"{name} is not in memory (offloaded weights)"
+    return ""
+
+
+def _distinct(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _cut(tensors: Sequence[Tensor]) -> list[Part]:
+    """All bytes in parts of about a 256th, so that a turn of a 64th is made of a few; no part spans tensors."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
+    parts: list[Part] = []
+    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        own = step if tensor.is_contiguous() else max(size, 1)  # others are copied whole to be read in order
+        parts += [Part(index, start, min(start + own, size)) for start in range(0, size, own)]
+    return parts
+
+
+def _digests(tensors: Sequence[Tensor], parts: Sequence[Part]) -> list[int]:
+    """A number for each part. On the CPU XXH3; on other devices sums, so that one transfer brings all of them."""
+    found: list[int | Tensor] = []
+    for part in parts:
+        flat = _flat(tensors[part.tensor])
+        if flat.device.type == "cpu":
+            data: Any = flat.view(torch.uint8)[part.start : part.stop].numpy()
+            found.append(xxhash.xxh3_128_intdigest(data))
+        else:
+            found.append(weighted_sum(flat.view(torch.uint8)[part.start : part.stop]))
+    sums = [number for number in found if isinstance(number, Tensor)]
+    if sums:
+        brought = iter(torch.stack([number.to(sums[0].device) for number in sums]).tolist())
+        found = [next(brought) % (1 << 64) if isinstance(number, Tensor) else number for number in found]
+    return [int(number) for number in found]
+
+
+def weighted_sum(data: Tensor) -> Tensor:
+    """A digest of bytes (uint8, one dimension) that a device works out by itself: int64, no dimensions.
+
+    Words of 8 bytes are multiplied by odd random numbers and summed modulo 2^64, in rows and then over the rows. Any
+    change of a single word changes the sum; of several, all but one time in 2^64.
+    """
+    words = data[: data.numel() // 8 * 8]
+    rest = data[words.numel() :].to(torch.int64)
+    if words.data_ptr() % 8:
+        words = words.clone()
+    factors = _factors(data.device)
+    flat = torch.cat([words.view(torch.int64), rest]) if rest.numel() else words.view(torch.int64)
+    total = flat.new_zeros(())
+    for row in flat.split(factors.numel()):
+        total = total * _STEP + (row * factors[: row.numel()]).sum()
+    return total
+
+
+_STEP = 6364136223846793005  # odd, so that no row is lost
+_made: dict[torch.device, Tensor] = {}
+
+
+def _factors(device: torch.device) -> Tensor:
+    if device not in _made:
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randint(-(1 << 62), 1 << 62, (1 << 22,), generator=generator, dtype=torch.int64)
+        _made[device] = (numbers * 2 + 1).to(device)
+    return _made[device]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1)
+
+
+def _samples(tensors: Sequence[Tensor]) -> list[bytes]:
+    """A few elements of every tensor; one transfer for each device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    with torch.no_grad():
+        for tensor in tensors:
+            count = tensor.numel()
+            if count <= POINTS or not tensor.is_contiguous():
+                points = tensor.detach().reshape(-1)[:: max(1, count // POINTS)]
+            else:
+                points = torch.as_strided(tensor, (POINTS,), ((count - 1) // (POINTS - 1),))
+            groups.setdefault((tensor.device, tensor.dtype), []).append(points)
+        taken = [torch.cat(group) for group in groups.values()]
+    return [_flat(points.cpu()).view(torch.uint8).numpy().tobytes() for points in taken]

@@ -1,0 +1,324 @@
+"""A model that changes while it is served: each line of docs/exactness.md. The answer is the changed model's own."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import PLACEHOLDER, chunk_of, image_model, picture, request, text_model, tokenizer
+
+import dejakv
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.engines.base import Start
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.engines.transformers.weights import TURNS
+from dejakv.errors import ModelChangedError, ModelError
+from dejakv.pipeline import Pipeline
+from dejakv.records import Record
+
+PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"
+EXACT = SemanticCacheConfig(semantic_text=False)
+
+
+def noise(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tensor.numel())
+    return torch.randn(tensor.shape, generator=generator) * 0.5
+
+
+def optimizer_step(model: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = noise(parameter)
+    optimizer.step()
+
+
+def in_place(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise(parameter))
+
+
+def in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.add_(noise(parameter))
+
+
+def data_added(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.add_(noise(parameter))
+
+
+def one_matrix_copied(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    weight.data.copy_(noise(weight))
+
+
+def data_replaced(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data + noise(parameter)
+
+
+def averaged_weights_swapped_in(model: Any) -> None:
+    averaged = [parameter.detach() + noise(parameter) for parameter in model.parameters()]
+    for parameter, average in zip(model.parameters(), averaged, strict=True):
+        parameter.data.copy_(average.data)
+
+
+def through_numpy(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.detach().numpy()[...] += noise(parameter).numpy()
+
+
+def loaded(model: Any, assign: bool = False) -> None:
+    state = {name: value + noise(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=assign)
+
+
+def layer_replaced(model: Any) -> None:
+    layer = copy.deepcopy(model.model.layers[0])
+    in_place(layer)
+    model.model.layers[0] = layer
+
+
+def layer_removed(model: Any) -> None:
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+
+
+def rope_buffer(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.data.mul_(0.5)
+
+
+def norm_epsilon(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.input_layernorm.variance_epsilon = 10.0
+
+
+def attention_scaling(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 3
+
+
+def class_replaced(model: Any) -> None:
+    kind = type(model.model.layers[0].mlp)
+    model.model.layers[0].mlp.__class__ = type(
+        "Doubled", (kind,), {"forward": lambda self, x: 2 * kind.forward(self, x)}
+    )
+
+
+def hook(model: Any) -> None:
+    direction = 5 * noise(torch.empty(32))
+    model.model.layers[0].register_forward_hook(lambda module, given, out: out + direction)
+
+
+def pre_hook(model: Any) -> None:
+    model.model.layers[1].register_forward_pre_hook(lambda module, given: (3 * given[0], *given[1:]))
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    optimizer_step, in_place, in_inference_mode, data_added, one_matrix_copied, data_replaced, averaged_weights_swapped_in,
+    through_numpy, loaded, lambda model: loaded(model, assign=True), layer_replaced, layer_removed, rope_buffer, norm_epsilon,
+    attention_scaling, class_replaced, hook, pre_hook,
+]  # fmt: skip
+
+
+def ask(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6, do_sample=False
+    )
+
+
+def alone(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """What the model answers without DejaKV."""
+    return type(model).generate(
+        model, input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6, do_sample=False
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_the_next_use_after_a_change_is_computed(change: Callable[[Any], None]) -> None:
+    model, words = text_model("llama"), tokenizer()
+    ids = words(PROMPT, return_tensors="pt")["input_ids"]
+    records: list[Record] = []
+    with dejakv.attach(model, words, on_record=records.append) as cache:
+        before = ask(model, ids)
+        cache.flush()
+        assert torch.equal(ask(model, ids), before)
+        assert records[-1].method == "exact"
+        change(model)
+        assert torch.equal(ask(model, ids), alone(model, ids))
+        assert records[-1].method == "none"
+        assert not torch.equal(alone(model, ids), before), "the change does not matter: choose a larger one"
+        cache.flush()
+        assert torch.equal(ask(model, ids), alone(model, ids))
+
+
+@pytest.mark.parametrize("change", [data_added, norm_epsilon, rope_buffer], ids=lambda change: change.__name__)
+def test_the_pipeline_looks_again_and_finds_what_was_stored_for_the_model_as_it_is_now(change: Any) -> None:
+    model = text_model("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    buffer, epsilon = model.model.rotary_emb.inv_freq.clone(), model.model.norm.variance_epsilon
+    engine = TransformersEngine(model, tokenizer())
+    cache = build_cache(EXACT, engine, background=False)
+    pipeline = Pipeline(engine, cache)
+    first = pipeline.answer(request(PROMPT))
+    assert pipeline.answer(request(PROMPT)).record.method == "exact"
+    change(model)
+    changed = pipeline.answer(request(PROMPT))
+    assert changed.record.method == "none"
+    assert changed.token_ids == Pipeline(engine).answer(request(PROMPT)).token_ids
+    assert pipeline.answer(request(PROMPT)).record.method == "exact"
+    model.load_state_dict(before)
+    model.model.rotary_emb.inv_freq.copy_(buffer)
+    for layer in model.model.layers:
+        layer.input_layernorm.variance_epsilon = epsilon
+    again = pipeline.answer(request(PROMPT))
+    assert again.record.method == "exact", "the first model's state is found again"
+    assert again.token_ids == first.token_ids
+
+
+def test_a_run_with_state_of_the_model_as_it_was_is_refused() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    prepared = engine.prepare(request(PROMPT))
+    state = engine.run(prepared).capture()
+    assert state is not None
+    looked_up = replace(prepared, epoch=engine.epoch)
+    start = Start(chunk_of(engine, prepared, engine.run(prepared), state), 5)
+    assert engine.run(looked_up, start=start).computed_tokens == len(prepared.token_ids) - 5
+    data_added(engine.model)
+    with pytest.raises(ModelChangedError, match="look it up again"):
+        engine.run(looked_up, start=start)
+    with pytest.raises(ModelError, match="another model"):
+        engine.run(prepared, start=start)
+
+
+def test_state_of_a_model_that_changed_while_it_ran_is_not_stored() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    cache = build_cache(EXACT, engine, background=False)
+
+    def change(*_: Any) -> None:
+        engine.model.model.layers[0].self_attn.k_proj.weight.data.mul_(1.5)
+
+    Pipeline(engine, cache).answer(request(PROMPT), on_token=change)
+    assert cache.store.stats().entries == 0
+
+
+def test_one_weight_written_through_data_is_noticed_within_the_promised_uses_and_at_once_when_told() -> None:
+    model, words = text_model("llama"), tokenizer()
+    ids = words(PROMPT, return_tensors="pt")["input_ids"]
+    for told in (True, False):
+        records: list[Record] = []
+        with dejakv.attach(model, words, on_record=records.append) as cache:
+            ask(model, ids)
+            cache.flush()
+            model.model.layers[0].self_attn.k_proj.weight.data[7, 11] += 4.0
+            if told:
+                cache.weights_changed()
+            for _ in range(TURNS):
+                ask(model, ids)
+                cache.flush()
+            methods = [record.method for record in records[1:]]
+            assert methods.index("none") == 0 if told else "none" in methods
+            assert torch.equal(ask(model, ids), alone(model, ids))
+
+
+def test_engine_and_pipeline_take_the_same_call() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    pipeline = Pipeline(engine, build_cache(EXACT, engine, background=False))
+    before = engine.epoch
+    assert engine.weights_changed() == before
+    engine.model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1
+    pipeline.weights_changed()
+    assert engine.epoch not in (before, "")
+
+
+def test_a_model_with_foreign_code_is_computed_until_the_code_is_gone() -> None:
+    model, words = text_model("llama"), tokenizer()
+    ids = words(PROMPT, return_tensors="pt")["input_ids"]
+    records: list[Record] = []
+    with dejakv.attach(model, words, on_record=records.append) as cache:
+        ask(model, ids)
+        cache.flush()
+        seen: list[int] = []
+        handle = model.model.layers[0].register_forward_hook(lambda module, given, out: seen.append(out.shape[1]))
+        ask(model, ids)
+        assert records[-1].method == "none"
+        assert "forward hook" in records[-1].reason
+        assert seen[0] == ids.shape[1], "the hook sees every row"
+        assert cache.store.stats().entries == 1
+        handle.remove()
+        ask(model, ids)
+        ask(model, ids)
+        assert records[-1].method == "exact"
+
+
+def test_a_hook_for_the_whole_process_counts_too() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, given, out: out)
+    try:
+        engine.run(engine.prepare(request(PROMPT)))
+        assert engine.epoch == ""
+        assert "forward hook" in engine.unidentified
+    finally:
+        handle.remove()
+    engine.run(engine.prepare(request(PROMPT)))
+    assert engine.epoch
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Any, torch.Tensor, list[Record]]]:
+    model, words = text_model("llama"), tokenizer()
+    ids = words(PROMPT, return_tensors="pt")["input_ids"]
+    records: list[Record] = []
+    with dejakv.attach(model, words, on_record=records.append) as cache:
+        ask(model, ids)
+        cache.flush()
+        yield model, ids, records
+
+
+def test_training_mode_goes_to_the_model(served: tuple[Any, torch.Tensor, list[Record]]) -> None:
+    model, ids, records = served
+    model.train()
+    ask(model, ids)
+    assert records[-1].request_id == "untouched"
+    assert "training mode" in records[-1].reason
+    model.eval()
+    ask(model, ids)
+    assert records[-1].method == "exact"
+
+
+def test_autocast_goes_to_the_model(served: tuple[Any, torch.Tensor, list[Record]]) -> None:
+    model, ids, records = served
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ask(model, ids), alone(model, ids))
+    assert "autocast" in records[-1].reason
+    ask(model, ids)
+    assert records[-1].method == "exact"
+
+
+def test_weights_that_are_not_in_memory_are_not_identified() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    engine.model.lm_head.weight = torch.nn.Parameter(engine.model.lm_head.weight.to("meta"), requires_grad=False)
+    assert engine.weights_changed() == ""
+    assert "offloaded" in engine.unidentified
+
+
+def test_the_processor_counts_for_pictures_already_seen() -> None:
+    model, processor = image_model("qwen2_5_vl")
+    engine = TransformersEngine(model, processor.tokenizer, processor, encoder_cache=VisualKVCache())
+    pipeline = Pipeline(engine, build_cache(EXACT, engine, background=False))
+    asked = request(f"how many {PLACEHOLDER['qwen2_5_vl']} cubes are there left of it", (picture(1, 64, 64),))
+    first = pipeline.answer(asked)
+    assert pipeline.answer(asked).record.method == "exact"
+    processor.image_processor.image_mean = [0.9, 0.1, 0.9]
+    processor.image_processor.size = {"shortest_edge": 64, "longest_edge": 32 * 32}
+    changed = pipeline.answer(asked)
+    assert changed.record.method != "exact"
+    assert changed.record.encoder_runs == 1
+    fresh = TransformersEngine(model, processor.tokenizer, processor)
+    assert changed.token_ids == Pipeline(fresh).answer(asked).token_ids
+    assert changed.record.prompt_tokens <= first.record.prompt_tokens

@@ -1,0 +1,110 @@
+"""The digest over a model's tensors, and the check that looks at a part of them."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from dejakv.engines.transformers.weights import TURNS, Weights, unreadable, weighted_sum
+
+
+def named(*tensors: torch.Tensor) -> tuple[list[str], Sequence[torch.Tensor]]:
+    return [f"t{index}" for index in range(len(tensors))], tensors
+
+
+def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def test_the_digest_covers_every_row_of_a_large_table() -> None:
+    table = torch.zeros(60_000, 64)
+    before = Weights(*named(table)).digest
+    table[8_000:11_600] += 1.0  # of 60,000 rows: 16 pages of 4 KiB spread evenly would not see them
+    assert Weights(*named(table)).digest != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float64])
+def test_names_shapes_types_and_values_count(dtype: torch.dtype) -> None:
+    one = (some(6, 10) * 3).to(dtype)
+    before = Weights(*named(one)).digest
+    assert Weights(*named(one.clone())).digest == before
+    assert Weights(*named(one.reshape(10, 6))).digest != before
+    assert Weights(["other"], [one]).digest != before
+    changed = one.clone()
+    changed[3, 4] = ~changed[3, 4] if dtype == torch.bool else changed[3, 4] + 1
+    assert Weights(*named(changed)).digest != before
+    assert Weights(*named(some(4).to(dtype))).digest != Weights(*named(some(2, 2).reshape(2, 2).to(dtype))).digest
+
+
+def test_a_shared_tensor_counts_once_and_empty_ones_do_no_harm() -> None:
+    one, none = some(5, 5), torch.empty(0)
+    weights = Weights(["a", "b", "c", "d"], [one, one, none, None])
+    assert weights.unchanged(["a", "b", "c", "d"], [one, one, none, None])
+    assert not weights.unchanged(["a", "b", "c", "d"], [one, one.clone(), none, None])
+    assert not weights.unchanged(["a", "b", "c"], [one, one, none])
+
+
+def test_a_transposed_tensor_is_read_in_its_own_order() -> None:
+    tall = some(700, 900)
+    view = tall.T
+    weights = Weights(*named(view))
+    assert weights.digest != Weights(*named(tall.reshape(900, 700))).digest
+    assert weights.unchanged(*named(view))
+    tall.data.add_(1.0)
+    assert not weights.unchanged(*named(view))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_write_to_all_of_any_tensor_is_seen_at_once(dtype: torch.dtype) -> None:
+    tensors = [some(300, 400).to(dtype), some(7).to(dtype), some(3000).to(dtype)]
+    for tensor in tensors:
+        weights = Weights(*named(*tensors))
+        version = tensor._version
+        tensor.data.add_(0.5)
+        assert tensor._version == version, "torch notes writes through .data now: the sample is not needed"
+        assert not weights.unchanged(*named(*tensors), turn=False)
+
+
+@pytest.mark.parametrize("place", [0, 1, 77_777, 4_999_999])
+def test_one_element_is_seen_within_the_promised_number_of_checks(place: int) -> None:
+    tensors = [some(1000, 5000), some(3, 3), some(2000, 600).T]
+    weights = Weights(*named(*tensors))
+    for _ in range(3):
+        assert weights.unchanged(*named(*tensors))
+    tensors[0].data.view(-1)[place] += 1.0
+    checks = [weights.unchanged(*named(*tensors)) for _ in range(TURNS)]
+    assert not all(checks)
+
+
+def test_tensors_made_in_inference_mode_have_no_version_and_are_compared_all_the_same() -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(50)
+    weights = Weights(*named(tensor))
+    assert weights.unchanged(*named(tensor))
+    with torch.inference_mode():
+        tensor += 1
+    assert not weights.unchanged(*named(tensor))
+
+
+def test_weights_that_are_not_in_memory_are_told() -> None:
+    assert unreadable(*named(some(3))) == ""
+    assert "not in memory" in unreadable(*named(some(3), torch.empty(3, device="meta")))
+    freed = some(3)
+    freed.untyped_storage().resize_(0)
+    assert "not in memory" in unreadable(*named(freed))
+    assert "layout" in unreadable(*named(some(3, 3).to_sparse()))
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 4099, (1 << 25) + 11])
+def test_the_sum_that_devices_work_out_sees_every_byte(size: int) -> None:
+    data = torch.arange(size, dtype=torch.int64).mul(7).remainder(251).to(torch.uint8)
+    before = int(weighted_sum(data))
+    assert int(weighted_sum(data.clone())) == before
+    for place in {0, size // 3, size // 2, size - 1} if size else set():
+        data[place] += 1
+        assert int(weighted_sum(data)) != before
+        data[place] -= 1
+    if size > 16:
+        swapped = data.clone()
+        swapped[:8], swapped[8:16] = data[8:16], data[:8].clone()
+        assert int(weighted_sum(swapped)) != before
