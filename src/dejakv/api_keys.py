@@ -1,0 +1,93 @@
+"""API keys: who is asking. A key is a partition; the body of a request never names one.
+
+Shared by the server and by vLLM's middleware. It knows no web framework.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from dejakv.errors import ConfigError
+from dejakv.request import DEFAULT_PARTITION
+
+VARIABLE = "DEJAKV_API_KEYS"
+"""Where both servers look for keys separated by commas."""
+
+_ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - {","}
+
+
+class ApiKeys:
+    """Known keys, kept as SHA-256 digests. Without any, everybody is the default partition.
+
+    A key is printable ASCII without spaces and commas, since headers carry nothing else reliably. A key that is
+    listed twice counts once. Raises ConfigError for a key that no client could send.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._partitions: dict[bytes, str] = {}
+        for number, key in enumerate(keys, start=1):
+            if not key or not _ALLOWED.issuperset(key):
+                raise ConfigError(
+                    f"API key number {number} cannot be sent in a header: use printable ASCII characters,"
+                    " without spaces and commas"
+                )
+            digest = _digest(key)
+            self._partitions[digest] = f"key-{digest.hex()[:16]}"
+
+    @classmethod
+    def load(cls, text: str | None, file: Path | None) -> "ApiKeys":
+        """Keys from a text, separated by commas, and from a file, one a line; `#` begins a comment line there.
+
+        None means that there is no such source. A source that is there and holds no key is an error, since its owner
+        believes that keys are required. The file is UTF-8, with or without a byte order mark, with any line ends.
+
+        Raises: ConfigError for a source without a key, a key that no client could send, and a file that cannot be read.
+        """
+        keys: list[str] = []
+        if text is not None:
+            keys += [key.strip() for key in text.removeprefix("\ufeff").split(",") if key.strip()]
+            if not keys:
+                raise ConfigError(f"{VARIABLE} is set but holds no key: give keys separated by commas, or unset it")
+        if file is not None:
+            listed = _lines(file)
+            if not listed:
+                raise ConfigError(f"the API keys file {str(file)!r} holds no key: write one a line")
+            keys += listed
+        return cls(keys)
+
+    @property
+    def required(self) -> bool:
+        """Whether a request must bring a key."""
+        return bool(self._partitions)
+
+    def partition_of(self, key: str | None) -> str | None:
+        """The partition of a key; None if it is missing or unknown. Takes as long for every unknown key."""
+        if not self._partitions:
+            return DEFAULT_PARTITION
+        digest = _digest(key or "")
+        found = None
+        for known, partition in self._partitions.items():
+            if hmac.compare_digest(known, digest):
+                found = partition
+        return found
+
+
+def bearer_key(authorization: str | None) -> str | None:
+    """The key in an `Authorization: Bearer KEY` header (RFC 6750); None if the header is missing or of another scheme."""
+    scheme, _, key = (authorization or "").strip().partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read the API keys file {str(file)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the API keys file {str(file)!r} is not UTF-8: save it as UTF-8 text") from error
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

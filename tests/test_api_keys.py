@@ -1,0 +1,113 @@
+"""API keys: what may be one, where they come from, and whose partition they are."""
+
+import string
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dejakv.api_keys import ApiKeys, bearer_key
+from dejakv.errors import ConfigError
+from dejakv.request import DEFAULT_PARTITION
+
+GOOD = st.text(sorted(set(string.printable) - set(string.whitespace) - {",", "#"}), min_size=1, max_size=40)
+
+
+@given(st.lists(GOOD, min_size=1, max_size=8), st.text(max_size=40))
+@example(["key"], "key ")
+@example(["key"], "KEY")
+@example(["key"], "\ud800")
+def test_each_known_key_is_a_partition_of_its_own(known, other):
+    keys = ApiKeys.load(",".join(known), None)
+    assert keys.required
+    partitions = {key: keys.partition_of(key) for key in known}
+    assert None not in partitions.values()
+    assert DEFAULT_PARTITION not in partitions.values()
+    assert len(set(partitions.values())) == len(set(known))
+    assert not any(key in partition for key, partition in partitions.items() if len(key) > 8)
+    assert keys.partition_of(None) is None
+    assert (keys.partition_of(other) is not None) == (other in known)
+
+
+@given(st.text(max_size=40))
+@example("one")
+def test_what_no_header_carries_is_no_key(text):
+    if text and text.isascii() and text.isprintable() and not set(text) & {" ", ","}:
+        assert ApiKeys([text]).partition_of(text) is not None
+        return
+    with pytest.raises(ConfigError, match="API key number 2 cannot be sent in a header: use printable ASCII"):
+        ApiKeys(["one", text])
+
+
+def test_without_keys_everybody_is_the_default_partition():
+    keys = ApiKeys.load(None, None)
+    assert not keys.required
+    assert keys.partition_of(None) == keys.partition_of("any") == DEFAULT_PARTITION
+
+
+@pytest.mark.parametrize("text", ["", ",", " , ,", "\ufeff"])
+def test_an_empty_list_is_an_error(text):
+    with pytest.raises(ConfigError, match="DEJAKV_API_KEYS is set but holds no key"):
+        ApiKeys.load(text, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\r\n", b"# no key\n", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_an_error(tmp_path, content):
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    for text in (None, "another"):
+        with pytest.raises(ConfigError, match="holds no key: write one a line"):
+            ApiKeys.load(text, file)
+
+
+@pytest.mark.parametrize(
+    "content", [b"one\ntwo\n", b"\xef\xbb\xbfone\r\ntwo", b"# ours\r\n  one \r\n\r\n two\r\none\r\n", b"two\rone"]
+)
+def test_a_file_of_any_line_ends(tmp_path, content):
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    keys, same = ApiKeys.load(None, file), ApiKeys.load("two,one,one", None)
+    assert keys.partition_of("one") == same.partition_of("one") is not None
+    assert keys.partition_of("two") == same.partition_of("two") is not None
+    assert keys.partition_of("# ours") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("one\ntwo".encode("utf-16"), "is not UTF-8"),
+        ("schlüssel".encode("latin-1"), "is not UTF-8"),
+        ("ключ".encode(), "API key number 1 cannot be sent"),
+        (b"one\na b\n", "API key number 2 cannot be sent"),
+        (b"one,two\n", "API key number 1 cannot be sent"),
+    ],
+)
+def test_a_file_that_no_client_could_use(tmp_path, content, why):
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        ApiKeys.load(None, file)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for file in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the API keys file"):
+            ApiKeys.load(None, file)
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        ("Bearer one", "one"),
+        ("bearer   one ", "one"),
+        ("BEARER one", "one"),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("Basic one", None),
+        ("one", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_bearer(header, key):
+    assert bearer_key(header) == key
