@@ -101,8 +101,10 @@ def was_aborted(request: Any) -> bool:
 
 
 def prefix_cache_is_empty(kv_cache_manager: Any) -> bool:
-    """Whether vLLM's own reset has taken place: it does nothing while blocks are in use (`v1/core/block_pool.py`)."""
-    return len(kv_cache_manager.block_pool.cached_block_hash_to_block) == 0
+    """Whether vLLM's own reset has taken place: it does nothing while blocks are in use (`v1/core/block_pool.py`), beside the
+    null block."""
+    pool = kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - pool.get_num_free_blocks() <= 1 and not len(pool.cached_block_hash_to_block)
 
 
 def hash_block_tokens(kv_cache_config: Any) -> int:
