@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from vllm_harness import running, tokens, worker_side
 
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.launch import KV_CONNECTOR
 from dejakv.errors import ConfigError, StoreError
 
 A = tokens(501, 51)
@@ -134,6 +137,76 @@ def test_hanging_store(tmp_path):
         engine.ask([A[:40]])
         dropped = {n: v for n, v in engine.metrics().items() if n.startswith("vllm:dejakv_saves_dropped")}
         assert sum(dropped.values()) >= 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_capture_failure_is_a_miss(tmp_path, error, caplog):
+    """No memory for the copy of a prompt's state: the prompt is answered, the save is counted, the cause is in the log, and the
+    next one is stored. What is no lack of memory is not hidden."""
+    with running(extra={"store_dir": str(tmp_path)}) as engine:
+        paged = worker_side().paged
+        copy_pages = paged.copy_pages
+
+        def fail(*args):
+            raise error
+
+        paged.copy_pages = fail
+        (output,) = engine.ask([A], max_tokens=8)
+        assert len(output.tokens) == 8
+        assert "no memory to copy the state of a prompt of 501 tokens" in caplog.text
+        assert engine.metrics()["vllm:dejakv_saves_dropped"] == 1
+        paged.copy_pages = copy_pages
+        engine.settle()
+        for expected in ("none", "exact"):
+            engine.reset_prefix_cache()
+            (again,) = engine.ask([A])
+            assert again.told["method"] == expected
+            engine.settle()
+
+        error = IndexError("a fault of ours")
+        paged.copy_pages = fail
+        with pytest.raises(IndexError, match="a fault of ours"):
+            engine.ask(MORE[:1], max_tokens=8)
+
+
+def test_multi_connector_survives_damage(tmp_path):
+    """Below vLLM's MultiConnector, whose own default fails a request when its state cannot be read."""
+    ours = {
+        **KV_CONNECTOR,
+        "kv_connector_extra_config": {"store_dir": str(tmp_path), "memory_bytes": 0, "lookup_timeout_s": 30},
+    }
+    with running(multi=[ours]) as engine:
+        (truth,) = engine.ask([A], max_tokens=8)
+        for _ in range(50):
+            if list(tmp_path.rglob("chunks/**/*")):
+                break
+            time.sleep(0.1)
+        for _ in range(3):
+            engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
+        engine.reset_prefix_cache()
+        (again,) = engine.ask([A], max_tokens=8)
+        assert again.told["method"] == "exact"
+        for chunk in tmp_path.rglob("chunks/**/*"):
+            if chunk.is_file():
+                data = bytearray(chunk.read_bytes())
+                data[len(data) // 2] ^= 0xFF
+                chunk.write_bytes(bytes(data))
+        engine.reset_prefix_cache()
+        (damaged,) = engine.ask([A], max_tokens=8)
+        assert damaged.tokens == truth.tokens
+        assert "cannot be read" in damaged.told["reason"]
+
+
+def test_a_connector_outside_of_a_scheduler_is_refused():
+    with pytest.raises(ConfigError, match="no scheduler makes this connector"):
+        compat.calling_scheduler()
 
 
 def test_bad_settings_stop_the_start(tmp_path):

@@ -21,6 +21,11 @@ def _chunk(name):
     return Chunk(replace(META, id=name), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
 
 
+def _side(**finder):
+    adapters = SimpleNamespace(base="start")
+    return SchedulerSide(ConnectorSettings(), SimpleNamespace(adapters=adapters, **finder), 32, Counts(), ranks=2)
+
+
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
     settings = ConnectorSettings(store_dir="/x", max_bytes=100, memory_bytes=1, max_write_rate=0, max_pending_bytes=10)
     assert settings_of_rank(settings, 0, 1) is settings
@@ -48,8 +53,7 @@ def test_one_failed_load_is_a_failure():
 @pytest.mark.parametrize(("second", "stored"), [("", True), ("backlog", False)])
 def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
     indexed = []
-    finder = SimpleNamespace(stored=indexed.append)
-    side = SchedulerSide(ConnectorSettings(), finder, 32, Counts(), ranks=2)
+    side = _side(stored=indexed.append)
     side._saving["a"] = META
     side.heard(StepReport(["a"]))
     assert not indexed
@@ -60,8 +64,47 @@ def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
     assert side.counts.take() == ({"saves": 1} if stored else {"saves_dropped|backlog": 1})
 
 
+def test_a_save_of_before_a_reset_is_taken_out_again():
+    indexed, dropped = [], []
+    side = _side(stored=indexed.append, drop=dropped.append)
+    side._saving["a"] = META
+    side.reset()
+    side.heard(StepReport(["a", "a"]))
+    assert not indexed
+    assert dropped == [META]
+    assert side.counts.take() == {"saves_dropped|a reset": 1}
+    side._saving["a"] = META  # ordered anew, and of this generation
+    side.heard(StepReport(["a", "a"]))
+    assert indexed == [META]
+
+
+def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
+    side = _side()
+    epochs = ["start"]
+    for answers, back in [((True, True), True), ((True, False), False), ((False, True), False), ((True, True), True)]:
+        side.reset()
+        assert side.generations.unknown
+        epochs.append(side.finder.adapters.base)
+        old = side.generations.number - 1
+        side.heard(StepReport(weights=[(old, True), (old, True)]))  # of the generation before
+        side.heard(StepReport(weights=[(side.generations.number, answers[0])]))
+        assert side.finder.adapters.base == epochs[-1]
+        side.heard(StepReport(weights=[(side.generations.number, answers[1])]))
+        assert not side.generations.unknown
+        assert side.finder.adapters.base == ("start" if back else epochs[-1])
+    assert len(set(epochs)) == len(epochs), "no two generations share an epoch, nor do two processes"
+    side.heard(StepReport(changed=True))
+    assert "without a reset" in side.generations.problem
+    side.reset()
+    assert not side.generations.problem
+
+
 def test_both_ranks_in_one_report():
-    report = StepReport(["a"], [("b", "x")]).aggregate(StepReport(["a"], [("b", "y")]))
+    report = StepReport(["a"], [("b", "x")], weights=[(1, True)]).aggregate(
+        StepReport(["a"], [("b", "y")], weights=[(1, False)], changed=True)
+    )
+    assert report.weights == [(1, True), (1, False)]
+    assert report.changed
     assert report.stored == ["a", "a"]
     assert report.dropped == [("b", "x"), ("b", "y")]
 

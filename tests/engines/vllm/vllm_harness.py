@@ -122,10 +122,11 @@ def running(
     extra: dict[str, Any] | None = None,
     *,
     connector: bool = True,
+    multi: list[dict[str, Any]] | None = None,
     encoder: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine for the length of a `with`."""
+    """An engine for the length of a `with`. `multi` are connectors below vLLM's MultiConnector, in ours's place."""
     from vllm import LLM
     from vllm.config import ECTransferConfig, KVTransferConfig
 
@@ -137,7 +138,11 @@ def running(
             ec_role="ec_both",
             ec_connector_extra_config=encoder,
         )
-    if connector:
+    if multi is not None:
+        transfer = KVTransferConfig(
+            kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": multi}
+        )
+    elif connector:
         transfer = KVTransferConfig(
             kv_connector="DejaKVConnector",
             kv_connector_module_path="dejakv.engines.vllm.connector",

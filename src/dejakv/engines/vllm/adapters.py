@@ -25,7 +25,7 @@ class UnprovenAdapter(Exception):
 class Adapters:
     """The adapters of one server.
 
-    base       epoch of the server without an adapter
+    base       epoch of the server without an adapter, set anew when the weights may have changed (`generations`)
     applied    how the server applies adapters: what equal files may still differ by
     forbidden  why no adapter's state is reused here, empty if it may be
     leaks      vLLM's kernels apply an adapter to base-model rows of the same step (`compat.adapters_leak`)
@@ -34,7 +34,7 @@ class Adapters:
     def __init__(
         self, base: str, applied: Mapping[str, object] | None = None, forbidden: str = "", leaks: bool = False
     ) -> None:
-        self._base = base
+        self.base = base
         self._applied = dict(applied or {})
         self._forbidden = forbidden
         self._leaks = leaks
@@ -76,7 +76,7 @@ class Adapters:
     def epoch_of(self, lora: Any) -> str:
         """The epoch of a request with this adapter (None: the base model). Raises UnprovenAdapter."""
         if lora is None:
-            return self._base
+            return self.base
         why = self.doubt(lora)
         if why:
             raise UnprovenAdapter(why)
@@ -89,7 +89,7 @@ class Adapters:
                 raise UnprovenAdapter(f"its adapter's folder holds none of {', '.join(WEIGHTS)}")
             self._seen[path] = (before, content)
         content = self._seen[path][1]
-        return epoch_of({"base": self._base, "files": content, "3d": bool(lora.is_3d_lora_weight), **self._applied})
+        return epoch_of({"base": self.base, "files": content, "3d": bool(lora.is_3d_lora_weight), **self._applied})
 
     def doubt(self, lora: Any) -> str:
         """Why this adapter's state must not be used now, empty if it may be. A few `stat` calls."""

@@ -6,7 +6,9 @@ Adding a version: read the files named below in its source, run `tests/engines/v
 
 import copy
 import hashlib
+import inspect
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from dejakv.errors import ConfigError
@@ -31,10 +33,78 @@ def require_supported(version: str | None = None) -> None:
         )
 
 
-def recompute_failed_loads(vllm_config: Any) -> None:
+def recompute_failed_loads(scheduler: Any) -> None:
     """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
     policy right after it made the connector; vLLM's default is to fail the request)."""
-    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
+    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
+    scheduler._handle_failed_recving(request_ids)
+
+
+def calling_scheduler() -> Any:
+    """The scheduler that is making this connector. A connector that wraps others, such as vLLM's MultiConnector, hands them
+    a copy of the configuration, so that nothing else leads to it. Raises ConfigError."""
+    from vllm.v1.core.sched.interface import SchedulerInterface
+
+    scheduler = _caller(lambda item: isinstance(item, SchedulerInterface))
+    if scheduler is None:
+        raise ConfigError("no scheduler makes this connector: it runs in vLLM's engine, alone or in a MultiConnector")
+    return scheduler
+
+
+def calling_model() -> Any:
+    """The model of the runner that is calling the worker's connector; None if there is none."""
+    runner = _caller(lambda item: hasattr(item, "model_config") and callable(getattr(item, "get_model", None)))
+    return None if runner is None else runner.get_model()
+
+
+def _caller(wanted: Callable[[Any], bool]) -> Any:
+    """The nearest object whose method waits for this call to return and that is wanted."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        item = frame.f_locals.get("self")
+        if item is not None and wanted(item):
+            return item
+        frame = frame.f_back
+    return None
+
+
+class EncoderResets:
+    """Notices that vLLM emptied its encoder cache, as it does when weights are updated (vllm-project/vllm#33452). It tells
+    connectors nothing of it, so a mark lies in the cache, under a name that no medium has, and is gone after a reset
+    (`v1/core/encoder_cache_manager.py`)."""
+
+    MARK = "dejakv:mark"
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._placed = False
+
+    def seen(self) -> bool:
+        """Whether there was one since the last call."""
+        cached = self._scheduler.encoder_cache_manager.cached  # the manager is made after the connector
+        gone = self._placed and self.MARK not in cached
+        cached[self.MARK] = set()
+        self._placed = True
+        return gone
+
+
+def was_aborted(request: Any) -> bool:
+    """Whether a finished request was ended from outside. A pause ends all and resets the prefix cache at once, so that none of
+    their blocks may be held for a copy (`v1/engine/core.py`)."""
+    from vllm.v1.request import RequestStatus
+
+    return request.status == RequestStatus.FINISHED_ABORTED
+
+
+def prefix_cache_is_empty(kv_cache_manager: Any) -> bool:
+    """Whether vLLM's own reset has taken place: it does nothing while blocks are in use (`v1/core/block_pool.py`), beside the
+    null block."""
+    pool = kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - pool.get_num_free_blocks() <= 1 and not len(pool.cached_block_hash_to_block)
 
 
 def hash_block_tokens(kv_cache_config: Any) -> int:

@@ -9,6 +9,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.generations import UNCLEAN
 from dejakv.engines.vllm.inner import open_inner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
@@ -31,6 +33,8 @@ from dejakv.engines.vllm.refusals import refuse_unsupported
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
+from dejakv.engines.vllm.watch import Watch
+from dejakv.engines.vllm.weights import Weights
 from dejakv.engines.vllm.worker import WorkerSide
 
 
@@ -41,7 +45,6 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         compat.require_supported()
         refuse_unsupported(vllm_config, kv_cache_config)
-        compat.recompute_failed_loads(vllm_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
         self._counts = Counts()
         self._inner = open_inner(self.settings, vllm_config, role, kv_cache_config)
@@ -49,7 +52,10 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if scheduling:
+            scheduler = compat.calling_scheduler()
+            compat.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
+            self._scheduler.fail_loads = partial(compat.fail_loads, scheduler)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 
@@ -105,6 +111,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             self.scheduler_side.heard(report)
+            if self._inner is not None and (report.changed or report.weights):
+                self._inner.closed &= not self.scheduler_side.generations.of_the_start
+                self._inner.closed |= report.changed
         if self._inner is not None:
             theirs = report.inner if isinstance(report, StepReport) else None
             self._inner.connector.update_connector_output(replace(connector_output, kv_connector_worker_meta=theirs))
@@ -121,8 +130,13 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
-        self.scheduler_side.reset()
-        return True
+        """False if vLLM's own prefix cache still holds what was computed before the reset: nothing is stored or used until
+        a reset finds no block in use."""
+        clean = compat.prefix_cache_is_empty(self._kv_cache_manager)
+        self.scheduler_side.reset("" if clean else UNCLEAN)
+        if self._inner is not None:
+            self._inner.reset(clean)
+        return clean
 
     # Worker side
 
@@ -141,7 +155,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
         self.worker_side.paged = paged
         self.worker_side.blender = blender_for(self._vllm_config, self.settings, paged)
-
+        model = compat.calling_model()
+        self.worker_side.watch = Watch(None if model is None else Weights(model))
         if self._inner is not None:
             self._inner.connector.register_kv_caches(kv_caches)
 

@@ -18,13 +18,22 @@ from threading import Event, Thread
 from typing import Any, Literal
 
 import torch
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+    ECConnectorWorkerMetadata,
+)
 
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
 from dejakv.engines.vllm.fingerprint import server_epoch
+from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import Timeout
+from dejakv.engines.vllm.watch import Watch
+from dejakv.engines.vllm.weights import Weights
 from dejakv.errors import ConfigError
 from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
 
@@ -60,10 +69,24 @@ class EncoderSettings:
 
 @dataclass
 class EncoderOrders(ECConnectorMetadata):
-    """Scheduler to worker: outputs to use, by identifier, and where those that are computed now are to be filed."""
+    """Scheduler to worker: outputs to use, by identifier, where those that are computed now are to be filed, and the
+    generation of weights that both are of."""
 
     load: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     file: dict[str, Sight] = field(default_factory=dict[str, Sight])
+    generation: int = 0
+
+
+@dataclass
+class EncoderReport(ECConnectorWorkerMetadata):
+    """Worker to scheduler: generations with whether their weights are those of the start, and whether a change was noticed."""
+
+    weights: list[tuple[int, bool]]
+    changed: bool
+
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "EncoderReport":
+        assert isinstance(other, EncoderReport)
+        return EncoderReport(self.weights + other.weights, self.changed or other.changed)
 
 
 class Registries:
@@ -96,20 +119,25 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
         self._engine_id = str(transfer.engine_id)
         registry = _registries.get(self._engine_id, self.settings)
-        epoch = server_epoch(vllm_config)
-        self._view_of = lambda partition: registry.view(epoch, partition)
-        self._finder = EncoderFinder(self._view_of, self.settings.lookup_timeout_s)
+        self._view_of = registry.view
+        self._generations = Generations(server_epoch(vllm_config), rank_count(vllm_config))
+        self._finder = EncoderFinder(self._view_of, self._generations.epoch, self.settings.lookup_timeout_s)
+        self._watch = Watch(None)
         self._orders = EncoderOrders()
         self.encoded = 0
         self.reused = 0
         self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
         self._closing = Event()
-        if role == ECConnectorRole.WORKER:
+        if role == ECConnectorRole.SCHEDULER:
+            self._resets = compat.EncoderResets(compat.calling_scheduler())
+        else:
             Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
 
     # Scheduler side
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        if self._resets.seen():
+            self._begin_generation()
         return self._finder.ready(request)
 
     def has_cache_item(self, identifier: str) -> bool:
@@ -129,17 +157,41 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         orders, self._orders = self._orders, EncoderOrders()
+        orders.generation = self._generations.number
         return orders
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = connector_output.ec_connector_worker_meta
+        if not isinstance(report, EncoderReport):
+            return
+        before = self._generations.epoch
+        for number, same in report.weights:
+            self._generations.heard(number, same)
+        if report.changed:
+            self._begin_generation()
+        elif before != self._generations.epoch:
+            self._finder.reset(self._generations.epoch)
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         self._finder.forget(request)
         return False, None
 
+    def _begin_generation(self) -> None:
+        """The weights may have changed: what was found before is not used."""
+        self._generations.begin()
+        self._finder.reset(self._generations.epoch)
+
     # Worker side
+
+    def start_worker_services(self) -> None:
+        model = compat.calling_model()
+        self._watch = Watch(None if model is None else Weights(model))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         device = self._vllm_config.device_config.device
-        for identifier, embedding in self._get_orders().load.items():
+        orders = self._get_orders()
+        self._watch.step(orders.generation, computing=False, using=bool(orders.load or orders.file))
+        for identifier, embedding in orders.load.items():
             if identifier not in encoder_cache:
                 encoder_cache[identifier] = torch.as_tensor(embedding).to(device)
                 self.reused += 1
@@ -147,12 +199,16 @@ class DejaKVEncoderConnector(ECConnectorBase):
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         self.encoded += 1
         sight = self._get_orders().file.get(mm_hash)
-        if sight is None:
+        if sight is None or self._watch.problem:
             return
         try:
             self._outputs.put_nowait((sight, encoder_cache[mm_hash].detach().to("cpu", copy=True)))
         except Full:  # the registry is slower than the encoder: this output is computed again some day
             return
+
+    def build_connector_worker_meta(self) -> ECConnectorWorkerMetadata | None:
+        weights, changed = self._watch.take()
+        return EncoderReport(weights, changed) if weights or changed else None
 
     def flush(self) -> None:
         """Waits until what was computed so far is filed."""
@@ -175,7 +231,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
             except Empty:
                 continue
             try:
-                self._view_of(sight.partition).store(sight.digest, sight.modality, output)
+                self._view_of(sight.epoch, sight.partition).store(sight.digest, sight.modality, output)
             except Exception:  # a full or damaged registry costs another encoder run, nothing else
                 pass
             finally:

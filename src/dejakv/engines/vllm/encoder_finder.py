@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.encoder_cache.view import EncoderView
@@ -22,6 +22,7 @@ REMEMBERED = 10_000
 class Sight:
     """One medium of one request: where its output is filed, and the output if somebody has it."""
 
+    epoch: str
     digest: str
     partition: str
     modality: str
@@ -31,12 +32,14 @@ class Sight:
 class EncoderFinder:
     """Thread-safe.
 
-    view_of    the registry as one partition sees it
+    view_of    the registry as one partition sees it in one epoch
+    epoch      under which outputs are looked for and filed; `reset` sets another one
     timeout_s  a lookup that takes longer is a miss
     """
 
-    def __init__(self, view_of: Callable[[str], EncoderView], timeout_s: float) -> None:
+    def __init__(self, view_of: Callable[[str, str], EncoderView], epoch: str, timeout_s: float) -> None:
         self._view_of = view_of
+        self._epoch = epoch
         self._timeout = timeout_s
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
         self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
@@ -54,7 +57,7 @@ class EncoderFinder:
                 continue  # no pixels to know it by, or an output that an adapter has changed
             key = (request.request_id, index)
             if key not in self._lookups:
-                future = self._pool.submit(self._look, feature.data, feature.modality, partition)
+                future = self._pool.submit(self._look, self._epoch, feature.data, feature.modality, partition)
                 self._lookups[key] = (future, time.monotonic() + self._timeout)
             future, deadline = self._lookups[key]
             if future is None:
@@ -70,6 +73,13 @@ class EncoderFinder:
         """What is known of an identifier; None if nothing, or if it has stood for two contents or two partitions."""
         return self._sights.get(identifier)
 
+    def reset(self, epoch: str) -> None:
+        """Other weights, or weights that are not known yet: what was found before is not used."""
+        with self._lock:
+            self._epoch = epoch
+            self._sights.clear()
+        self._lookups.clear()
+
     def forget(self, request: Any) -> None:
         """The request is over."""
         for index, feature in enumerate(request.mm_features):
@@ -81,18 +91,18 @@ class EncoderFinder:
         with self._lock:
             sight = self._sights.get(identifier)
             if sight is not None and sight.embedding is not None:
-                self._sights[identifier] = Sight(sight.digest, sight.partition, sight.modality)
+                self._sights[identifier] = replace(sight, embedding=None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, data: Any, modality: str, partition: str) -> Sight:
+    def _look(self, epoch: str, data: Any, modality: str, partition: str) -> Sight:
         digest = media_digest(data)
         try:
-            block = self._view_of(partition).lookup(digest, modality)
+            block = self._view_of(epoch, partition).lookup(digest, modality)
         except Exception:  # a registry that fails costs an encoder run
             block = None
-        return Sight(digest, partition, modality, block.embedding if block is not None else None)
+        return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
     def _note(self, identifier: str, sight: Sight) -> None:
         with self._lock:

@@ -53,11 +53,6 @@ class ConnectorCache(HierarchicalCache):
         """Makes a stored chunk findable."""
         self._index(meta)
 
-    def forget(self) -> None:
-        """Makes nothing findable any more."""
-        for meta in list(self.store.metas()):
-            self._forget(meta.id)
-
     def vectors_of(self, lookup: Lookup) -> dict[str, Any]:
         """Text and latent vectors, so that a restart embeds nothing again."""
         return dict(self._vectors(lookup.query))
@@ -112,6 +107,10 @@ class Finder:
         """A worker confirmed that this chunk is in the store."""
         self._known.add(meta.id)
         self.cache.index(meta)
+
+    def drop(self, meta: ChunkMeta) -> None:
+        """Takes a chunk out of the store, in a thread, since nobody is to find it."""
+        self._pool.submit(self.cache.store.delete, meta.id)
 
     def close(self) -> None:
         self._stop.set()

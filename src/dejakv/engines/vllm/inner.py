@@ -44,11 +44,13 @@ class Inner:
     """One wrapped connector, on one side.
 
     isolated  it keys by cache_salt and LoRA itself; without that, requests that have either never reach it
+    closed    it may hold state of other weights than the model's, so it sees no new request
     """
 
     def __init__(self, connector: KVConnectorBase_V1, isolated: bool) -> None:
         self.connector = connector
         self._isolated = isolated
+        self.closed = False
         self._chosen: dict[str, int] = {}
         self._barred: set[str] = set()
 
@@ -56,6 +58,8 @@ class Inner:
 
     def admits(self, request: Any) -> bool:
         """Whether the inner connector may see this request."""
+        if self.closed:
+            return False
         foreign = not self._isolated and (request.cache_salt or request.lora_request is not None)
         return not foreign and request.request_id not in self._barred
 
@@ -68,6 +72,10 @@ class Inner:
             self.connector.on_new_request(request)
         else:
             self.bar(request.request_id)
+
+    def reset(self, clean: bool) -> None:
+        """The weights may have changed. A connector that cannot forget what it holds is closed."""
+        self.closed = self.connector.reset_cache() is not True or not clean
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
         if not self.admits(request) or request.sampling_params.prompt_logprobs is not None:
@@ -93,7 +101,7 @@ class Inner:
 
     def finished(self, request: Any, block_ids: list[int]) -> bool:
         """True if the inner connector keeps the request's blocks for a while."""
-        seen = self.admits(request)
+        seen = request.request_id not in self._barred
         self._chosen.pop(request.request_id, None)
         self._barred.discard(request.request_id)
         if not seen:

@@ -42,11 +42,18 @@ class Save:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Scheduler to worker, one a step. `idle`: nothing is computed in this step, so waiting a moment costs nobody."""
+    """Scheduler to worker, one a step.
+
+    idle        nothing is computed in this step, so waiting a moment costs nobody
+    computing   prompt tokens are computed in this step
+    generation  a number that the worker has not seen yet makes it read its weights (`watch`)
+    """
 
     loads: list[Load] = field(default_factory=list[Load])
     saves: list[Save] = field(default_factory=list[Save])
     idle: bool = False
+    computing: bool = False
+    generation: int = 0
     inner: Any = None
 
 
@@ -78,12 +85,16 @@ class StepReport(KVConnectorWorkerMetadata):
 
     stored   chunk ids that are in the store now
     dropped  chunk ids that are not, and why
+    weights  generation, and whether its weights are those of the start
+    changed  the weights changed without a reset
     """
 
     stored: list[str] = field(default_factory=list[str])
     dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     loaded: list[Loaded] = field(default_factory=list[Loaded])
     blend_problem: str = ""
+    weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    changed: bool = False
     inner: Any = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
@@ -93,5 +104,7 @@ class StepReport(KVConnectorWorkerMetadata):
             self.dropped + other.dropped,
             self.loaded + other.loaded,
             self.blend_problem or other.blend_problem,
+            self.weights + other.weights,
+            self.changed or other.changed,
             self.inner if other.inner is None else other.inner,
         )

@@ -1,11 +1,14 @@
 """Saves, off the engine loop: a bounded queue and one thread that hands chunks to the store."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from dejakv.store.base import Chunk, Store
+
+log = logging.getLogger("dejakv.vllm")
 
 Make = Callable[[], AbstractContextManager[Chunk]]
 """Makes the chunk; its memory may be used for something else when the context ends."""
@@ -80,6 +83,7 @@ class Saver:
                     why = "" if self._store.put(chunk) else "refused: the store did not take it"
             except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
                 why = f"error: {type(error).__name__}: {error}"
+                log.warning("the state of a prompt was not stored: %s", why)
             with self._ready:
                 self._pending -= nbytes
                 if why:

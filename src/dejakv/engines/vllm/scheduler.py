@@ -5,18 +5,20 @@ that touches KV is ordered from the worker and confirmed by it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dejakv.engines.vllm.compat import rekey_tail
+from dejakv.engines.vllm.compat import rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
+from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.watch import CHANGED
 from dejakv.store.base import ChunkMeta
 
 
@@ -28,6 +30,7 @@ class Tracked:
     rekeyed   hash block from which on its blocks are private, None: none is
     loaded    what the worker said of the last load
     settled   no further load: it was loaded, it failed, or there is nothing to load
+    generation in which the request came; after a reset its state is of no use (`generations`)
     """
 
     request: Any
@@ -43,6 +46,7 @@ class Tracked:
     reason: str = ""
     saved: bool = False
     inner: bool = False
+    generation: int = 0
 
 
 @dataclass
@@ -52,6 +56,7 @@ class SchedulerSide:
     hash_tokens  tokens behind one entry of `Request.block_hashes`
     no_blend     why blend is not possible here, empty if it is
     ranks        workers that each carry out every order for their part of the heads, and answer it
+    fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     """
 
     settings: ConnectorSettings
@@ -60,12 +65,15 @@ class SchedulerSide:
     counts: Counts
     no_blend: str = ""
     ranks: int = 1
+    fail_loads: Callable[[set[str]], None] = lambda ids: None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
     _saves: list[Save] = field(default_factory=list[Save])
     _saving: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
+    _outdated: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
+        self.generations = Generations(self.finder.adapters.base, self.ranks)
         self._saves_heard = Answers[str](self.ranks)
         self._loads_heard = Answers[Loaded](self.ranks)
 
@@ -73,7 +81,8 @@ class SchedulerSide:
         """Starts the lookup of a request that vLLM has just taken in."""
         self.finder.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
-        tracked = Tracked(request, wish, None, time.monotonic() + self.settings.lookup_timeout_s, reason=wish.problem)
+        tracked = Tracked(request, wish, None, self._deadline(), reason=wish.problem)
+        tracked.generation = self.generations.number
         why = self._not_for_us(request)
         if why:
             tracked.reason, tracked.settled = why, True
@@ -85,15 +94,24 @@ class SchedulerSide:
                 tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
             elif request.skip_reading_prefix_cache:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
-            tracked.lookup = self.finder.submit(request, wish)
             tracked.wish = wish
+            if not self.generations.unknown:
+                tracked.lookup = self.finder.submit(request, wish)
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
         """How many tokens beyond `local` are going to be loaded; None while the lookup is still running."""
         tracked = self.requests.get(request.request_id)
-        if tracked is None or tracked.settled or tracked.lookup is None:
+        if tracked is None:
             return 0, False
+        why = self._of_no_use(tracked)
+        if why:
+            tracked.used = 0
+            return self._no(tracked, tracked.reason or why), False
+        if tracked.settled:
+            return 0, False
+        if tracked.lookup is None:
+            return self._begin_lookup(tracked)
         if tracked.found is None:
             if not tracked.lookup.done():
                 if time.monotonic() < tracked.deadline:
@@ -105,6 +123,14 @@ class SchedulerSide:
             self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
+
+    def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
+        """The lookup of a request that came before the workers had said what weights they have."""
+        if not self.generations.unknown:
+            tracked.lookup, tracked.deadline = self.finder.submit(tracked.request, tracked.wish), self._deadline()
+        elif time.monotonic() >= tracked.deadline:
+            return self._no(tracked, "what weights the workers have is not known yet"), False
+        return None, False
 
     def loaded_elsewhere(self, request: Any, tokens: int) -> None:
         """The wrapped connector loads this request's state."""
@@ -136,14 +162,16 @@ class SchedulerSide:
             # Only when the prompt's last token was computed in an earlier step: its first answer token is out by then.
             if tracked is not None and not tracked.saved and computed >= tracked.request.num_prompt_tokens:
                 self._order_save(tracked, blocks_of(request_id), release=False)
-        computing = (self.requests.get(request_id) for request_id in output.num_scheduled_tokens)
-        self.finder.adapters.step(tracked.request.lora_request for tracked in computing if tracked is not None)
+        scheduled = map(self.requests.get, output.num_scheduled_tokens)
+        running = [tracked for tracked in scheduled if tracked is not None]
+        self.finder.adapters.step(tracked.request.lora_request for tracked in running)
+        computing = any(not tracked.saved for tracked in running)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
             waiting = [t.lookup for t in self.requests.values() if t.lookup is not None and t.found is None]
             if waiting and not self._loads and not self._saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
-        plan = StepPlan(self._loads, self._saves, idle)
+        plan = StepPlan(self._loads, self._saves, idle, computing, self.generations.number)
         self._loads, self._saves = [], []
         return plan
 
@@ -159,6 +187,11 @@ class SchedulerSide:
                 self._heard_load(Loaded.together(parts))
         if report.blend_problem:
             self.no_blend = report.blend_problem
+        for number, same in report.weights:
+            self.generations.heard(number, same)
+            self.finder.adapters.base = self.generations.epoch
+        if report.changed:
+            self.reset(CHANGED)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
         """The request is over. True if its blocks must wait for a copy; and what the client is told."""
@@ -167,13 +200,19 @@ class SchedulerSide:
             return False, {}
         holds = False
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
-        if computed and not tracked.saved and block_ids:
+        if computed and not tracked.saved and block_ids and not was_aborted(request):
             holds = self._order_save(tracked, block_ids, release=True)
         return holds, {"dejakv": self._told(tracked)}
 
-    def reset(self) -> None:
-        """The weights may have changed: nothing that is stored now is found again by this process."""
-        self.finder.cache.forget()
+    def reset(self, problem: str = "") -> None:
+        """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.
+
+        problem  why nothing may be stored or used after this reset either
+        """
+        self.generations.begin(problem)
+        self.finder.adapters.base = self.generations.epoch
+        self._outdated.update(self._saving)
+        self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
     def _heard_save(self, chunk_id: str, problem: str) -> None:
         problems = self._saves_heard.add(chunk_id, problem)
@@ -183,9 +222,13 @@ class SchedulerSide:
         why = next(filter(None, problems), "")
         if why:
             self.counts.add("saves_dropped", why)
+        elif chunk_id in self._outdated and meta is not None:
+            self.counts.add("saves_dropped", "a reset: the weights may have changed")
+            self.finder.drop(meta)
         elif meta is not None:
             self.finder.stored(meta)
             self.counts.add("saves")
+        self._outdated.discard(chunk_id)
 
     def _heard_load(self, loaded: Loaded) -> None:
         self.counts.loaded(loaded)
@@ -200,6 +243,15 @@ class SchedulerSide:
         elif tracked.approximate and found is not None:
             self.finder.cache.served_approximately(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.settings.lookup_timeout_s
+
+    def _of_no_use(self, tracked: Tracked) -> str:
+        """Why a request's state is neither stored nor put together from what is stored; empty if it may be."""
+        if self.generations.problem:
+            return self.generations.problem
+        return "" if tracked.generation == self.generations.number else "a reset: the weights may have changed"
 
     def _not_for_us(self, request: Any) -> str:
         if request.pooling_params is not None or request.sampling_params is None:
@@ -249,6 +301,10 @@ class SchedulerSide:
             tracked.found = tracked.lookup.result()
         meta = tracked.found.save if tracked.found is not None else None
         if meta is None or tracked.approximate or meta.id in self._saving:
+            return False
+        why = self._of_no_use(tracked)
+        if why:
+            self.counts.add("saves_dropped", why)
             return False
         if not self.finder.adapters.may_store(tracked.request.lora_request):
             self.counts.add("saves_dropped", "LoRA: which weights computed it is not proven")

@@ -4,6 +4,7 @@ Disk is touched in threads only. The engine loop pays for copies between host me
 blend it also pays for the rows that are recomputed.
 """
 
+import logging
 import time
 from collections.abc import Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -13,14 +14,17 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dejakv.engines.vllm.blend import Blender, Draft
-from dejakv.engines.vllm.buffers import Buffers
+from dejakv.engines.vllm.buffers import Buffers, is_out_of_memory
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.tensors import borrowed, to_store
+from dejakv.engines.vllm.watch import Watch
 from dejakv.errors import InputError, ModelError
 from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Chunk, Store
+
+log = logging.getLogger("dejakv.vllm")
 
 KEEP_BYTES = 128 << 20
 """Host memory that is kept for the next copies."""
@@ -55,6 +59,7 @@ class WorkerSide:
     load_timeout_s: float
     paged: PagedKV | None = None
     blender: Blender | None = None
+    watch: Watch = field(default_factory=lambda: Watch(None))
     problem: str = ""
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
@@ -63,7 +68,9 @@ class WorkerSide:
     _released: set[str] = field(default_factory=set[str])
 
     def start_loads(self, plan: StepPlan) -> None:
-        """Reads the chunks of this step's loads, in threads."""
+        """Looks at the weights, then reads the chunks of this step's loads, in threads."""
+        using = bool(plan.saves or plan.loads or self._loading)
+        self.watch.step(plan.generation, computing=plan.computing, using=using)
         now = time.monotonic()
         for load in plan.loads:
             fetched = self._pool.submit(self._fetch, load)
@@ -102,9 +109,10 @@ class WorkerSide:
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
         problem, self.problem = self.problem, ""
-        if not (stored or dropped or loaded or problem):
+        weights, changed = self.watch.take()
+        if not (stored or dropped or loaded or problem or weights or changed):
             return None
-        return StepReport(stored, list(dropped.items()), loaded, problem)
+        return StepReport(stored, list(dropped.items()), loaded, problem, weights, changed)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -113,6 +121,9 @@ class WorkerSide:
 
     def _copy(self, save: Save) -> None:
         assert self.paged is not None
+        if self.watch.problem:
+            self.saver.drop(save.meta.id, self.watch.problem)
+            return
         tokens = save.meta.num_tokens
         nbytes = tokens * self.paged.bytes_per_token
         if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens):
@@ -120,7 +131,15 @@ class WorkerSide:
             return
         if not self.saver.has_room(save.meta.id, nbytes):
             return
-        self.saver.submit(save.meta.id, nbytes, self._made(save, nbytes))
+        try:
+            made = self._made(save, nbytes)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to copy the state of a prompt of %d tokens: %s", tokens, error)
+            self.saver.drop(save.meta.id, "out of memory: the copy of the state could not be made")
+            return
+        self.saver.submit(save.meta.id, nbytes, made)
 
     def _made(self, save: Save, nbytes: int) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
@@ -191,6 +210,8 @@ class WorkerSide:
     def _put_in(self, item: _Loading) -> Loaded:
         assert self.paged is not None
         load = item.load
+        if self.watch.problem:
+            return Loaded(load.request_id, 0, 0.0, problem=self.watch.problem)
         if not item.fetched.done():
             item.fetched.cancel()
             return Loaded(load.request_id, 0, 0.0, problem=f"the load took longer than {self.load_timeout_s:g} s")

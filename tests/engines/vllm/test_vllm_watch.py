@@ -1,0 +1,107 @@
+"""Which changes of weights are noticed, without an engine."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.engines.vllm.watch import CHANGED, Watch
+from dejakv.engines.vllm.weights import Weights
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
+
+
+class _Packed(torch.nn.Module):
+    """As vLLM's CPU kernels: the weight is gone, and what multiplies holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+        self.multiply = lambda x: x
+
+
+def _model(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(300, 257), (7,), (1,), ()]
+    values = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+    model = torch.nn.ParameterList([torch.nn.Parameter(value, requires_grad=False) for value in values])
+    model.register_buffer("scale", torch.ones(3))
+    model.packed = _Packed()
+    return model
+
+
+@given(st.sampled_from(DTYPES), st.integers(0, 300 * 257 - 1), st.integers(0, 7))
+def test_a_reading_sees_every_bit(dtype, place, bit):
+    model = _model(dtype)
+    weights = Weights(model)
+    data = model[0].data.view(-1)[place : place + 1].view(torch.uint8)
+    data[0] ^= 1 << bit  # through `.data`: no version counter
+    assert not weights.are_those_of_the_start()
+    data[0] ^= 1 << bit
+    assert weights.are_those_of_the_start()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_look_sees_what_writes_many_values(dtype):
+    model = _model(dtype)
+    weights = Weights(model)
+    assert not weights.changed(waiting=True)
+    data = model[0].data.view(torch.uint8)
+    data.copy_(data ^ 1)
+    assert weights.changed(waiting=True)
+    assert not weights.changed(waiting=True), "a look compares with the latest reading"
+    assert not weights.are_those_of_the_start()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[0][5, 5].add_(1),
+        lambda model: setattr(model, "scale", torch.zeros(3)),
+        lambda model: model.scale.mul_(2),
+        lambda model: setattr(model[1], "data", torch.zeros(7)),
+        lambda model: setattr(model.packed, "multiply", lambda x: x),
+    ],
+)
+def test_a_look_sees_one_value_that_leaves_a_trace(change):
+    model = _model()
+    weights = Weights(model)
+    change(model)
+    assert weights.changed(waiting=True)
+
+
+@torch.no_grad()
+def test_a_look_is_not_taken_in_by_what_changes_nothing():
+    model = _model()
+    weights = Weights(model)
+    model[0].copy_(model[0].clone())
+    model.scale = torch.ones(3)
+    assert not weights.changed(waiting=True)
+    assert weights.are_those_of_the_start()
+
+
+@torch.no_grad()
+def test_what_is_noticed_is_told_once_and_ends_with_the_generation():
+    model = _model()
+    watch = Watch(Weights(model))
+    watch.step(0, computing=True, using=False)
+    assert (watch.take(), watch.problem) == (([], False), "")
+    model[0].mul_(2)
+    watch.step(0, computing=False, using=False)
+    assert not watch.problem, "nothing is looked at in a step that neither stores nor uses anything"
+    watch.step(0, computing=False, using=True)
+    assert (watch.take(), watch.problem) == (([], True), CHANGED)
+    watch.step(0, computing=True, using=True)
+    assert (watch.take(), watch.problem) == (([], False), CHANGED)
+    watch.step(1, computing=True, using=True)
+    assert (watch.take(), watch.problem) == (([(1, False)], False), "")
+    model[0].div_(2)
+    watch.step(2, computing=False, using=False)
+    assert (watch.take(), watch.problem) == (([(2, True)], False), "")
+
+
+def test_nobody_vouches_for_weights_that_are_not_at_hand():
+    watch = Watch(None)
+    watch.step(1, computing=True, using=True)
+    assert watch.take() == ([(1, False)], False)
