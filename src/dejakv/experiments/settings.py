@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.models import available
+from dejakv.models import names
 from dejakv.presets import preset
 
 Arm = Literal["none", "prefix", "cache"]
@@ -67,6 +67,6 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     if isinstance(merged.get("arms"), list):
         merged["arms"] = tuple(merged["arms"])
     given = {name: value for name, value in cache.items() if value is not None}
-    if preset_name is None and merged.get("model") in {bundled.name for bundled in available()}:
-        given.setdefault("index_encoder", "model")  # a bundled model works offline, so what it needs beside it must too
+    if preset_name is None and merged.get("model") in names():
+        given.setdefault("index_encoder", "model")  # these models work offline, so what they need beside them must too
     return RunSettings(**merged, cache=SemanticCacheConfig.from_dict({**base_cache, **given}))
