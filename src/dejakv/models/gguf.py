@@ -60,5 +60,14 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
         ) from error
 
 
-_UNREADABLE = (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError, RuntimeError, struct.error)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    TypeError,
+    RuntimeError,
+    struct.error,
+)
 """What the reader of `gguf` and transformers' conversion raise over truncated, altered and unknown files."""
