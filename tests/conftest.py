@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,3 +14,11 @@ def docs_engine() -> Any:
     from dejakv.engines.transformers import TransformersEngine
 
     return TransformersEngine.from_pretrained("docs-lm", dtype="fp32")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of smollm2-135m, fetched by the first test on a machine that asks for it (`make test` does it before)."""
+    from dejakv.models.get import get
+
+    return get("smollm2-135m")

@@ -33,6 +33,20 @@ def test_models_lists_the_bundled_ones() -> None:
     assert "docs-lm" in text
 
 
+def test_models_says_what_is_here_and_how_to_fetch_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path))
+    text = RUNNER.invoke(typer_app, ["models", "list"]).output
+    assert "bundled" in text
+    assert "not here" in text
+    assert "dejakv models get smollm2-135m" in text
+
+
+def test_getting_an_unknown_model_is_one_line() -> None:
+    done = command("models", "get", "nope")
+    assert done.returncode == 2
+    assert done.stderr.startswith("dejakv: no model 'nope' can be fetched: choose smollm2-135m")
+
+
 def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
     done = command("run", "--max_samples", "8", "--arms", "none,cache", "--output", str(tmp_path), "--log_samples")
     assert done.returncode == 0, done.stderr

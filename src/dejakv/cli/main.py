@@ -7,7 +7,7 @@ import typer
 
 from dejakv.cli.explain import explain_command
 from dejakv.cli.frontier import frontier_command
-from dejakv.cli.models import models_command
+from dejakv.cli.models import models_app
 from dejakv.cli.run import run_command
 from dejakv.cli.serve import serve_command
 from dejakv.cli.sweep import sweep_command
@@ -25,7 +25,7 @@ typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
 typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
 typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
-typer_app.command("models", context_settings=_OPTIONS)(models_command)
+typer_app.add_typer(models_app, name="models")
 
 
 # click's own class of wrong use, which typer exports under no name and, in later releases, carries inside.

@@ -11,8 +11,9 @@ from dejakv.request import Media
 class Sample:
     """One question of a data set.
 
-    context  text the question is about (a document), empty where a picture is
-    fields   the record's further fields (GQA: imageId, semanticStr, groups, types, ...): `chunk_source` picks from them
+    context   text the question is about (a document), empty where a picture is
+    messages  a conversation as (role, text), the last one the user's, which is the question too; empty for a single question
+    fields    the record's further fields (GQA: imageId, semanticStr, groups, types, ...): `chunk_source` picks from them
     """
 
     id: str
@@ -20,6 +21,7 @@ class Sample:
     answer: str | None = None
     media: tuple[Media, ...] = ()
     context: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

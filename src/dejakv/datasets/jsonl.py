@@ -1,12 +1,12 @@
 """Questions from a JSON-lines file: `question`, and optionally `image` (path), `answer`, `id`, `context` and any other field."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.images import inside, media_from_file
+from dejakv.datasets.lines import json_lines
 from dejakv.errors import DatasetError
 
 
@@ -25,18 +25,11 @@ class JsonlDataset:
         self.image_root = Path(image_root) if image_root else self.path.parent
 
     def __iter__(self) -> Iterator[Sample]:
-        with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield self._sample(number, line)
+        for where, record in json_lines(self.path):
+            yield self._sample(where, record)
 
-    def _sample(self, number: int, line: bytes) -> Sample:
-        where = f"{self.path.name} line {number}"
-        try:
-            record: Any = json.loads(line.decode())
-        except (ValueError, RecursionError) as error:
-            raise DatasetError(f"{where} is not JSON ({error}): write one object a line") from error
-        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+    def _sample(self, where: str, record: dict[str, Any]) -> Sample:
+        if not isinstance(record.get("question"), str):
             raise DatasetError(f"{where} has no text field 'question'")
         images = record.get("images") or ([record["image"]] if record.get("image") else [])
         if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
@@ -44,7 +37,7 @@ class JsonlDataset:
         media = tuple(media_from_file(inside(self.image_root, name)) for name in images)
         answer = record.get("answer")
         return Sample(
-            id=str(record.get("id", number)),
+            id=str(record.get("id", where.rpartition(" ")[2])),
             question=record["question"],
             answer=None if answer is None else str(answer),
             media=media,

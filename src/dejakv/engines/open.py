@@ -1,5 +1,6 @@
 """An engine by name, as `--engine` gives it. Nothing heavy is imported before it is asked for."""
 
+from pathlib import Path
 from typing import Any
 
 from dejakv.config import SemanticCacheConfig
@@ -78,8 +79,12 @@ def open_templates(settings: RunSettings) -> Any:
     from transformers import AutoProcessor, AutoTokenizer
 
     from dejakv.models import resolve
+    from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
 
-    where = str(resolve(settings.model))
+    found = resolve(settings.model)
+    if isinstance(found, Path) and found.suffix == SUFFIX:
+        return load_gguf_tokenizer(found)
+    where = str(found)
     options = {"trust_remote_code": settings.trust_remote_code}
     try:
         processor: Any = AutoProcessor.from_pretrained(where, **options)

@@ -43,6 +43,8 @@ class Prompter:
 
     def prompt(self, sample: Sample) -> str:
         """The text the model is given."""
+        if sample.messages:
+            return self._conversation(sample)
         if self.templates is None:
             context = f"{sample.context}\n" if sample.context else ""
             return (self.template or PLAIN_TEMPLATE).format(question=sample.question, context=context)
@@ -55,6 +57,12 @@ class Prompter:
         content.append({"type": "text", "text": user})
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": content if sample.media else user})
+        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _conversation(self, sample: Sample) -> str:
+        if self.templates is None:
+            return "".join(f"{role}: {text}\n" for role, text in sample.messages) + "assistant:"
+        messages = [{"role": role, "content": text} for role, text in sample.messages]
         return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.models import available
+from dejakv.models import names
 from dejakv.presets import preset
 from dejakv.settings import AnyPath, Folder, Positive, Within, check_fields, from_mapping
 
@@ -55,7 +55,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     base_run, base_cache = preset(preset_name) if preset_name else ({}, {})
     merged = {**base_run, **{name: value for name, value in run.items() if value is not None}}
     given = {name: value for name, value in cache.items() if value is not None}
-    if preset_name is None and merged.get("model") in [bundled.name for bundled in available()]:
-        given.setdefault("index_encoder", "model")  # a bundled model works offline, so what it needs beside it must too
+    if preset_name is None and merged.get("model") in names():
+        given.setdefault("index_encoder", "model")  # these models work offline, so what they need beside them must too
     config = SemanticCacheConfig.from_dict({**base_cache, **given})
     return from_mapping(RunSettings, {**merged, "cache": config}, "a run's settings")

@@ -1,6 +1,23 @@
-"""The small checkpoints that ship with the package: `load("shapes-vlm")` gives a model and its processor."""
+"""Models by name: those that ship with the package, those that are fetched once (`dejakv models get`), folders, GGUF files
+and hub ids. `load("docs-lm")` gives a model and its tokenizer."""
 
-from dejakv.models.bundled import Bundled, available, path, resolve
+from dejakv.models.bundled import Bundled, available, path
+from dejakv.models.fetched import Fetched, fetched, models_dir, tokenizer_folder
 from dejakv.models.loading import load
+from dejakv.models.recipe import RECIPES, Recipe
+from dejakv.models.resolving import names, resolve
 
-__all__ = ["Bundled", "available", "load", "path", "resolve"]
+__all__ = [
+    "RECIPES",
+    "Bundled",
+    "Fetched",
+    "Recipe",
+    "available",
+    "fetched",
+    "load",
+    "models_dir",
+    "names",
+    "path",
+    "resolve",
+    "tokenizer_folder",
+]

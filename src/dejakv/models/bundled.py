@@ -1,13 +1,12 @@
-"""Which models ship with the package, where they lie, and what a `--model` value means."""
+"""Which models ship with the package, and where they lie."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.errors import ModelError
 from dejakv.models.manifest import MANIFEST, read_manifest, verify
 
-_HERE = Path(__file__).parent
+ROOT = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Bundled:
     folder: Path
 
 
-def available(root: Path = _HERE) -> list[Bundled]:
+def available(root: Path = ROOT) -> list[Bundled]:
     """The bundled models, by name. `root` is where they lie: the package, unless a test says otherwise."""
     found: list[Bundled] = []
     for manifest in sorted(root.glob(f"*/{MANIFEST}")):
@@ -30,7 +29,7 @@ def available(root: Path = _HERE) -> list[Bundled]:
     return found
 
 
-def path(name: str, root: Path = _HERE) -> Path:
+def path(name: str, root: Path = ROOT) -> Path:
     """The folder of a bundled model, its files checked against their checksums.
 
     Raises: ModelError for an unknown name (listing the known) and for missing, truncated or changed files.
@@ -39,34 +38,9 @@ def path(name: str, root: Path = _HERE) -> Path:
         if model.name == name:
             verify(model.folder)
             return model.folder
-    raise ModelError(f"no bundled model is called {name!r}: choose {_known(root)}")
+    raise ModelError(f"no bundled model is called {name!r}: choose {known(root)}")
 
 
-def resolve(name_or_path: str | Path, root: Path = _HERE) -> Path | str:
-    """What a `--model` value means: a bundled name or a local folder gives its path, anything else is a hub id.
-
-    Raises: ModelError for a damaged bundled model, a folder without config.json, a path where nothing is, and a
-    name that looks like a misspelled bundled one.
-    """
-    text = str(name_or_path)
-    names = [m.name for m in available(root)]
-    if text in names:
-        return path(text, root)
-    local = Path(text).expanduser()
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise ModelError(
-                f"{text} is a folder without config.json: give the folder of a checkpoint, or {_known(root)}"
-            )
-        return local
-    if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise ModelError(f"no checkpoint at {text}: give an existing folder, a hub id, or {_known(root)}")
-    if not text.strip():
-        raise ModelError(f"the model's name is empty: give a folder, a hub id, or {_known(root)}")
-    if "/" not in text and difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.6):
-        raise ModelError(f"unknown model {text!r}: choose {_known(root)}, a folder, or a hub id")
-    return text
-
-
-def _known(root: Path) -> str:
+def known(root: Path = ROOT) -> str:
+    """The bundled models as part of a message."""
     return "one of the bundled ones (" + ", ".join(m.name for m in available(root)) + ")"

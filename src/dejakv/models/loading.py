@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.errors import ModelError
-from dejakv.models.bundled import available, resolve
+from dejakv.models.gguf import SUFFIX, load_gguf
+from dejakv.models.resolving import names, resolve
 
 
 def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
-    """(model, processor) of a bundled name, a local folder or a hub id. For a text model the processor is a tokenizer.
+    """(model, processor) of a bundled or fetched name, a local folder, a GGUF file or a hub id. For a text model the
+    processor is a tokenizer.
 
     `options` go to `from_pretrained` of the model (dtype, attn_implementation, trust_remote_code, ...); without them
     the weights stay in the checkpoint's own type on the CPU.
@@ -18,7 +20,10 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-    where = str(resolve(name_or_path))
+    found = resolve(name_or_path)
+    if isinstance(found, Path) and found.suffix == SUFFIX:
+        return load_gguf(found, **options)
+    where = str(found)
     remote = {"trust_remote_code": options.get("trust_remote_code", False)}
     try:
         config = AutoConfig.from_pretrained(where, **remote)
@@ -27,9 +32,9 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         model = loader.from_pretrained(where, **options)
         processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(where, **remote)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        known = ", ".join(m.name for m in available())
+        known = ", ".join(names())
         raise ModelError(
             f"model {str(name_or_path)!r} does not load ({error}): give a complete checkpoint folder, a hub id that "
-            f"can be reached from here, or a bundled model ({known})"
+            f"can be reached from here, or a model of this package ({known})"
         ) from error
     return model.eval(), processor

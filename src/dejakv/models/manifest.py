@@ -1,7 +1,8 @@
-"""What a bundled checkpoint consists of: every file with its size and SHA-256, written when it is shipped."""
+"""What a checkpoint consists of: every file with its size and SHA-256, written when it is shipped or fetched."""
 
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,49 @@ def write_manifest(folder: Path, about: str) -> None:
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST)
     content = {
         "about": about,
-        "files": {p.name: {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files},
+        "files": {p.name: {"bytes": p.stat().st_size, "sha256": digest(p)} for p in files},
     }
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The folder's manifest. Raises ModelError if there is none or it cannot be read."""
+def read_manifest(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
+    """The folder's manifest. Raises ModelError if there is none or it cannot be read; `repair` is the remedy it names."""
     try:
-        return json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"bundled model {folder.name}: its {MANIFEST} cannot be read ({error}): {REPAIR}") from error
+        content = json.loads((folder / MANIFEST).read_text())
+        _ = content["about"], [(f["bytes"], f["sha256"]) for f in content["files"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"model {folder.name}: its {MANIFEST} cannot be read ({error!r}): {repair}") from error
+    return content
 
 
-def verify(folder: Path) -> None:
-    """Compare every file with the manifest. Raises ModelError naming the first that is missing or differs."""
-    for name, expected in read_manifest(folder)["files"].items():
+def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
+    """Compare every file with the manifest, which is returned. A file that has not changed since is read once a process.
+
+    Raises: ModelError naming the first file that is missing or differs.
+    """
+    content = read_manifest(folder, repair)
+    for name, expected in content["files"].items():
         file = folder / name
         if not file.is_file():
-            raise ModelError(f"bundled model {folder.name}: {name} is missing: {REPAIR}")
+            raise ModelError(f"model {folder.name}: {name} is missing: {repair}")
         size = file.stat().st_size
         if size != expected["bytes"]:
             raise ModelError(
-                f"bundled model {folder.name}: {name} has {size} bytes instead of {expected['bytes']} "
-                f"(truncated or changed): {REPAIR}"
+                f"model {folder.name}: {name} has {size} bytes instead of {expected['bytes']} "
+                f"(truncated or changed): {repair}"
             )
-        if _digest(file) != expected["sha256"]:
-            raise ModelError(f"bundled model {folder.name}: {name} is damaged, its checksum differs: {REPAIR}")
+        if digest(file) != expected["sha256"]:
+            raise ModelError(f"model {folder.name}: {name} is damaged, its checksum differs: {repair}")
+    return content
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
+def digest(file: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits."""
+    status = file.stat()
+    return _digest(str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _digest(file: str, *_stamp: int) -> str:
+    with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from dejakv.engines.transformers.capabilities import ATTENTION
 from dejakv.engines.transformers.processors import load_processor
 from dejakv.errors import ConfigError, ModelError
 from dejakv.models import resolve
+from dejakv.models.gguf import SUFFIX, load_gguf
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,8 +36,12 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         raise ConfigError(f"attn={attn!r} cannot continue from stored state: choose {' or '.join(ATTENTION)}")
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(_DTYPES)}")
-    where = str(resolve(name))
+    found = resolve(name)
     place = _device(device)
+    if isinstance(found, Path) and found.suffix == SUFFIX:
+        model, tokenizer = load_gguf(found, dtype=_DTYPES.get(dtype, dtype), attn_implementation=attn)
+        return Loaded(model.to(place), tokenizer, None)
+    where = str(found)
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
         raise ModelError(f"{where} holds no config.json: give the folder of a Hugging Face model, or its hub id")
     try:

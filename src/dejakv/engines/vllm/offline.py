@@ -64,6 +64,8 @@ def start(
     compat.require_supported()
     compat.require_free_process()
     where = str(resolve(model))
+    if where.endswith(".gguf"):
+        raise ModelError(f"vLLM reads no GGUF files ({where}): use --engine transformers, or a folder of safetensors")
     folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
     settings = settings if settings.store_dir else replace(settings, store_dir=f"{folder.name}/kv")
     try:

@@ -1,0 +1,125 @@
+"""Conversations in the forms in which they are logged, as plain messages: tool calls and tool results become text."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dejakv.errors import DatasetError
+
+Role = Literal["system", "user", "assistant"]
+_ROLES: Mapping[str, Role] = {
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant", "ai": "assistant",
+    "gpt": "assistant", "model": "assistant", "tool": "user", "function": "user", "observation": "user",
+}  # fmt: skip
+_TOOLS = ("tool", "function", "observation")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message as a model reads it. `tool`: it is a tool's result. `edits`: it takes the place of that earlier message
+    (counted from 0), which the user changed."""
+
+    role: Role
+    text: str
+    tool: bool = False
+    edits: int | None = None
+
+
+def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
+    """The messages of one logged conversation. `where` stands in messages of errors.
+
+    Read are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
+    (ShareGPT). Raises: DatasetError for another form, an unknown role, or a conversation without a model call.
+    """
+    for key in ("messages", "traj", "history", "conversations"):
+        if isinstance(record.get(key), list) and record[key]:
+            found = [_message(item, f"{where}, {key}[{number}]") for number, item in enumerate(record[key])]
+            break
+    else:
+        if not isinstance(record.get("trajectory"), list):
+            raise DatasetError(
+                f"{where} holds no conversation: give 'messages' (or traj, history, trajectory, conversations), a list of "
+                "objects with 'role' and 'content'"
+            )
+        found = [message for step in record["trajectory"] for message in _step(step, where)]
+    _check_edits(found, where)
+    if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
+        raise DatasetError(f"{where} holds no model call: an assistant's message must follow another one")
+    return found
+
+
+def _check_edits(messages: Sequence[Message], where: str) -> None:
+    before = 0
+    for message in messages:
+        if message.edits is None:
+            before += 1
+        elif not 0 <= message.edits < before:
+            raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages stand before it")
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, dict):
+        raise DatasetError(f"{where} is not an object with 'role' and 'content'")
+    if "edit" in item:
+        if not isinstance(item["edit"], int) or not isinstance(item.get("content"), str):
+            raise DatasetError(f"{where}: 'edit' takes the number of an earlier message, and 'content' its new text")
+        return Message("user", item["content"], edits=item["edit"])
+    name = str(item.get("role", item.get("from", "")))
+    if name not in _ROLES:
+        raise DatasetError(f"{where} has the role {name!r}: known are {', '.join(_ROLES)}")
+    text = _text(item.get("content", item.get("value")), where)
+    calls = item.get("tool_calls") or ([item["function_call"]] if item.get("function_call") else [])
+    parts = [text, *(_call(call) for call in calls)]
+    joined = "\n".join(part for part in parts if part)
+    tool = name in _TOOLS
+    return Message(_ROLES[name], f"<tool_response>\n{joined}\n</tool_response>" if tool else joined, tool)
+
+
+def _text(content: Any, where: str) -> str:
+    """Text of a message's content: a string, parts of which some are text, or nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    raise DatasetError(f"{where}: 'content' is neither a text nor a list of parts")
+
+
+def _call(call: Any) -> str:
+    """A tool call in the form of Hermes' and Qwen's templates."""
+    function = call.get("function", call) if isinstance(call, dict) else {"name": str(call)}
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {"text": arguments}
+    content = json.dumps({"name": function.get("name", ""), "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{content}\n</tool_call>"
+
+
+def _step(step: Any, where: str) -> Iterator[Message]:
+    """A step of SWE-agent's `trajectory`: what the model said, or else did, and what came of it."""
+    if not isinstance(step, dict):
+        raise DatasetError(f"{where}: a step of 'trajectory' is not an object")
+    said = step.get("response") or step.get("thought") or ""
+    action = step.get("action") or ""
+    yield Message(
+        "assistant", str(said) if said and action in said else "\n".join(part for part in (said, action) if part)
+    )
+    yield Message("user", f"<tool_response>\n{step.get('observation') or ''}\n</tool_response>", tool=True)
+
+
+def merged(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation with neighbours of one role joined and empty messages left out, as strict templates want it."""
+    out: list[Message] = []
+    for message in messages:
+        if not message.text.strip():
+            continue
+        if out and out[-1].role == message.role:
+            out[-1] = Message(message.role, f"{out[-1].text}\n\n{message.text}")
+        else:
+            out.append(message)
+    return tuple(out)

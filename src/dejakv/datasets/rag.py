@@ -1,0 +1,107 @@
+"""Questions with the passages that were retrieved for them, in the order of their scores: what a RAG service sends.
+
+A passage that is retrieved again stands at another rank, behind other passages, so prefix caching finds little of it.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.rag_corpus import Corpus, Passage, Question, read_corpus
+from dejakv.errors import ConfigError, MissingExtraError
+
+Order = Literal["score", "document", "shuffled"]
+PASSAGES = 8
+HEAD = "Answer the question from these passages of the documentation. Say so if they do not hold the answer."
+
+
+class RagDataset:
+    """One sample a question, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless they came with it.
+
+    path   SQuAD's JSON, JSON lines, or a folder of texts; None: documentation of Python's standard library
+    order  `score`: best first; `document`: as they stand in the corpus; `shuffled`: anyhow, from the seed
+    seed   which topics are popular (the n-th has weight 1/n), and which question comes next; a recorded log keeps its order
+
+    Raises: DatasetError for a corpus that cannot be read; ConfigError for an unknown order; MissingExtraError.
+    """
+
+    name = "rag"
+
+    def __init__(
+        self, path: str | None = None, seed: int = 0, passages: int = PASSAGES, order: Order = "score"
+    ) -> None:
+        if order not in get_args(Order):
+            raise ConfigError(f"--order {order!r} is unknown: choose one of {', '.join(get_args(Order))}")
+        if passages < 1:
+            raise ConfigError(f"--passages {passages}: give 1 or more")
+        if path is None:
+            from dejakv.datasets.rag_docs import docs_corpus
+
+            self.corpus: Corpus = docs_corpus()
+        else:
+            self.corpus = read_corpus(path)
+        self.seed, self.passages, self.order = seed, passages, order
+        self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
+
+    def __iter__(self) -> Iterator[Sample]:
+        asked = self.corpus.questions if self.corpus.recorded else tuple(traffic(self.corpus.questions, self.seed))
+        for number, question in enumerate(asked):
+            found = self._arranged(number, question)
+            context = "\n\n".join([HEAD, *(_shown(passage) for passage in found)])
+            fields = {"topic": question.topic, "titles": [passage.title for passage in found]}
+            yield Sample(f"rag-{number}", question.text, question.answer, context=context, fields=fields)
+
+    def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
+        if question.retrieved:
+            places, held = list(range(len(question.retrieved)))[: self.passages], question.retrieved
+        else:
+            places, held = self._best(question.text), self.corpus.passages
+        if self.order == "document":
+            places.sort()
+        if self.order == "shuffled":
+            random.Random(f"rag/{self.seed}/{number}").shuffle(places)
+        return [held[place] for place in places]
+
+    def _best(self, question: str) -> list[int]:
+        """Places of the best passages, best first, equal ones in the corpus's order."""
+        scores = self._retriever.get_scores(words(question))
+        return [int(place) for place in (-scores).argsort(kind="stable")[: self.passages]]
+
+
+def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
+    """Every question once, popular topics first and more often: topics are drawn with weight 1/n, in an order of the seed's."""
+    rng = random.Random(f"rag/{seed}")
+    topics: dict[str, list[Question]] = {}
+    for question in questions:
+        topics.setdefault(question.topic, []).append(question)
+    left = list(topics.values())
+    rng.shuffle(left)
+    weights = [1 / (rank + 1) for rank in range(len(left))]
+    for waiting in left:
+        rng.shuffle(waiting)
+    while left:
+        (chosen,) = rng.choices(range(len(left)), weights)
+        yield left[chosen].pop()
+        if not left[chosen]:
+            del left[chosen], weights[chosen]
+
+
+def words(text: str) -> list[str]:
+    """What BM25 compares: words in lower case."""
+    return re.findall(r"\w+", text.lower())
+
+
+def _index(passages: Sequence[Passage]) -> Any:
+    try:
+        import bm25s
+    except ImportError:
+        raise MissingExtraError("bm25s", "rag", "retrieving passages") from None
+    retriever = bm25s.BM25()
+    retriever.index([words(f"{passage.title} {passage.text}") for passage in passages], show_progress=False)
+    return retriever
+
+
+def _shown(passage: Passage) -> str:
+    return f"[{passage.title}]\n{passage.text}" if passage.title else passage.text

@@ -1,0 +1,139 @@
+"""Prompts that document the objects of a Python package, one after the other, as RepoAgent does (Luo et al., 2024,
+arXiv 2402.16667): the project's tree, the code, what it calls, what calls it, the instruction.
+
+What an object calls is documented before it. So the code of one object comes again in the prompts of its callers, at
+another place each time: little of it is a prefix.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.source_code import CodeObject, Package, read_package
+from dejakv.errors import DatasetError
+
+DEFAULT_PACKAGE = "email"
+CHARACTERS = 6_900
+"""Of a prompt at most: 2,000 tokens of SmolLM2's tokenizer at most, the instruction and the chat template included."""
+
+LEAST = 2_500
+"""Of a prompt at least: about 600 tokens. Objects with less around them are passed over."""
+
+CODE, REFERENCE, TREE = 3_000, 1_600, 30
+"""Characters of the object's own code, characters of another's, and files in the tree, at most."""
+
+INSTRUCTION = (
+    "Write the documentation of this object for a beginner. State in one sentence what it is for. Then list its parameters "
+    "with their meaning, describe step by step what the code does, and name what the reader must take care of. Use plain "
+    "English, no headings, and nothing that is not in the code."
+)
+
+
+class RepoDataset:
+    """One sample an object. `path` is an installed package or a folder; `seed` chooses the file to begin with.
+
+    Raises: DatasetError for a package that is not there or has no source.
+    """
+
+    name = "repo"
+
+    def __init__(self, path: str | None = None, seed: int = 0) -> None:
+        self.package: Package = read_package(path or DEFAULT_PACKAGE)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Sample]:
+        made = 0
+        for item in self._order:
+            context = self._context(item)
+            if len(context) + len(INSTRUCTION) < LEAST:
+                continue
+            fields = {"file": item.file, "object": item.name, "kind": item.kind}
+            yield Sample(f"repo-{made}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields)
+            made += 1
+        if not made:
+            raise DatasetError(
+                f"no object of {self.package.name!r} makes a prompt of {LEAST} characters: name a larger package"
+            )
+
+    def _context(self, item: CodeObject) -> str:
+        parts = [
+            f"You document the Python project {self.package.name}. Its files, the object's own marked with *:",
+            *self._tree(item.file),
+            f"\nThe object is the {item.kind} {item.name} of {item.file}:\n{cut(item.code, CODE)}",
+        ]
+        room = CHARACTERS - len(INSTRUCTION) - sum(len(part) + 1 for part in parts)
+        for title, others in (("It calls:", self._callees[item.name]), ("It is called by:", self._callers[item.name])):
+            for number, other in enumerate(others):
+                head = f"\n{title}\n" if number == 0 else "\n"
+                part = f"{head}{other.kind} {other.name} of {other.file}:\n{cut(other.code, REFERENCE)}"
+                if len(part) + 1 > room:
+                    break
+                room -= len(part) + 1
+                parts.append(part)
+        return "\n".join(parts)
+
+    def _tree(self, file: str) -> list[str]:
+        files = self.package.files
+        if len(files) > TREE:  # its own folder, and the files on top
+            beside = file.rpartition("/")[0]
+            files = tuple(f for f in files if "/" not in f or f.rpartition("/")[0] == beside)
+            first = max(0, min(files.index(file) - TREE // 2, len(files) - TREE))
+            files = files[first : first + TREE]
+        return [f"* {name}" if name == file else f"  {name}" for name in files]
+
+    @cached_property
+    def _callees(self) -> dict[str, list[CodeObject]]:
+        by_short: dict[str, list[CodeObject]] = {}
+        for item in self.package.objects:
+            by_short.setdefault(item.short, []).append(item)
+        return {
+            item.name: [_nearest(item, by_short[called]) for called in sorted(item.calls) if called in by_short and called != item.short]
+            for item in self.package.objects
+        }  # fmt: skip
+
+    @cached_property
+    def _callers(self) -> dict[str, list[CodeObject]]:
+        callers: dict[str, list[CodeObject]] = {item.name: [] for item in self.package.objects}
+        for item in self.package.objects:
+            for other in self._callees[item.name]:
+                if not other.name.startswith(f"{item.name}."):  # a class does not call its own methods
+                    callers[other.name].append(item)
+        return callers
+
+    @cached_property
+    def _order(self) -> Sequence[CodeObject]:
+        """What an object calls stands before it; files in their order, from the seed's on."""
+        known = {item.name: item for item in self.package.objects}
+        files = sorted({item.file for item in self.package.objects})
+        first = self.seed % len(files)
+        rank = {file: (number - first) % len(files) for number, file in enumerate(files)}
+        order: dict[str, CodeObject] = {}
+        open_now: set[str] = set()
+        for root in sorted(known.values(), key=lambda item: rank[item.file]):
+            stack = [root]
+            while stack:
+                item = stack[-1]
+                waiting = [o for o in self._callees[item.name] if o.name not in order and o.name not in open_now]
+                if item.name in order or (item.name in open_now and not waiting):
+                    order.setdefault(item.name, stack.pop())
+                    continue
+                open_now.add(item.name)
+                stack += reversed(waiting)
+        return tuple(order.values())
+
+
+def _nearest(caller: CodeObject, candidates: Sequence[CodeObject]) -> CodeObject:
+    """Of several objects with the name that is called: in the caller's class, in its file, else the first."""
+    owner = caller.name.rpartition(".")[0]
+    for near in (lambda o: o.name.startswith(f"{owner}."), lambda o: o.file == caller.file):
+        for candidate in candidates:
+            if near(candidate):
+                return candidate
+    return candidates[0]
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, or its first whole lines within `limit` characters."""
+    if len(text) <= limit:
+        return text
+    return text[:limit].rpartition("\n")[0] + "\n    ..."

@@ -1,0 +1,127 @@
+"""Conversations of several turns, replayed: one request for each call of the model, with the history as it was then.
+
+Histories are trimmed, compacted and edited, so what was a prefix a moment ago stands elsewhere, or behind a change.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.lines import json_lines
+from dejakv.datasets.messages import Message, merged, read_messages
+from dejakv.errors import ConfigError, DatasetError
+
+AT_ONCE = 4
+"""Conversations that go on side by side: a request of one follows a request of another."""
+
+
+class SessionsDataset:
+    """One sample a model call. The recorded answer is in the field `recorded`; nobody can say that another one is wrong.
+
+    path           JSON lines, one conversation a line; a JSON file of one or of a list (SWE-agent's `.traj`, tau-bench's
+                   results); None: the conversations that ship with the package
+    window         only so many messages are kept behind the system message; 0: all
+    compact_tools  only so many tool results are kept whole, older ones are one line; None: all
+    seed           how conversations alternate
+
+    Raises: DatasetError naming the line, for what is no conversation; ConfigError for a negative number.
+    """
+
+    name = "sessions"
+
+    def __init__(
+        self, path: str | None = None, seed: int = 0, window: int = 0, compact_tools: int | None = None
+    ) -> None:
+        if window < 0 or (compact_tools or 0) < 0:
+            raise ConfigError(f"--window {window} and --compact-tools {compact_tools}: give 0 or more")
+        self.seed, self.window, self.compact_tools = seed, window, compact_tools
+        self.sessions: Sequence[Sequence[Message]] = [read_messages(r, where) for where, r in _records(path)]
+
+    def __iter__(self) -> Iterator[Sample]:
+        rng = random.Random(f"sessions/{self.seed}")
+        waiting = [(number, self._calls(session)) for number, session in enumerate(self.sessions)]
+        rng.shuffle(waiting)
+        going: list[tuple[int, Iterator[tuple[tuple[Message, ...], str]]]] = []
+        while waiting or going:
+            while waiting and len(going) < AT_ONCE:
+                going.append(waiting.pop())
+            chosen = rng.randrange(len(going))
+            session, calls = going[chosen]
+            call = next(calls, None)
+            if call is None:
+                del going[chosen]
+            else:
+                yield _sample(session, *call)
+
+    def _calls(self, session: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], str]]:
+        """The history before each model call, and what the model said then."""
+        history: list[Message] = []
+        for message in session:
+            if message.edits is not None:
+                history[message.edits] = replace(history[message.edits], text=message.text)
+                continue
+            if message.role == "assistant" and any(m.role == "user" for m in history):
+                seen = merged(windowed(compacted(history, self.compact_tools), self.window))
+                if seen and seen[-1].role == "user":
+                    yield seen, message.text
+            history.append(message)
+
+
+def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
+    """All but the last `keep` tool results as one line that says how long they were."""
+    results = [place for place, message in enumerate(history) if message.tool]
+    old = set(results if keep == 0 else results[:-keep]) if keep is not None else set[int]()
+    line = "<tool_response>\n({} characters, left out)\n</tool_response>"
+    return [replace(m, text=line.format(len(m.text))) if place in old else m for place, m in enumerate(history)]
+
+
+def windowed(history: Sequence[Message], window: int) -> list[Message]:
+    """The system messages at the beginning and the last `window` messages, from a user's on."""
+    start = next((place for place, message in enumerate(history) if message.role != "system"), len(history))
+    tail = list(history[start:])
+    if window and len(tail) > window:
+        tail = tail[-window:]
+        while len(tail) > 1 and tail[0].role != "user":
+            tail = tail[1:]
+    return [*history[:start], *tail]
+
+
+def _sample(session: int, messages: Sequence[Message], recorded: str) -> Sample:
+    call = sum(message.role == "assistant" for message in messages)
+    return Sample(
+        id=f"session-{session}-{call}",
+        question=messages[-1].text,
+        messages=tuple((message.role, message.text) for message in messages),
+        fields={"session": session, "recorded": recorded},
+    )
+
+
+def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    if path is None:
+        lines = files("dejakv.datasets").joinpath("sessions.jsonl").read_text(encoding="utf-8").splitlines()
+        yield from ((f"sessions.jsonl line {number}", json.loads(line)) for number, line in enumerate(lines, 1))
+        return
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DatasetError(f"no file {path!r}: give JSON lines with 'messages' with --dataset-path")
+    if file.suffix == ".jsonl":
+        yield from json_lines(file)
+        return
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DatasetError(f"{file.name} is not JSON ({error}): name a file of JSON lines .jsonl") from error
+    listed = content if isinstance(content, list) else [content]
+    if listed and all(isinstance(item, dict) and "role" in item for item in listed):
+        listed = [{"messages": listed}]
+    if not listed:
+        raise DatasetError(f"{file.name} is empty: give conversations")
+    for number, item in enumerate(listed):
+        if not isinstance(item, dict):
+            raise DatasetError(f"{file.name} item {number} is not an object: give conversations")
+        yield f"{file.name} item {number}", item

@@ -1,0 +1,73 @@
+"""GGUF files: read by transformers and held as an ordinary model, its weights dequantized."""
+
+import importlib.util
+import struct
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from dejakv.errors import MissingExtraError, ModelError
+
+SUFFIX = ".gguf"
+FAMILIES = "Llama, Qwen and Mistral"
+
+
+def load_gguf(file: Path, **options: Any) -> tuple[Any, Any]:
+    """(model, tokenizer) of a GGUF file: float32 unless `dtype` says otherwise. `options` go to `from_pretrained`.
+
+    The model's configuration has no trace of the quantization: its weights are plain tensors, and its state depends on
+    them alone. Raises: MissingExtraError without the packages that read GGUF; ModelError for a file that is no GGUF, is
+    truncated or altered, or holds a model of an unknown family.
+    """
+    tokenizer = load_gguf_tokenizer(file)
+    return load_gguf_model(file, **options), tokenizer
+
+
+def load_gguf_model(file: Path, **options: Any) -> Any:
+    """The model of `load_gguf` alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if options.get("dtype", "auto") == "auto":
+        options["dtype"] = torch.float32
+    model = _read(AutoModelForCausalLM, file, **options)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model.eval()
+
+
+def load_gguf_tokenizer(file: Path) -> Any:
+    """The tokenizer of a GGUF file. Raises: as `load_gguf`."""
+    from transformers import AutoTokenizer
+
+    return _read(AutoTokenizer, file)
+
+
+def _read(kind: Any, file: Path, **options: Any) -> Any:
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "gguf", "reading a GGUF file")
+    try:
+        with redirect_stderr(StringIO()):  # transformers draws a bar over the tensors that no setting of it turns off
+            return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
+    except MemoryError as error:
+        raise ModelError(f"too little memory to read {file.name}: its weights are held dequantized") from error
+    except _UNREADABLE as error:
+        raise ModelError(
+            f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a whole file of a model of "
+            f"the {FAMILIES} families"
+        ) from error
+
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    TypeError,
+    RuntimeError,
+    struct.error,
+)
+"""What the reader of `gguf` and transformers' conversion raise over truncated, altered and unknown files."""

@@ -1,0 +1,85 @@
+"""GGUF files as models: the weights that were written come back, and what cannot be read says so."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_gguf import FAMILIES, tiny_model, write_gguf
+
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.errors import ModelError
+from dejakv.models import load, resolve
+from dejakv.request import Request, Sampling
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_comes_back_as_it_was_written(family: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    written = write_gguf(file, family)
+    model, tokenizer = load(file)
+    assert tokenizer("ab a")["input_ids"] == [tokenizer.convert_tokens_to_ids(t) for t in ("ab", "Ġa")]
+    got = model.state_dict()
+    assert all(got[name].equal(tensor) for name, tensor in written.items())
+    ids = torch.tensor([[3, 5, 7, 11, 2]])
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids).logits, tiny_model(family)(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_engine_reuses_state_of_a_gguf(family: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, family)
+    engine = TransformersEngine.from_pretrained(str(file))
+    assert engine.capabilities.reuse
+    assert not hasattr(engine.model.config, "quantization_config")
+    file.rename(tmp_path / "renamed.gguf")
+    again = TransformersEngine.from_pretrained(str(tmp_path / "renamed.gguf"))
+    assert again.epoch == engine.epoch  # the weights count, not the name of their file
+    answer = engine.run(engine.prepare(Request("1", "abc ab", "abc ab")), sampling=Sampling(3))
+    assert len(answer.token_ids) == 3
+
+
+def test_bfloat16_on_request(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    assert TransformersEngine.from_pretrained(str(tmp_path / "model.gguf"), dtype="bf16").model.dtype == torch.bfloat16
+
+
+def test_an_unknown_family(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", architecture="clip")
+    with pytest.raises(ModelError, match=r"model.gguf cannot be read.*clip.*Llama, Qwen and Mistral"):
+        load(tmp_path / "model.gguf")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no checkpoint at"):
+        resolve(str(tmp_path / "none.gguf"))
+    with pytest.raises(ModelError, match="no checkpoint at"):
+        resolve("none.gguf")
+
+
+@pytest.mark.parametrize("kept", [0, 3, 200, 5_000, -1, -4_000])
+def test_a_truncated_file(kept: int, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ModelError, match="cannot be read"):
+        load(file)
+
+
+def test_altered_headers_are_errors_of_ours_or_models(tmp_path: Path) -> None:
+    """Sixty files with eight altered bytes each before the weights: a clear error, or a model, never another exception."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file)
+    whole, rng, refused = file.read_bytes(), random.Random(0), 0
+    for _ in range(60):
+        spoiled = bytearray(whole)
+        for _ in range(8):
+            spoiled[rng.randrange(2_500)] = rng.randrange(256)
+        file.write_bytes(spoiled)
+        try:
+            load(file)
+        except ModelError as error:
+            assert "model.gguf cannot be read" in str(error)  # noqa: PT017 (most raise, some load)
+            refused += 1
+    assert refused > 30
