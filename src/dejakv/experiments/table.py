@@ -1,13 +1,21 @@
 """The summary as tables for a terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dejakv.experiments.disagreements import disagreements as changed_answers
+from dejakv.experiments.disagreements import side_by_side
+from dejakv.experiments.plain_words import in_plain_words
+from dejakv.experiments.summary import Row
 
-def show(summary: dict[str, Any], console: Console | None = None) -> None:
-    """Prints a run's or a dry run's summary."""
+
+def show(
+    summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None, *, disagreements: int = 0
+) -> None:
+    """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
     if summary.get("cache_mode") == "dry-run":
         _show_dry_run(summary, console)
@@ -17,6 +25,10 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
         console.print(_levels(summary))
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
+    if changed := changed_answers(rows)[:disagreements]:
+        console.print(side_by_side(changed))
+    for line in in_plain_words(summary):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _arms(summary: dict[str, Any]) -> Table:
