@@ -66,6 +66,9 @@ def run_command(
     max_new_tokens: Annotated[int | None, typer.Option()] = None,
     temperature: Annotated[float | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option()] = None,
+    noise_floor: Annotated[
+        int | None, typer.Option(help="Samples on which the model in fp32 and in bf16 are compared as well.")
+    ] = None,
     output: Annotated[Text, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the stopped run in the --output folder.")
@@ -86,7 +89,7 @@ def run_command(
         "dataset_path": dataset_path, "split": split, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
-        "temperature": temperature, "seed": seed, "output": output,
+        "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,

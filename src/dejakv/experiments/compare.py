@@ -6,13 +6,15 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.experiments.arms import pipeline_for
+from dejakv.experiments.fidelity import STEPS, LogProbabilities, fidelity
+from dejakv.experiments.noise_floor import noise_floor
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.sizes import sizes_of
 from dejakv.experiments.summary import Outcome, Row
 from dejakv.experiments.watch import Watch
-from dejakv.pipeline import Pipeline
+from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 
 WARM_UP = 3
@@ -62,7 +64,12 @@ def compare(
             watch.sample(number + 1, len(chosen), row)
     except KeyboardInterrupt:
         stopped = True
-    sizes = {**sizes_of(cache), "started_with_chunks": started_with} if cache is not None else {}
+    sizes: dict[str, Any] = {}
+    if cache is not None:
+        sizes = {**sizes_of(cache), "started_with_chunks": started_with}
+    if settings.noise_floor and not stopped:
+        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
+        sizes["noise_floor"] = noise_floor(engine, requests, watch)
     for pipeline in pipelines.values():
         if pipeline.cache is not None:
             pipeline.cache.close()
@@ -72,14 +79,23 @@ def compare(
 def _serve(pipelines: dict[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
     """One sample in all arms. Another arm goes first each time, so that none profits from a warm cache line."""
     names = list(pipelines)
-    outcomes: dict[str, Outcome] = {}
+    answers: dict[str, Answer] = {}
     for turn in range(len(names)):
         name = names[(turn + first) % len(names)]
-        answer = pipelines[name].answer(request)
-        token = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, token)
+        answers[name] = pipelines[name].answer(request)
         _flush(pipelines[name])
-    return Row(sample.id, sample.question, sample.answer, {name: outcomes[name] for name in names})
+    full = answers.get("none")
+    tokens = full.token_ids[:STEPS] if full is not None else ()
+    wanted = full.completion.continued(tokens) if full is not None else None
+    outcomes = {name: _outcome(answers[name], tokens, wanted) for name in names}
+    return Row(sample.id, sample.question, sample.answer, outcomes)
+
+
+def _outcome(answer: Answer, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
+    """An arm's answer beside full computation's: its tokens and their log probabilities there."""
+    near = fidelity(wanted, answer.completion.continued(tokens)) if wanted is not None else None
+    first = answer.token_ids[0] if answer.token_ids else None
+    return Outcome(answer.record, answer.text, answer.cached_answer, first, near)
 
 
 def _refill(pipelines: dict[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:

@@ -15,7 +15,7 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of one run. `seed` seeds the data set and sampling."""
+    """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16."""
 
     model: str = "shapes-vlm"
     engine: str = "transformers"
@@ -36,6 +36,7 @@ class RunSettings:
     max_new_tokens: int = 16
     temperature: float = 0.0
     seed: int = 0
+    noise_floor: int = 0
     output: str | None = None
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 
@@ -49,6 +50,8 @@ class RunSettings:
             raise ConfigError(f"--engine {self.engine!r}: choose transformers or vllm")
         if self.temperature < 0:
             raise ConfigError(f"--temperature {self.temperature} is negative: 0 is greedy, 1 samples as trained")
+        if self.noise_floor < 0:
+            raise ConfigError(f"--noise-floor {self.noise_floor} is negative: give 0 or a number of samples")
         if self.max_samples < 1 or self.max_new_tokens < 1:
             raise ConfigError("--max-samples and --max-new-tokens must be at least 1")
 

@@ -4,10 +4,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dejakv import __version__
+from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.experiments.scoring import percentile, same, wilson
 from dejakv.records import Record
 
@@ -18,23 +19,33 @@ class Outcome:
 
     cached_answer  the donor's own answer, where a donor was used
     first_token    id of the answer's first token, None for an empty answer
+    fidelity       how near it is to the `none` arm, where the engine can tell
     """
 
     record: Record
     text: str
     cached_answer: str | None = None
     first_token: int | None = None
+    fidelity: Fidelity | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line of `samples.jsonl`."""
         own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
-        return {**self.record.as_dict(), **own}
+        near = asdict(self.fidelity) if self.fidelity is not None else None
+        return {**self.record.as_dict(), **own, "fidelity": near}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
-        return cls(record, values["text"], values["cached_answer"], values["first_token"])
+        near = values["fidelity"]
+        return cls(
+            record,
+            values["text"],
+            values["cached_answer"],
+            values["first_token"],
+            Fidelity(**near) if near is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
         "agreement_first": sum(first) / len(first) if first else None,
         "agreement_first_interval": wilson(sum(first), len(first)) if first else None,
+        **_fidelity(rows, "cache"),
         "response_cache": _response_cache(hits),
         "beyond_prefix": _beyond_prefix(rows),
         "not_used": _counts(record.reason for record in records if record.reason),
@@ -114,6 +126,10 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "dejakv_version": __version__,
     }
     return summary
+
+
+def _fidelity(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    return means([near for row in rows if name in row.arms and (near := row.arms[name].fidelity) is not None])
 
 
 def _is_hit(record: Record) -> bool:

@@ -72,6 +72,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
+    lines += _nearness(summary)
     response = summary.get("response_cache", {})
     if response.get("hits"):
         lines.append(
@@ -92,6 +93,19 @@ def _lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
     if summary.get("warning"):
         lines.append(f"WARNING {summary['warning']}")
+    return lines
+
+
+def _nearness(summary: dict[str, Any]) -> list[str]:
+    """The distance from full computation, and beside it that between fp32 and bf16."""
+    lines: list[str] = []
+    for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
+        if values and values.get("kl_mean") is not None:
+            beside = f" ({values['dtype']}, {values['samples']} prompts)" if "dtype" in values else ""
+            lines.append(
+                f"{title}{beside}: KL of the first token {values['kl_mean']:.4f}, same likeliest token along the answer"
+                f" {_share(values['top1'])}"
+            )
     return lines
 
 
