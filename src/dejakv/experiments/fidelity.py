@@ -28,9 +28,13 @@ def fidelity(wanted: LogProbabilities | None, got: LogProbabilities | None) -> F
     """Of two arrays `[tokens, vocabulary]` of log probabilities; None where one is missing."""
     if wanted is None or got is None or not len(wanted):
         return None
-    first = float(np.sum(np.exp(wanted[0]) * (wanted[0] - got[0]), dtype=np.float64))
     same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
-    return Fidelity(max(0.0, first), float(same.mean()))
+    return Fidelity(float(divergence(wanted[:1], got[:1])[0]), float(same.mean()))
+
+
+def divergence(wanted: LogProbabilities, got: LogProbabilities) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence at each token, `[tokens]`, in nats."""
+    return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
 
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:
