@@ -18,12 +18,17 @@ OnToken = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """The text, and what serving it took. `cached_answer`: what the donor's own answer was, for reports."""
+    """The text, and what serving it took.
+
+    cached_answer  the donor's own answer, for reports
+    completion     what the engine returned
+    """
 
     text: str
     token_ids: tuple[int, ...]
     record: Record
-    cached_answer: str | None = None
+    cached_answer: str | None
+    completion: Completion
 
 
 class Pipeline:
@@ -208,4 +213,4 @@ def _answer(
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate,
     )
-    return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None)
+    return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

@@ -6,8 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.frontier import Bench, cells, make_case, run_frontier
-from dejakv.experiments.frontier_report import rows_of, table
+from dejakv.experiments.frontier import run_frontier
+from dejakv.experiments.frontier.bench import Bench
+from dejakv.experiments.frontier.cells import cells
+from dejakv.experiments.frontier.docs_cases import make_case
+from dejakv.experiments.frontier.report import rows_of, table
+from dejakv.experiments.frontier.text_cases import KINDS, TextCases
 
 SOME = (
     "context/similarity/within/0/0",
@@ -94,10 +98,21 @@ def test_every_map_selector_and_share_is_among_the_cells():
 
 def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
     def line(number, right, stale):
-        row = [right, 0.1, stale, 0.4, 0.2, 0.01]
+        row = {
+            "right": right,
+            "stale": stale,
+            "kl": 0.1,
+            "kl_mean": 0.1,
+            "top1": 1.0,
+            "share": 0.4,
+            "last": 0.2,
+            "seconds": 0.01,
+        }
         return {"kind": "edit", "number": number, "tokens": 9, "rows": {"full": row, "context/value/share/1/1": row}}
 
-    made = rows_of([line(0, True, False), line(1, False, True), line(2, True, None)], {c.name: c for c in cells()})
+    made = rows_of(
+        [line(0, True, False), line(1, False, True), line(2, True, None)], {c.name: c for c in cells()}, ("edit",)
+    )
     assert made[0]["stale_rate"] == 0.5
     assert made[0]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     assert "0.500" in table(made)
@@ -138,9 +153,42 @@ def test_commands(tmp_path):
 def test_the_bench_measures_full_prefill_as_the_engine_answers():
     from dejakv.engines.transformers.engine import TransformersEngine
 
-    bench = Bench(TransformersEngine.from_pretrained("docs-lm"))
+    bench = Bench(TransformersEngine.from_pretrained("docs-lm"), steps=2)
     case = make_case("reorder", 0, 6, bench.encode)
-    scores, state, seconds = bench.full(case.target)
-    assert int(scores.argmax()) == case.answer
-    assert state.shape[3] == len(case.target)
-    assert seconds > 0
+    rows = bench.run(case, [cell for cell in cells() if cell.share == 1.0])["rows"]
+    assert rows["full"]["right"]
+    assert (rows["full"]["kl"], rows["full"]["top1"]) == (0.0, 1.0)
+    everything = rows["context/value/share/1/1"]
+    assert everything["share"] == 1.0
+    assert everything["kl_mean"] < 1e-5
+
+
+def words_encoder():
+    words: dict[str, int] = {}
+    return lambda text: tuple(words.setdefault(word, len(words)) for word in text.replace(".", " .").split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cases_of_real_text_follow_from_their_numbers(kind):
+    cases = TextCases(4)
+    encode = words_encoder()
+    asked, again, summary = (cases.make(kind, number, encode, 0) for number in (2, 2, 3))
+    assert asked == again
+    assert asked.answer is not None
+    assert summary.answer is None
+    assert set(asked.answer) <= set(asked.target)
+    assert all(donor != asked.target for donor in asked.donors)
+    shared = [len(set(asked.target) & set(donor)) / len(set(asked.target)) for donor in asked.donors]
+    assert len(asked.donors) == (4 if kind == "apart" else 1)
+    assert min(shared) > (0.2 if kind == "apart" else 0.7)
+    if kind == "edit":
+        assert asked.old_answer is not None
+        assert set(asked.old_answer) <= set(asked.donors[0])
+        assert set(asked.old_answer).isdisjoint(asked.target)
+    else:
+        assert asked.old_answer is None
+
+
+def test_a_case_needs_two_passages():
+    with pytest.raises(ConfigError, match="at least 2"):
+        TextCases(1)

@@ -7,12 +7,15 @@ import typer
 
 
 def frontier_command(
-    model: Annotated[str, typer.Option(help="A model that reads documents of facts.")] = "docs-lm",
+    model: Annotated[
+        str, typer.Option(help="docs-lm reads documents of facts; any other model real text.")
+    ] = "docs-lm",
     samples: Annotated[int, typer.Option(help="Cases of each kind of change.")] = 300,
-    output: Annotated[Path, typer.Option(help="Folder; one that holds a stopped run is gone on with.")] = Path(
-        "runs/frontier"
-    ),
-    facts: Annotated[int, typer.Option(help="Facts in a document (about 10 tokens each).")] = 20,
+    output: Annotated[Path, typer.Option(help="Folder; a stopped run in it is continued.")] = Path("runs/frontier"),
+    facts: Annotated[
+        int | None,
+        typer.Option(help="Facts in a document, 20 of about 10 tokens; of real text passages, 4 of about 130."),
+    ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Kinds of change, repeatable; all if not given.")] = None,
     detail: Annotated[
         int | None, typer.Option(help="Cases on which every map, selector and share is measured.")
@@ -25,24 +28,19 @@ def frontier_command(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from dejakv.datasets.docs import KINDS, Kind
     from dejakv.errors import ConfigError
     from dejakv.experiments.frontier import run_frontier
-    from dejakv.experiments.frontier_report import brief
+    from dejakv.experiments.frontier.report import brief
 
-    unknown = [name for name in kind or () if name not in KINDS]
-    if unknown:
-        raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose of {', '.join(KINDS)}")
     if threads is not None and not 1 <= threads <= 1024:
         raise ConfigError(f"--threads {threads}: give a number from 1 to 1024")
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen: tuple[Kind, ...] = tuple(name for name in KINDS if not kind or name in kind)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("cases", total=None)
         report = run_frontier(
-            model, samples, output, facts=facts, kinds=chosen, seed=seed, detail=detail,
+            model, samples, output, facts=facts, kinds=kind or (), seed=seed, detail=detail,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     Console().print(brief(report["rows"]))

@@ -1,27 +1,143 @@
-"""A progress bar over a run, and one line a sample for those who ask."""
+"""Shows long work as it goes on: a bar on a terminal, a line every ten seconds in a log. Standard output stays free."""
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dejakv.experiments.run import RunResult, run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
+from dejakv.experiments.watch import Watch
+
+LOG_SECONDS = 10.0
 
 
-def run_with_progress(settings: RunSettings, log_samples: bool) -> RunResult:
-    """Runs with a bar on standard error, so that standard output holds the report alone."""
+def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = False) -> RunResult:
+    """Runs with its progress on standard error, so that standard output holds the report alone."""
     quiet_loading()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{settings.model} ({settings.cache_mode})", total=settings.max_samples)
+    with watching(console, log_samples=log_samples) as watch:
+        return run(settings, watch, resume=resume)
 
-        def advance(done: int, total: int, row: Row) -> None:
-            bar.update(task, completed=done, total=total)
-            if log_samples:
-                console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
 
-        return run(settings, advance)
+@contextmanager
+def watching(
+    console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS
+) -> Generator[Watch, None, None]:
+    """A watch that suits the console: a bar on a terminal, else a line for each stage and one every `seconds`."""
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=console, transient=True) as bar:
+            yield _Bar(bar, console, log_samples)
+        return
+    lines = _Lines(console, log_samples)
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(seconds):
+            lines.show()
+
+    thread = threading.Thread(target=tick, name="dejakv-progress", daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        stop.set()
+        thread.join()
+
+
+class _Figures:
+    """Mean time to first token of each arm so far."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def add(self, row: Row) -> None:
+        self._count += 1
+        for name, outcome in row.arms.items():
+            self._sums[name] = self._sums.get(name, 0.0) + outcome.record.ttft_ms
+
+    def __str__(self) -> str:
+        if not self._count:
+            return ""
+        return "mean TTFT ms: " + ", ".join(f"{name} {total / self._count:.0f}" for name, total in self._sums.items())
+
+
+class _Bar:
+    """A watch that moves a bar."""
+
+    def __init__(self, bar: Progress, console: Console, log_samples: bool) -> None:
+        self._bar = bar
+        self._console = console
+        self._log_samples = log_samples
+        self._figures = _Figures()
+        self._task = bar.add_task("starting", total=None, figures="")
+
+    def stage(self, text: str) -> None:
+        """See Watch."""
+        self._bar.update(self._task, description=text)
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        """See Watch."""
+        if row is not None:
+            self._figures.add(row)
+            if self._log_samples:
+                self._console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
+        self._bar.update(self._task, completed=done, total=total, figures=str(self._figures))
+
+
+class _Lines:
+    """A watch that prints lines. `show` comes from a thread of its own, so a long sample does not silence the log."""
+
+    def __init__(self, console: Console, log_samples: bool) -> None:
+        self._console = console
+        self._log_samples = log_samples
+        self._figures = _Figures()
+        self._lock = threading.Lock()
+        self._stage = "starting"
+        self._began = time.monotonic()
+        self._first = (0, self._began)
+        self._done = self._total = 0
+
+    def stage(self, text: str) -> None:
+        """See Watch."""
+        with self._lock:
+            self._stage = text
+            self._first = (self._done, time.monotonic())
+        self._print(text)
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        """See Watch."""
+        with self._lock:
+            if not self._total:
+                self._first = (done - 1, self._first[1])
+            self._done, self._total = done, total
+            if row is not None:
+                self._figures.add(row)
+        if row is not None and self._log_samples:
+            self._print(line_of(row))
+
+    def show(self) -> None:
+        """One line: the stage, how far it is, the time left, the figures so far."""
+        with self._lock:
+            now = time.monotonic()
+            parts = [f"{self._stage}, {now - self._began:.0f} s so far"]
+            if self._total:
+                before, since = self._first
+                left = (now - since) / max(1, self._done - before) * (self._total - self._done)
+                parts = [f"{self._done} of {self._total} samples, about {left:.0f} s left", str(self._figures)]
+        self._print("; ".join(part for part in parts if part))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def quiet_loading() -> None:

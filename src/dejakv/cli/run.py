@@ -66,7 +66,16 @@ def run_command(
     max_new_tokens: Annotated[int | None, typer.Option()] = None,
     temperature: Annotated[float | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option()] = None,
+    noise_floor: Annotated[
+        int | None, typer.Option(help="Samples on which the model in fp32 and in bf16 are compared as well.")
+    ] = None,
     output: Annotated[Text, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the stopped run in the --output folder.")
+    ] = False,
+    show_disagreements: Annotated[
+        int, typer.Option(min=0, help="How many changed answers to print beside those of full computation.")
+    ] = 3,
     log_samples: Annotated[bool, typer.Option("--log-samples", help="One line a sample, as it is served.")] = False,
 ) -> None:
     """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
@@ -80,7 +89,7 @@ def run_command(
         "dataset_path": dataset_path, "split": split, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
-        "temperature": temperature, "seed": seed, "output": output,
+        "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
@@ -97,7 +106,12 @@ def run_command(
     }  # fmt: skip
     if preset is None and model is None:
         preset = "shapes"
-    result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples)
-    show(result.summary)
+    result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples, resume)
+    show(result.summary, result.rows, disagreements=show_disagreements)
     if result.output is not None:
-        typer.echo(f"written: {result.output}/samples.jsonl, {result.output}/summary.json")
+        typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
+    if result.stopped:
+        again = "add --resume to the same command to go on" if result.output is not None else "nothing was kept"
+        typer.echo(f"dejakv: stopped after {result.summary['samples']} of {result.summary['stopped_before']}"
+                   f" samples: {again}", err=True)  # fmt: skip
+        raise typer.Exit(130)

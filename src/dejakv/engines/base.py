@@ -1,6 +1,6 @@
 """The seam of an engine: prepare a request, run it from a given state, hand back the state it computed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,8 @@ class Completion:
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
     shared           the caller is handed the state as well (in `details`): capture before it can change it
+    continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
+                     (teacher forcing), None if the engine cannot; for measurements
     """
 
     text: str
@@ -60,6 +62,7 @@ class Completion:
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
     shared: bool = False
+    continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

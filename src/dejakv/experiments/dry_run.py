@@ -16,17 +16,19 @@ from dejakv.engines.base import Completion
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.watch import Watch
 from dejakv.store.base import Tensor
 from dejakv.store.memory import MemoryStore
 
 
 def dry_run(
-    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter
+    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Watch
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
     cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # what it stores is not state
     lines: list[dict[str, Any]] = []
-    for sample in chosen:
+    watch.stage(f"{settings.dataset}, dry run")
+    for number, sample in enumerate(chosen, start=1):
         prepared = engine.prepare(prompter.request(sample))
         lookup = cache.lookup(prepared, engine.epoch)
         planned = cache.plan(prepared, lookup)
@@ -53,6 +55,7 @@ def dry_run(
         )
         cache.record(prepared, lookup, planned, _not_run(sample, len(prepared.token_ids)), engine.epoch)
         cache.flush()
+        watch.sample(number, len(chosen), None)
     cache.close()
     return _summary(settings, lines), lines
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dejakv import __version__
 from dejakv.errors import ConfigError
 
-SUMMARY, SAMPLES = "summary.json", "samples.jsonl"
+SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
+_SIGNED = "dejakv_version"
 
 
 def make_folder(path: str | Path, flag: str = "--output") -> Path:
@@ -31,19 +33,35 @@ def run_folder(output: str | Path) -> Path:
     Raises: ConfigError if the folder cannot be made, or has files of these names that no run wrote.
     """
     folder = make_folder(output)
-    found = [name for name in (SUMMARY, SAMPLES) if os.path.lexists(folder / name)]
-    if found and "dejakv_version" not in _object(folder / SUMMARY):
+    found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS) if os.path.lexists(folder / name)]
+    if found and not any(_SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
     return folder
 
 
-def write_run(output: str | Path | None, summary: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Path | None:
-    """Writes the two files of a run. Returns their folder; None without an output."""
+def write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Writes what a run was told, before its first sample. Raises: ConfigError."""
+    values = {**settings, _SIGNED: __version__}
+    replace_file(folder / SETTINGS, json.dumps(values, indent=2, default=str) + "\n", "--output")
+
+
+def write_run(
+    output: str | Path | None,
+    summary: dict[str, Any],
+    *,
+    lines: Sequence[dict[str, Any]] | None = None,
+    disagreements: str | None = None,
+) -> Path | None:
+    """Writes what a run has at its end: the summary, and the samples' lines and the changed answers where they are given.
+    Returns the folder; None without an output."""
     if output is None:
         return None
     folder = run_folder(output)
     replace_file(folder / SUMMARY, json.dumps(summary, indent=2) + "\n", "--output")
-    replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
+    if lines is not None:
+        replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
+    if disagreements is not None:
+        replace_file(folder / DISAGREEMENTS, disagreements, "--output")
     return folder
 
 
@@ -63,7 +81,7 @@ def replace_file(path: Path, text: str, flag: str) -> None:
         raise ConfigError(f"{flag} {str(path)!r} cannot be written ({_reason(error)}): give another path") from error
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON object, empty for whatever else is there."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))

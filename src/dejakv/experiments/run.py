@@ -1,8 +1,8 @@
-"""`dejakv run`: the same samples through every arm, interleaved in one process, and what came of it."""
+"""`dejakv run`: from settings to samples, an engine, a comparison (or a dry run) and the files of its output folder."""
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,44 +11,50 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.engines.open import open_engine, open_templates
-from dejakv.errors import DatasetError
-from dejakv.experiments.arms import pipeline_for
+from dejakv.errors import ConfigError, DatasetError
+from dejakv.experiments.compare import compare
+from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.output import run_folder, write_run
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.settings import Arm, RunSettings
-from dejakv.experiments.sizes import sizes_of
-from dejakv.experiments.summary import Outcome, Row, summarize
-from dejakv.pipeline import Pipeline
-from dejakv.request import Sampling
-
-WARM_UP = 3
-Progress = Callable[[int, int, Row], None]
+from dejakv.experiments.samples_log import SamplesLog
+from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import Row, summarize
+from dejakv.experiments.watch import Silent, Watch
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """`rows` is empty for a dry run. `output`: where the files were written, if anywhere."""
+    """`rows` is empty for a dry run. `output`: the folder of the files, if any. `stopped`: interrupted before the last sample."""
 
     summary: dict[str, Any]
     rows: tuple[Row, ...]
     output: Path | None
+    stopped: bool = False
 
 
-def run(settings: RunSettings, progress: Progress | None = None, engine: Any = None) -> RunResult:
-    """Runs the comparison (or the dry run) and writes `samples.jsonl` and `summary.json` if an output is given.
+def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *, resume: bool = False) -> RunResult:
+    """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows as samples are done, and
+    `summary.json` and `disagreements.txt` follow at the end, also after an interrupt.
+
+    resume  go on with the stopped run of the same settings in the output folder; a new one if there is none
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
+    watch = watch or Silent()
+    if resume and settings.output is None:
+        raise ConfigError("--resume needs the folder of the stopped run: give --output")
+    watch.stage(f"reading {settings.dataset}")
     chosen = tuple(read_samples(settings))
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         run_folder(settings.output)  # before the work, not after it
-    if engine is None:
-        with opened(settings) as engine:
-            return _run(settings, chosen, engine, progress)
-    return _run(settings, chosen, engine, progress)
+    if engine is not None:
+        return _run(settings, chosen, engine, watch, resume)
+    watch.stage(f"loading {settings.model}")
+    with opened(settings) as engine:
+        return _run(settings, chosen, engine, watch, resume)
 
 
 @contextmanager
@@ -63,17 +69,26 @@ def opened(settings: RunSettings) -> Iterator[Any]:
             close()
 
 
-def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, progress: Progress | None) -> RunResult:
+def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Watch, resume: bool) -> RunResult:
     prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
     if settings.cache_mode == "dry-run":
-        summary, lines = dry_run(settings, chosen, engine, prompter)
+        summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label_media(summary, settings)
-        return RunResult(summary, (), write_run(settings.output, summary, lines))
-    with cache_folder(settings) as settings:
-        rows, sizes = _run_arms(settings, chosen, engine, prompter, progress)
-    summary = summarize(rows, settings.model, settings.dataset, sizes)
+        return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
+    log = SamplesLog(Path(settings.output), settings, chosen, resume=resume) if settings.output is not None else None
+    try:
+        with cache_folder(settings) as inside:
+            done = compare(inside, chosen, engine, prompter, watch, log)
+    finally:
+        if log is not None:
+            log.close()
+    summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
     _label_media(summary, settings)
-    return RunResult(summary, tuple(rows), write_run(settings.output, summary, [row.as_dict() for row in rows]))
+    if done.stopped:
+        summary["stopped_before"] = len(chosen)
+    return RunResult(
+        summary, done.rows, write_run(settings.output, summary, disagreements=as_text(done.rows)), done.stopped
+    )
 
 
 def _label_media(summary: dict[str, Any], settings: RunSettings) -> None:
@@ -94,44 +109,6 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
         shuffle_seed=settings.shuffle_seed,
     )
     return samples(open_dataset(settings.dataset, options), options)
-
-
-def _run_arms(
-    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, progress: Progress | None
-) -> tuple[list[Row], dict[str, Any]]:
-    live = settings.cache_mode == "live"
-    arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
-    pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
-    held = pipelines["cache"].cache if "cache" in pipelines else None
-    started_with = held.store.stats().entries if held is not None else 0
-    sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
-    _warm_up(Pipeline(engine.for_arm("none")), chosen[:WARM_UP], prompter, sampling)
-    rows: list[Row] = []
-    names = list(pipelines)
-    for number, sample in enumerate(chosen):
-        request = prompter.request(sample, sampling)
-        outcomes: dict[str, Outcome] = {}
-        for turn in range(len(names)):  # another arm goes first each time, so that none profits from a warm cache line
-            name = names[(turn + number) % len(names)]
-            answer = pipelines[name].answer(request)
-            outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer)
-            if (used := pipelines[name].cache) is not None:
-                used.flush()
-        row = Row(sample.id, sample.question, sample.answer, {name: outcomes[name] for name in names})
-        rows.append(row)
-        if progress is not None:
-            progress(number + 1, len(chosen), row)
-    cached = pipelines["cache"].cache if "cache" in pipelines else None
-    sizes = {**sizes_of(cached), "started_with_chunks": started_with} if cached is not None else {}
-    for pipeline in pipelines.values():
-        if pipeline.cache is not None:
-            pipeline.cache.close()
-    return rows, sizes
-
-
-def _warm_up(pipeline: Pipeline, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
-    for sample in chosen:
-        pipeline.answer(prompter.request(sample, sampling))
 
 
 @contextmanager

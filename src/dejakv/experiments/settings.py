@@ -7,7 +7,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.models import names
 from dejakv.presets import preset
-from dejakv.settings import AnyPath, Folder, Positive, Within, check_fields, from_mapping
+from dejakv.settings import AnyPath, Count, Folder, Positive, Within, check_fields, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
 CacheMode = Literal["live", "dry-run", "off"]
@@ -17,7 +17,7 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of one run. `seed` seeds the data set and sampling."""
+    """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16."""
 
     model: str = "shapes-vlm"
     engine: EngineName = "transformers"
@@ -38,6 +38,7 @@ class RunSettings:
     max_new_tokens: Positive = 16
     temperature: Annotated[float, Within(0)] = 0.0
     seed: int = 0
+    noise_floor: Count = 0
     output: Folder | None = None
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 

@@ -4,21 +4,48 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dejakv import __version__
+from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.experiments.scoring import percentile, same, wilson
 from dejakv.records import Record
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One sample in one arm. `cached_answer`: what the donor's own answer was, where a donor was used."""
+    """One sample in one arm.
+
+    cached_answer  the donor's own answer, where a donor was used
+    first_token    id of the answer's first token, None for an empty answer
+    fidelity       how near it is to the `none` arm, where the engine can tell
+    """
 
     record: Record
     text: str
     cached_answer: str | None = None
+    first_token: int | None = None
+    fidelity: Fidelity | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """One arm's part of a line of `samples.jsonl`."""
+        own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
+        near = asdict(self.fidelity) if self.fidelity is not None else None
+        return {**self.record.as_dict(), **own, "fidelity": near}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
+        """The inverse of `as_dict`. Raises: KeyError, TypeError."""
+        record = Record(**{item.name: values[item.name] for item in fields(Record)})
+        near = values["fidelity"]
+        return cls(
+            record,
+            values["text"],
+            values["cached_answer"],
+            values["first_token"],
+            Fidelity(**near) if near is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -32,10 +59,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `samples.jsonl`."""
-        arms = {
-            name: {**outcome.record.as_dict(), "text": outcome.text, "correct": self.correct(name)}
-            for name, outcome in self.arms.items()
-        }
+        arms = {name: {**outcome.as_dict(), "correct": self.correct(name)} for name, outcome in self.arms.items()}
         cache = self.arms.get("cache")
         shown = cache.record if cache else None
         return {
@@ -48,6 +72,12 @@ class Row:
             "arms": arms,
         }
 
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Row":
+        """The inverse of `as_dict`. Raises: KeyError, TypeError."""
+        arms = {name: Outcome.from_dict(values) for name, values in line["arms"].items()}
+        return cls(line["id"], line["question"], line["answer"], arms)
+
     def correct(self, arm: str) -> bool | None:
         return None if self.answer is None else same(self.arms[arm].text, self.answer)
 
@@ -57,6 +87,12 @@ class Row:
             return None
         return self.arms[arm].text == self.arms["none"].text
 
+    def agrees_first(self, arm: str) -> bool | None:
+        """Whether the arm's first token is the `none` arm's."""
+        if arm not in self.arms or "none" not in self.arms:
+            return None
+        return self.arms[arm].first_token == self.arms["none"].first_token
+
 
 def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals beside them. What was not measured is None:
@@ -65,6 +101,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
     records = [row.arms["cache"].record for row in rows if "cache" in row.arms]
     hits = [row for row in rows if "cache" in row.arms and _is_hit(row.arms["cache"].record)]
     judged = [agrees for row in rows if (agrees := row.agrees("cache")) is not None]
+    first = [agrees for row in rows if (agrees := row.agrees_first("cache")) is not None]
     summary: dict[str, Any] = {
         "model": model,
         "dataset": dataset,
@@ -77,6 +114,9 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "by_method": _counts(record.method for record in records),
         "agreement": sum(judged) / len(judged) if judged else None,
         "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
+        "agreement_first": sum(first) / len(first) if first else None,
+        "agreement_first_interval": wilson(sum(first), len(first)) if first else None,
+        **_fidelity(rows, "cache"),
         "response_cache": _response_cache(hits),
         "beyond_prefix": _beyond_prefix(rows),
         "not_used": _counts(record.reason for record in records if record.reason),
@@ -87,6 +127,10 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "dejakv_version": __version__,
     }
     return summary
+
+
+def _fidelity(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    return means([near for row in rows if name in row.arms and (near := row.arms[name].fidelity) is not None])
 
 
 def _is_hit(record: Record) -> bool:

@@ -1,13 +1,21 @@
 """The summary as tables for a terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dejakv.experiments.disagreements import disagreements as changed_answers
+from dejakv.experiments.disagreements import side_by_side
+from dejakv.experiments.plain_words import in_plain_words
+from dejakv.experiments.summary import Row
 
-def show(summary: dict[str, Any], console: Console | None = None) -> None:
-    """Prints a run's or a dry run's summary."""
+
+def show(
+    summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None, *, disagreements: int = 0
+) -> None:
+    """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
     if summary.get("cache_mode") == "dry-run":
         _show_dry_run(summary, console)
@@ -17,6 +25,10 @@ def show(summary: dict[str, Any], console: Console | None = None) -> None:
         console.print(_levels(summary))
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
+    if changed := changed_answers(rows)[:disagreements]:
+        console.print(side_by_side(changed))
+    for line in in_plain_words(summary):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _arms(summary: dict[str, Any]) -> Table:
@@ -62,6 +74,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
+    lines += _nearness(summary)
     response = summary.get("response_cache", {})
     if response.get("hits"):
         lines.append(
@@ -82,6 +95,19 @@ def _lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
     if summary.get("warning"):
         lines.append(f"WARNING {summary['warning']}")
+    return lines
+
+
+def _nearness(summary: dict[str, Any]) -> list[str]:
+    """The distance from full computation, and beside it that between fp32 and bf16."""
+    lines: list[str] = []
+    for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
+        if values and values.get("kl_mean") is not None:
+            beside = f" ({values['dtype']}, {values['samples']} prompts)" if "dtype" in values else ""
+            lines.append(
+                f"{title}{beside}: KL of the first token {values['kl_mean']:.4f}, same likeliest token along the answer"
+                f" {_share(values['top1'])}"
+            )
     return lines
 
 

@@ -22,6 +22,7 @@ from dejakv.engines.transformers.capabilities import (
     without_adapter_wrapper,
 )
 from dejakv.engines.transformers.check_pictures import check_pictures
+from dejakv.engines.transformers.continuation import continuation
 from dejakv.engines.transformers.decoding import Clock, OnToken
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
@@ -121,6 +122,12 @@ class TransformersEngine:
             registry = self.vision.registry if arm == "cache" else None
             other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
         return other
+
+    def twin(self) -> "TransformersEngine":
+        """The same weights in the other one of float32 and bfloat16, without an encoder registry; a copy of the model."""
+        other = torch.bfloat16 if self.model.dtype == torch.float32 else torch.float32
+        model = copy.deepcopy(self.model).to(other)
+        return TransformersEngine(model, self.tokenizer, self.processor, check=False)
 
     def prepare(self, request: Request) -> Prepared:
         """Token ids with pictures expanded, and their spans. Pixels are processed when a picture is first seen.
@@ -230,6 +237,7 @@ class TransformersEngine:
             bytes_loaded=loaded,
             capture=lambda: captured(cache, n) if cache is not None and kept else None,
             shared=not isinstance(output, torch.Tensor),
+            continued=continuation(self.model, cache, ids, place),
             details={"output": output},
         )
 

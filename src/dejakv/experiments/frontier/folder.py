@@ -50,7 +50,7 @@ def merge(held: Held, line: dict[str, Any]) -> None:
     full prefill (the machine may have been busier), so they are left out of the ratios."""
     known = held.setdefault((line["kind"], line["number"]), line)
     if known is not line:
-        later = {name: [*row[:5], None] for name, row in line["rows"].items()}
+        later = {name: {**row, "seconds": None} for name, row in line["rows"].items()}
         known["rows"] = {**later, **known["rows"]}
 
 

@@ -1,0 +1,116 @@
+"""The same samples through every arm, interleaved in one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.experiments.arms import pipeline_for
+from dejakv.experiments.fidelity import STEPS, LogProbabilities, fidelity
+from dejakv.experiments.noise_floor import noise_floor
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples_log import SamplesLog
+from dejakv.experiments.settings import Arm, RunSettings
+from dejakv.experiments.sizes import sizes_of
+from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.watch import Watch
+from dejakv.pipeline import Answer, Pipeline
+from dejakv.request import Request, Sampling
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The rows that were finished, what the cache takes, and whether the run was interrupted before its last sample."""
+
+    rows: tuple[Row, ...]
+    sizes: dict[str, Any]
+    stopped: bool = False
+
+
+def compare(
+    settings: RunSettings,
+    chosen: Sequence[Sample],
+    engine: Any,
+    prompter: Prompter,
+    watch: Watch,
+    log: SamplesLog | None = None,
+) -> Compared:
+    """Serves every sample in every arm. An interrupt (Ctrl-C) ends it with the samples that are complete.
+
+    log  takes each row as it is done. The rows that it holds already are not measured again: their prompts only fill the
+         arms' caches, so that what follows meets the caches it would have met
+    """
+    live = settings.cache_mode == "live"
+    arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
+    pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
+    cache = pipelines["cache"].cache if "cache" in pipelines else None
+    started_with = cache.store.stats().entries if cache is not None else 0
+    sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
+    rows = list(log.rows) if log is not None else []
+    stopped = False
+    try:
+        watch.stage("warming up")
+        for sample in chosen[:WARM_UP]:
+            Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
+        _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], watch)
+        watch.stage(f"{settings.model}, {' and '.join(arms)}")
+        for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
+            row = _serve(pipelines, sample, prompter.request(sample, sampling), first=number)
+            rows.append(row)
+            if log is not None:
+                log.append(row)
+            watch.sample(number + 1, len(chosen), row)
+    except KeyboardInterrupt:
+        stopped = True
+    sizes: dict[str, Any] = {}
+    if cache is not None:
+        sizes = {**sizes_of(cache), "started_with_chunks": started_with}
+    if settings.noise_floor and not stopped:
+        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
+        sizes["noise_floor"] = noise_floor(engine, requests, watch)
+    for pipeline in pipelines.values():
+        if pipeline.cache is not None:
+            pipeline.cache.close()
+    return Compared(tuple(rows), sizes, stopped)
+
+
+def _serve(pipelines: dict[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
+    """One sample in all arms. Another arm goes first each time, so that none profits from a warm cache line."""
+    names = list(pipelines)
+    answers: dict[str, Answer] = {}
+    for turn in range(len(names)):
+        name = names[(turn + first) % len(names)]
+        answers[name] = pipelines[name].answer(request)
+        _flush(pipelines[name])
+    full = answers.get("none")
+    tokens = full.token_ids[:STEPS] if full is not None else ()
+    wanted = full.completion.continued(tokens) if full is not None else None
+    outcomes = {name: _outcome(answers[name], tokens, wanted) for name in names}
+    return Row(sample.id, sample.question, sample.answer, outcomes)
+
+
+def _outcome(answer: Answer, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
+    """An arm's answer beside full computation's: its tokens and their log probabilities there."""
+    near = fidelity(wanted, answer.completion.continued(tokens)) if wanted is not None else None
+    first = answer.token_ids[0] if answer.token_ids else None
+    return Outcome(answer.record, answer.text, answer.cached_answer, first, near)
+
+
+def _refill(pipelines: dict[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:
+    """Brings the caches of a resumed run to where they were: its prompts again, one token each."""
+    cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
+    if requests and cached:
+        watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
+    for request in requests:
+        short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
+        for pipeline in cached:
+            pipeline.answer(short)
+            _flush(pipeline)
+
+
+def _flush(pipeline: Pipeline) -> None:
+    """Waits for the saves, so that every request meets all that came before it."""
+    if pipeline.cache is not None:
+        pipeline.cache.flush()

@@ -1,0 +1,44 @@
+"""How near one computation of a prompt is to full computation: divergence of the next token, agreement along an answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS = 16
+
+LogProbabilities = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """One sample against full computation, along full computation's own answer (teacher forcing).
+
+    kl    Kullback-Leibler divergence of the first token from full computation's, in nats
+    top1  share of the answer's first `STEPS` tokens at which the likeliest token is the same
+    """
+
+    kl: float
+    top1: float
+
+
+def fidelity(wanted: LogProbabilities | None, got: LogProbabilities | None) -> Fidelity | None:
+    """Of two arrays `[tokens, vocabulary]` of log probabilities; None where one is missing."""
+    if wanted is None or got is None or not len(wanted):
+        return None
+    same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
+    return Fidelity(float(divergence(wanted[:1], got[:1])[0]), float(same.mean()))
+
+
+def divergence(wanted: LogProbabilities, got: LogProbabilities) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence at each token, `[tokens]`, in nats."""
+    return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
+
+
+def means(values: Sequence[Fidelity]) -> dict[str, Any]:
+    """`kl_mean` and `top1` over samples, None where there are none."""
+    if not values:
+        return {"kl_mean": None, "top1": None}
+    return {"kl_mean": float(np.mean([v.kl for v in values])), "top1": float(np.mean([v.top1 for v in values]))}

@@ -1,0 +1,81 @@
+"""Ways of blending that a frontier compares: token map, selector, share of rows, and how the share is spent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dejakv.reuse.blend import BlendConfig
+
+SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+COARSE = (0.1, 0.2, 0.5)
+WHOLE = (("context", "value"), ("embedding", "kv"), ("align", "kv"))
+"""Map and selector, at every share: ours with V compared, the paper's pair (SemShareKV), CacheBlend's in style."""
+PAIRS = (
+    ("context", "kv"),
+    ("context", "similarity"),
+    ("context", "query"),
+    ("context", "random"),
+    ("embedding", "value"),
+    ("lsh", "value"),
+    ("align", "value"),
+)
+"""The other maps with the selector that compares V, and the other selectors with the default map, at `COARSE` shares."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way of blending.
+
+    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole sentences that changed, as many as
+              the share pays for, then the selector; `need`: all that changed, whatever share it takes
+    complete  layers computed completely before that
+    """
+
+    map: str
+    selector: str
+    share: float
+    budget: str = "share"
+    complete: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
+
+    @property
+    def main(self) -> bool:
+        """Measured on every case; the other cells on the first `detail` ones only."""
+        ours = self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
+        return ours or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
+
+    @property
+    def config(self) -> BlendConfig:
+        by_need = self.budget == "need"
+        return BlendConfig(
+            map=self.map,
+            selector=self.selector,
+            share=self.share,
+            by_need=by_need,
+            rule="none" if self.budget == "share" else "changed",
+            min_similarity=0.0 if self.budget == "share" else 0.2,
+            complete=self.complete,
+            max_share=1.0,
+        )
+
+
+def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
+    """All cells of the published frontier."""
+    partial = [share for share in shares if share < 1.0]
+    made = [Cell("context", "similarity", share, "within", 0) for share in partial]
+    made += [Cell("context", "similarity", 0.0, "need", 0), Cell("context", "value", 0.0, "need")]
+    made += [Cell(map, selector, share) for map, selector in WHOLE for share in partial]
+    made += [Cell(map, selector, share) for map, selector in PAIRS for share in partial if share in COARSE]
+    return [*made, Cell("context", "value", 1.0)]
+
+
+def text_cells() -> list[Cell]:
+    """The cells of the frontier on real text: what runs by need, more rows by each selector, and the published maps."""
+    made = [Cell("context", "similarity", 0.0, "need", 0)]
+    made += [Cell("context", "value", share, "need") for share in (0.0, 0.15, 0.3, 0.5)]
+    made += [Cell("context", "query", share, "need") for share in (0.15, 0.3)]
+    made += [Cell("context", selector, 0.15, "need") for selector in ("kv", "random")]
+    made += [Cell("embedding", "kv", 0.2), Cell("align", "kv", 0.2)]
+    return made

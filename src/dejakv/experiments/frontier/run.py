@@ -1,0 +1,93 @@
+"""The quality frontier of blending: how much must be recomputed before the answers are those of full computation.
+
+Prompts are changed in several ways; the donors' state is blended into each changed prompt at several shares, by several
+maps and selectors. Every case is written to `cases.jsonl` as it is done, so a stopped run goes on where it was.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.errors import ConfigError
+from dejakv.experiments.frontier.bench import Bench
+from dejakv.experiments.frontier.cases import Cases
+from dejakv.experiments.frontier.cells import SHARES, Cell, cells, text_cells
+from dejakv.experiments.frontier.docs_cases import DocsCases
+from dejakv.experiments.frontier.folder import CASES, held_cases, merge, open_cases
+from dejakv.experiments.frontier.report import write_report
+from dejakv.experiments.frontier.text_cases import TextCases
+
+FACTS = 20
+PASSAGES = 4
+
+
+def run_frontier(
+    model: str = "docs-lm",
+    samples: int = 300,
+    output: str | Path = "runs/frontier",
+    *,
+    facts: int | None = None,
+    kinds: Sequence[str] = (),
+    shares: Sequence[float] = SHARES,
+    seed: int = 0,
+    only: Sequence[str] = (),
+    detail: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measures and writes `cases.jsonl`, `frontier.json`, `frontier-table.md` and (with matplotlib) `frontier.png`.
+
+    model    docs-lm reads documents of facts, whose answers are known; any other reads passages of real text
+    samples  cases a kind; kinds and only: names of kinds of change and of cells, all if empty
+    facts    facts in a document of docs-lm (20), passages in a prompt of another model (4)
+    detail   cases a kind on which all cells are measured, the main ones alone on the rest; None: all cells on all cases
+    A folder that holds a run of the same settings goes on: cases and cells that are missing are added. One of other settings
+    is refused.
+
+    Raises: ConfigError, ModelError.
+    """
+    if samples < 1 or (facts is not None and facts < 2):
+        raise ConfigError(f"--samples {samples}, --facts {facts}: give at least 1 sample and 2 facts")
+    if detail is not None and detail < 0:
+        raise ConfigError(f"--detail {detail} is negative: give 0 or more")
+    if not all(math.isfinite(share) and 0 <= share <= 1 for share in shares):
+        raise ConfigError(f"shares {tuple(shares)} lie between 0 and 1")
+    known, cases = _of_model(model, facts, shares)
+    chosen = [cell for cell in known if not only or cell.name in only]
+    if only and len(chosen) != len(set(only)):
+        raise ConfigError(f"--only names a cell that is not known: choose of {', '.join(cell.name for cell in known)}")
+    if unknown := [kind for kind in kinds if kind not in cases.kinds]:
+        raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose of {', '.join(cases.kinds)}")
+    kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
+    folder = open_cases(output)
+    engine = TransformersEngine.from_pretrained(model, dtype="fp32")
+    bench = Bench(engine, cases.steps, engine.twin() if cases.steps > 1 else None)
+    settings = {"model": Path(model).name, "epoch": engine.epoch, "seed": seed, **cases.settings()}
+    held = held_cases(folder, settings, [cell.name for cell in chosen])
+    todo: list[tuple[str, int, list[Cell]]] = []
+    for number in range(samples):
+        for kind in kinds:
+            there = held.get((kind, number), {}).get("rows", {})
+            wanted = [cell for cell in chosen if cell.main or detail is None or number < detail]
+            missing = [cell for cell in wanted if cell.name not in there]
+            if missing or not there:
+                todo.append((kind, number, missing))
+    with (folder / CASES).open("a", encoding="utf-8") as file:
+        for count, (kind, number, missing) in enumerate(todo):
+            line = bench.run(cases.make(kind, number, bench.encode, seed), missing)
+            merge(held, line)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            if progress is not None:
+                progress(count + 1, len(todo))
+    used = [line for line in held.values() if line["number"] < samples and line["kind"] in kinds]
+    return write_report(folder, {**settings, "samples": samples}, used, {cell.name: cell for cell in chosen}, kinds)
+
+
+def _of_model(model: str, facts: int | None, shares: Sequence[float]) -> tuple[list[Cell], Cases]:
+    """The cells and cases that suit a model."""
+    if Path(model).name == "docs-lm":
+        return cells(shares), DocsCases(facts or FACTS)
+    return text_cells(), TextCases(facts or PASSAGES)

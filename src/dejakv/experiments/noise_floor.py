@@ -1,0 +1,27 @@
+"""How much the same model differs from itself in fp32 and in bf16: what no way of reuse can be expected to beat."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dejakv.experiments.fidelity import STEPS, Fidelity, fidelity, means
+from dejakv.experiments.watch import Watch
+from dejakv.request import Request
+
+
+def noise_floor(engine: Any, requests: Sequence[Request], watch: Watch) -> dict[str, Any] | None:
+    """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
+    `top1`, `samples` and `dtype` of the other. None for an engine that has no twin."""
+    if not requests or not hasattr(engine, "twin"):
+        return None
+    watch.stage(f"noise floor over {len(requests)} prompts")
+    plain = engine.for_arm("none")
+    other = plain.twin()
+    found: list[Fidelity] = []
+    for request in requests:
+        prepared = plain.prepare(request)
+        full = plain.run(prepared)
+        tokens = full.token_ids[:STEPS]
+        value = fidelity(full.continued(tokens), other.run(other.prepare(request)).continued(tokens))
+        if value is not None:
+            found.append(value)
+    return {**means(found), "samples": len(found), "dtype": str(other.model.dtype).removeprefix("torch.")}

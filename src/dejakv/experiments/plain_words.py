@@ -1,0 +1,32 @@
+"""The result of a comparison in two sentences, for readers who skip tables."""
+
+from typing import Any
+
+
+def in_plain_words(summary: dict[str, Any]) -> list[str]:
+    """How much faster the cache was than prefix caching over all requests, and how many answers it changed."""
+    beyond = summary.get("beyond_prefix")
+    if not beyond or not beyond["ttft_ratio"]:
+        return []
+    count = summary["samples"]
+    lines = [f"{_speed(beyond)} over all {count} requests, {_tokens(beyond)}."]
+    if summary["agreement"] is not None:
+        first, same = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
+        lines.append(f"First token the same in {first} of {count}, the whole answer in {same} of {count}.")
+    return lines
+
+
+def _speed(beyond: dict[str, Any]) -> str:
+    """Faster or slower only where the interval of the paired difference leaves out zero."""
+    low, high = beyond["ttft_difference_interval"]
+    ratio = beyond["ttft_ratio"]
+    if high < 0:
+        return f"{1 / ratio:.1f} x as fast to the first token as prefix caching"
+    if low > 0:
+        return f"Slower to the first token than prefix caching by {100 * (ratio - 1):.0f}%"
+    return "As fast to the first token as prefix caching, within the spread of this run,"
+
+
+def _tokens(beyond: dict[str, Any]) -> str:
+    ratio = beyond["tokens_ratio"]
+    return "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"

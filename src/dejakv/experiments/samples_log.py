@@ -1,0 +1,89 @@
+"""`samples.jsonl` of a run: a line as soon as a sample is done, and a stopped run's lines read back for `--resume`."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dejakv.datasets.base import Sample
+from dejakv.errors import ConfigError
+from dejakv.experiments.output import SAMPLES, SETTINGS, read_object, replace_file, run_folder, write_settings
+from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import Row
+
+_FREE = ("output", "dejakv_version")
+"""Settings that may differ between a run and its resumption."""
+
+
+class SamplesLog:
+    """The log of one run in a folder. Each line is complete on disk before the next sample starts.
+
+    rows  the samples that an earlier, stopped run of the same settings finished; empty unless `resume`
+
+    Raises: ConfigError if the folder cannot be written, or if `resume` finds a run of other settings.
+    """
+
+    def __init__(self, folder: Path, settings: RunSettings, chosen: Sequence[Sample], *, resume: bool = False) -> None:
+        self._path = run_folder(folder) / SAMPLES
+        try:
+            self.rows = self._finished(folder, settings, chosen) if resume else []
+            write_settings(folder, _plain(settings))
+            if not self.rows:
+                replace_file(self._path, "", "--output")
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--output {str(folder)!r} cannot be written ({error.strerror}): give a folder you may write to"
+            ) from error
+
+    def append(self, row: Row) -> None:
+        """Writes a finished sample."""
+        self._file.write(json.dumps(row.as_dict()) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing is appended after this."""
+        self._file.close()
+
+    def _finished(self, folder: Path, settings: RunSettings, chosen: Sequence[Sample]) -> list[Row]:
+        if not self._path.exists():
+            return []
+        _check_same(folder, settings)
+        rows: list[Row] = []
+        whole = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                try:
+                    row = Row.from_dict(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    break  # the line that was being written when the run was killed
+                if len(rows) >= len(chosen) or row.sample_id != chosen[len(rows)].id:
+                    raise ConfigError(
+                        f"--resume: {self._path} holds sample {row.sample_id!r} where this run has another:"
+                        " give the same data set, or another --output"
+                    )
+                rows.append(row)
+                whole += len(line)
+        os.truncate(self._path, whole)
+        return rows
+
+
+def _check_same(folder: Path, settings: RunSettings) -> None:
+    before = read_object(folder / SETTINGS)
+    if not before:
+        raise ConfigError(
+            f"--resume: {folder} has no readable {SETTINGS}, so nobody knows with which settings the run began:"
+            " run without --resume"
+        )
+    now: dict[str, Any] = json.loads(json.dumps(_plain(settings), default=str))
+    changed = sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
+    if changed:
+        raise ConfigError(
+            f"--resume: the stopped run had other settings ({', '.join(changed)}): give the same ones, or another --output"
+        )
+
+
+def _plain(settings: RunSettings) -> dict[str, Any]:
+    values = {name: value for name, value in vars(settings).items() if name != "cache"}
+    return {**values, **{f"cache.{name}": value for name, value in vars(settings.cache).items()}}

@@ -1,0 +1,86 @@
+"""What a user sees while a run goes on: a log without a terminal, Ctrl-C and `--resume`."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from dejakv.cli.progress import watching
+from dejakv.experiments.summary import Outcome, Row
+from dejakv.records import Record
+
+COMMAND = [sys.executable, "-m", "dejakv.cli.main", "run", "--arms", "none,cache", "--max-samples", "400"]
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
+    samples = tmp_path / "samples.jsonl"
+    running = subprocess.Popen(
+        [*COMMAND, "--output", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while lines_of(samples) < 3 and time.monotonic() < deadline and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=120)
+    done = lines_of(samples)
+    assert running.returncode == 130, stderr
+    assert 3 <= done < 400
+    assert "computed tokens" in stdout
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == done
+
+    again = subprocess.Popen(
+        [*COMMAND, "--output", str(tmp_path), "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while lines_of(samples) < done + 3 and time.monotonic() < deadline + 120 and again.poll() is None:
+        time.sleep(0.05)
+    os.kill(again.pid, signal.SIGKILL)  # a run that is killed leaves its samples too
+    again.wait()
+    ids = [json.loads(line)["id"] for line in samples.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    assert len(ids) >= done + 3
+    assert len(set(ids)) == len(ids)
+
+
+def row(ms: float) -> Row:
+    return Row(
+        "s",
+        "q",
+        None,
+        {"none": Outcome(Record("s", ttft_ms=ms), "a"), "cache": Outcome(Record("s", ttft_ms=ms / 2), "a")},
+    )
+
+
+def test_without_a_terminal_progress_is_lines() -> None:
+    out = io.StringIO()
+    with watching(Console(file=out, width=80), seconds=0.01) as watch:
+        watch.stage("loading a model")
+        watch.sample(1, 4, row(100.0))
+        watch.sample(2, 4, row(200.0))
+        deadline = time.monotonic() + 30
+        while "2 of 4" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    text = out.getvalue()
+    assert text.startswith("loading a model\n")
+    assert "2 of 4 samples" in text
+    assert "mean TTFT ms: none 150, cache 75" in text
+
+
+def test_on_a_terminal_it_is_a_bar_and_samples_are_lines_when_asked_for() -> None:
+    out = io.StringIO()
+    with watching(Console(file=out, width=200, force_terminal=True), log_samples=True) as watch:
+        watch.stage("serving")
+        watch.sample(1, 2, row(100.0))
+        watch.sample(2, 2, None)
+    assert "[s] miss" in out.getvalue()
+    assert "1/2" in out.getvalue() or "2/2" in out.getvalue()

@@ -1,0 +1,51 @@
+"""Teacher forcing from the state that a run left equals one forward pass over prompt and answer."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_transformers import IMAGES, PLACEHOLDER, TEXT, chunk_of, image_engine, picture, request, text_engine
+
+from dejakv.engines.base import Start
+from dejakv.request import Sampling
+
+PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
+ANSWER = (7, 11, 13, 5, 9)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
+    engine = text_engine(name)
+    prepared = engine.prepare(request(PROMPT))
+    ids = [*prepared.token_ids, *ANSWER]
+    with torch.inference_mode():
+        logits = engine.model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1).numpy()
+    wanted = logits[len(prepared.token_ids) - 1 : -1]
+    whole = engine.run(prepared)
+    chunk = chunk_of(engine, prepared, whole)
+    half = engine.run(prepared, start=Start(chunk, len(ids) // 2))
+    beams = engine.run(prepared, sampling=Sampling(3, num_beams=2))
+    for run in (whole, half, beams):
+        for _ in range(2):  # it changes nothing in the state it reads
+            got = run.continued(ANSWER)
+            assert got is not None
+            assert got.shape == wanted.shape
+            np.testing.assert_allclose(got, wanted, atol=2e-4)
+    before = whole.capture()
+    assert before is not None
+    np.testing.assert_array_equal(before.data, chunk.tensor.data)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_with_pictures_it_repeats_what_the_answer_was_made_from(name: str) -> None:
+    engine = image_engine(name)
+    prepared = engine.prepare(request(f"{PLACEHOLDER[name]} {PROMPT}", (picture(3),)))
+    run = engine.run(prepared, sampling=Sampling(4))
+    tokens = run.token_ids
+    got = run.continued(tokens)
+    assert got is not None
+    assert tuple(got.argmax(-1)) == tokens
+
+
+def test_without_tokens_or_plain_rows_there_is_none() -> None:
+    engine = text_engine("llama")
+    assert engine.run(engine.prepare(request(PROMPT))).continued(()) is None

@@ -1,0 +1,48 @@
+"""Distance from full computation, and the noise floor beside it."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.experiments.fidelity import Fidelity, fidelity, means
+from dejakv.experiments.noise_floor import noise_floor
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.watch import Silent
+from dejakv.request import Request, Sampling
+
+
+def test_divergence_and_agreement_by_hand() -> None:
+    wanted = np.log(np.array([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]], np.float32))
+    got = np.log(np.array([[0.25, 0.75], [0.6, 0.4], [0.7, 0.3]], np.float32))
+    found = fidelity(wanted, got)
+    assert found is not None
+    assert found.kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
+    assert found.top1 == pytest.approx(1 / 3)  # a tie goes to the first token, in both
+
+
+def test_nothing_to_compare_is_none() -> None:
+    assert fidelity(None, np.zeros((1, 2), np.float32)) is None
+    assert fidelity(np.zeros((1, 2), np.float32), None) is None
+    assert means([]) == {"kl_mean": None, "top1": None}
+    assert means([Fidelity(0.2, 1.0), Fidelity(0.4, 0.5)]) == {"kl_mean": pytest.approx(0.3), "top1": 0.75}
+
+
+def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
+    settings = settings_from("docs", {"max_samples": 30, "noise_floor": 2, "dtype": "fp32"}, {"reuse": "exact"})
+    result = run(settings, engine=docs_engine)
+    summary = result.summary
+    assert summary["kl_mean"] < 1e-6  # exact reuse
+    assert summary["top1"] == 1.0
+    assert summary["noise_floor"]["samples"] == 2
+    assert summary["noise_floor"]["dtype"] == "bfloat16"
+    assert 0.0 < summary["noise_floor"]["kl_mean"] < 0.1
+    assert all(row.arms["none"].fidelity == Fidelity(0.0, 1.0) for row in result.rows)
+
+
+def test_an_engine_without_a_twin_has_no_noise_floor(docs_engine: Any) -> None:
+    request = Request("r", "Ann lives in Paris.", "", sampling=Sampling(2))
+    assert noise_floor(object(), [request], Silent()) is None
+    assert noise_floor(docs_engine, [], Silent()) is None

@@ -1,0 +1,98 @@
+"""Runs that are stopped: what is on disk, what the report says, and what `resume` makes of it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.engines.open import open_engine
+from dejakv.errors import ConfigError
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import RunSettings, settings_from
+from dejakv.experiments.summary import Row
+from dejakv.experiments.watch import Silent
+
+SAMPLES = 24
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    return open_engine(settings_from("shapes", {}, {}))
+
+
+def settings_for(folder: Path, **run_part: Any) -> RunSettings:
+    return settings_from("shapes", {"max_samples": SAMPLES, "output": str(folder), **run_part}, {})
+
+
+class StopAfter(Silent):
+    """Interrupts as Ctrl-C does, after `samples` samples."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.stages: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        if done == self.samples:
+            raise KeyboardInterrupt
+
+
+def facts(folder: Path) -> list[Any]:
+    """All that a run says of its samples, without times."""
+    kept = ("method", "level", "provenance", "donor", "computed_tokens", "reused_tokens", "text", "first_token")
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return [
+        (line["id"], {arm: [values[name] for name in kept] for arm, values in line["arms"].items()}) for line in lines
+    ]
+
+
+def test_an_interrupt_ends_with_a_report_of_what_is_done(engine: Any, tmp_path: Path) -> None:
+    result = run(settings_for(tmp_path), StopAfter(9), engine=engine)
+    assert result.stopped
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["samples"], summary["stopped_before"]) == (9, SAMPLES)
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"id": "half a li'])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(engine: Any, tmp_path: Path, torn: bytes) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(settings_for(whole), engine=engine)
+    run(settings_for(parts), StopAfter(11), engine=engine)
+    with (parts / "samples.jsonl").open("ab") as file:
+        file.write(torn)
+    watch = StopAfter(0)
+    result = run(settings_for(parts), watch, engine=engine, resume=True)
+    assert not result.stopped
+    assert any("11 prompts" in stage for stage in watch.stages)
+    assert facts(parts) == facts(whole)
+    assert json.loads((parts / "summary.json").read_text())["samples"] == SAMPLES
+
+
+def test_resuming_a_finished_run_measures_nothing_again(engine: Any, tmp_path: Path) -> None:
+    run(settings_for(tmp_path), engine=engine)
+    before = (tmp_path / "samples.jsonl").read_bytes()
+    run(settings_for(tmp_path), engine=engine, resume=True)
+    assert (tmp_path / "samples.jsonl").read_bytes() == before
+
+
+def test_resume_refuses_other_settings_and_other_samples(engine: Any, tmp_path: Path) -> None:
+    run(settings_for(tmp_path), StopAfter(3), engine=engine)
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        run(settings_for(tmp_path, max_new_tokens=9), engine=engine, resume=True)
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(ConfigError, match="another --output"):
+        run(settings_for(tmp_path), engine=engine, resume=True)
+
+
+def test_resume_without_an_output_or_settings(engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--output"):
+        run(settings_from("shapes", {"max_samples": 2}, {}), engine=engine, resume=True)
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="without --resume"):
+        run(settings_for(tmp_path), engine=engine, resume=True)
