@@ -119,7 +119,7 @@ class ShapesDataset:
         fields["origin"] = ask.origin
         fields["of"] = None if ask.of is None else self._sample_id(ask.of)
         fields["altered"], fields["reencoded"] = ask.altered, ask.reencoded
-        return Sample(self._sample_id(place), fields["question"], fields["answer"], (media,), "", fields)
+        return Sample(self._sample_id(place), fields["question"], fields["answer"], (media,), fields=fields)
 
 
 def _alter_text(question: str, rng: random.Random) -> str:

@@ -6,23 +6,27 @@ agreement with full computation is measured.
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
-from dejakv.datasets.passages import Passage, standard_library
+from dejakv.datasets.rag_corpus import Passage
+from dejakv.datasets.rag_docs import docs_corpus
 from dejakv.errors import ConfigError
 from dejakv.experiments.frontier.cases import Case, Encode
 from dejakv.identity import digest_of
 
+WORDS = (60, 160)
+"""Least and most words of a passage."""
 KINDS = ("edit", "instruction", "partial", "reorder", "apart")
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
 )
-ASK = ("What is the release code of the {name} module?", "The release code of the {name} module is")
+ASK = ("What is the release code of {name}?", "The release code of {name} is")
 SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe")
 
 
 class TextCases:
-    """See Cases. `passages` in a prompt, of about 130 tokens each; from the standard library's documentation strings.
+    """See Cases. `passages` in a prompt, of about 150 tokens each, from the standard library's documentation.
 
     edit         a word or number of one passage is another one; questions ask for the code that changed
     instruction  the same passages under another instruction
@@ -41,20 +45,20 @@ class TextCases:
 
     def settings(self) -> dict[str, object]:
         """See Cases."""
-        text = digest_of(*(f"{passage.name}: {passage.text}" for passage in standard_library()))
+        text = digest_of(*(passage.text for passage in _passages()))
         return {"passages": self.passages, "text": text[:16]}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
         """See Cases."""
         rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
-        texts = standard_library()
+        texts = _passages()
         chosen = rng.sample(range(len(texts)), self.passages + 1)
         *passages, spare = [texts[i] for i in chosen]
         asks = number % 2 == 0
         code, other = (str(value) for value in rng.sample(range(1000, 10000), 2))
         told = rng.randrange(len(passages))
         target = [_told(passage, code if i == told else None) for i, passage in enumerate(passages)]
-        question, begins = (part.format(name=passages[told].name) for part in (ASK if asks else SUMMARIZE))
+        question, begins = (part.format(name=passages[told].title) for part in (ASK if asks else SUMMARIZE))
         donors = self._donors(kind, rng, passages, target, told, other, _told(spare, None), question, begins)
         stale = kind == "edit" and asks
         return Case(
@@ -88,6 +92,13 @@ class TextCases:
         return [prompt(instruction, before, question, begins)]
 
 
+@cache
+def _passages() -> tuple[Passage, ...]:
+    """Documentation of the standard library as running text, without its examples of code. It follows the Python version."""
+    flat = (Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages)
+    return tuple(p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text)
+
+
 def prompt(instruction: str, passages: Sequence[str], question: str, begins: str) -> str:
     """A chat turn in ChatML, SmolLM2's and Qwen's format, with the first words of the answer."""
     text = "\n\n".join(passages)
@@ -97,11 +108,11 @@ def prompt(instruction: str, passages: Sequence[str], question: str, begins: str
 def _told(passage: Passage, code: str | None) -> str:
     """The passage, with the sentence that states its code in the middle."""
     if code is None:
-        return f"{passage.name}: {passage.text}"
+        return passage.text
     sentences = passage.text.split(". ")
     half = len(sentences) // 2
-    stated = f"The release code of the {passage.name} module is {code}"
-    return f"{passage.name}: " + ". ".join([*sentences[:half], stated, *sentences[half:]])
+    stated = f"The release code of {passage.title} is {code}"
+    return ". ".join([*sentences[:half], stated, *sentences[half:]])
 
 
 def _answer(encode: Encode, code: str) -> tuple[int, ...]:
