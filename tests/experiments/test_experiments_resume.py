@@ -94,5 +94,11 @@ def test_resume_without_an_output_or_settings(engine: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="--output"):
         run(settings_from("shapes", {"max_samples": 2}, {}), engine=engine, resume=True)
     (tmp_path / "samples.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="without --resume"):
+    with pytest.raises(ConfigError, match="no run wrote"):
         run(settings_for(tmp_path), engine=engine, resume=True)
+    assert (tmp_path / "samples.jsonl").read_text() == "{}\n"
+    signed = tmp_path / "signed"
+    run(settings_for(signed), StopAfter(2), engine=engine)
+    (signed / "settings.json").unlink()
+    with pytest.raises(ConfigError, match="without --resume"):
+        run(settings_for(signed), engine=engine, resume=True)
