@@ -279,9 +279,14 @@ def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Pa
 
     cache = {"cache_dir": str(tmp_path / "c"), "reuse": "exact"}
     dry = settings_from("docs", {"max_samples": 4, "cache_mode": "dry-run"}, cache)
-    run(dry, engine=docs_engine)
+    assert run(dry, engine=docs_engine).summary["samples"] == 4
+    assert not (tmp_path / "c").exists()
     live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
-    run(live, engine=docs_engine)
+    first = run(live, engine=docs_engine).summary
+    assert first["started_with_chunks"] == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    run(dry, engine=docs_engine)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
     assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4
 
 

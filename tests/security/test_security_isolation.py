@@ -157,4 +157,4 @@ def test_a_hundred_thousand_probes(tmp_path: Path, request: pytest.FixtureReques
         assert found
         probes += 1000
     print(f"{probes} probes, nothing crossed")
-    assert probes >= min(wanted, 1)
+    assert probes > 0
