@@ -9,6 +9,7 @@ import pytest
 from dejakv import open_store
 from dejakv.errors import ConfigError, StoreError
 from dejakv.experiments.output import replace_file, write_run
+from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.experiments.sweep import sweep
@@ -123,3 +124,17 @@ def test_false_hits_are_unknown_where_nobody_judged(tmp_path: Path) -> None:
     without = summarize([Row("1", "q", "red", {"none": none})], "m", "d", {})
     assert without["hit_rate"] is None
     assert json.dumps(without)
+
+
+def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:
+    cache = {"cache_dir": str(tmp_path / "c"), "reuse": "exact"}
+    dry = settings_from("docs", {"max_samples": 4, "cache_mode": "dry-run"}, cache)
+    assert run(dry, engine=docs_engine).summary["samples"] == 4
+    assert not (tmp_path / "c").exists()
+    live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
+    first = run(live, engine=docs_engine).summary
+    assert first["started_with_chunks"] == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    run(dry, engine=docs_engine)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
+    assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4
