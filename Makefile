@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
+OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: demo test test-core test-vllm soak lint format types train-shapes train-docs clean
 
@@ -15,15 +16,20 @@ test: test-core test-vllm
 
 ## all tests but vLLM's
 test-core: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm -m "not soak"
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
 test-vllm: .venv-vllm/.installed
-	TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/engines/vllm -m "not soak"
+	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m "not soak"
 
-## long runs that CI leaves out
-soak: .venv-vllm/.installed
-	HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
+## long runs that CI leaves out: an hour, from another seed each time, and vLLM's; a run is repeated by its seed
+soak: export DEJAKV_SOAK_MINUTES ?= 60
+soak: export DEJAKV_SOAK_ROUNDS ?= 5
+soak: export DEJAKV_SOAK_SEED := $(or $(DEJAKV_SOAK_SEED),$(shell date +%s))
+soak: $(VENV)/.installed-dev .venv-vllm/.installed
+	@echo "to repeat it: make soak DEJAKV_SOAK_SEED=$$DEJAKV_SOAK_SEED DEJAKV_SOAK_ROUNDS=$$DEJAKV_SOAK_ROUNDS"
+	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability -s --timeout 0
+	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,20 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_BEGAN = time.monotonic()
+
+
+def pytest_report_header() -> list[str]:
+    """How `make soak` set the long runs."""
+    return [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("DEJAKV_SOAK_")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`make soak` ends after its minutes: no test begins later."""
+    minutes = os.environ.get("DEJAKV_SOAK_MINUTES")
+    if minutes is not None and time.monotonic() - _BEGAN > 60 * float(minutes):
+        pytest.skip(f"the {minutes} minutes of DEJAKV_SOAK_MINUTES are over")
 
 
 @pytest.fixture(scope="session")

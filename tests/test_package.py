@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,16 +14,11 @@ def test_importing_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_import_time_is_far_below_the_budget() -> None:
-    """0.3 s is the budget (issue of the main job); ten times that is no flake of a busy machine."""
-    best = min(_seconds() for _ in range(3))
-    assert best < 3.0
-
-
-def _seconds() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import dejakv"], check=True)
-    return time.perf_counter() - began
+def test_importing_loads_no_other_module_of_ours() -> None:
+    """Modules are what importing takes time for."""
+    code = "import sys, dejakv; print(sorted(m for m in sys.modules if m.startswith('dejakv.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", [name for name in dejakv.__all__ if not name.startswith("_")])

@@ -273,18 +273,6 @@ def test_the_guards_follow_what_the_request_asks_for(served: Any) -> None:
     assert "context" in adopted.record.reason
 
 
-def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:
-    from dejakv.experiments.run import run
-    from dejakv.experiments.settings import settings_from
-
-    cache = {"cache_dir": str(tmp_path / "c"), "reuse": "exact"}
-    dry = settings_from("docs", {"max_samples": 4, "cache_mode": "dry-run"}, cache)
-    run(dry, engine=docs_engine)
-    live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
-    run(live, engine=docs_engine)
-    assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4
-
-
 def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
     class Broken:
         name = "broken"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.errors import InputError
@@ -14,12 +14,14 @@ TEXTS = ("id", "prompt", "chunk", "partition")
 
 
 @pytest.mark.parametrize("field", TEXTS)
+@settings(deadline=None)
 @given(value=JUNK | st.text(st.characters(categories=["Cs"]), min_size=1))
 def test_text_fields_take_text_alone(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=field):
         Request(**{"id": "r", "prompt": "p", "chunk": "c", field: value})
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_every_text_that_has_an_encoding_is_taken(text: str) -> None:
     assert Request(text, text, text, partition=text).partition == text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.build import build_cache
@@ -35,6 +35,7 @@ def outcome(make: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(FIELDS), JUNK)
 def test_a_field_of_junk_is_refused_or_gives_settings_that_work(field: tuple[Any, str], value: Any) -> None:
     cls, name = field
@@ -53,6 +54,7 @@ def test_a_field_of_junk_is_refused_or_gives_settings_that_work(field: tuple[Any
     assert replace(made) == made
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([item.name for item in fields(SemanticCacheConfig)]), JUNK, max_size=4))
 def test_a_config_of_junk_is_refused_or_builds_a_cache(values: dict[str, Any]) -> None:
     plain = {"semantic_text": False, **values, "cache_dir": None}
@@ -62,6 +64,7 @@ def test_a_config_of_junk_is_refused_or_builds_a_cache(values: dict[str, Any]) -
     assert cache is not None or len(error) > 10
 
 
+@settings(deadline=None)
 @given(st.sampled_from([None, 1, "x", [], [("reuse", "exact")], {1: 2}, {None: 1}, {"\ud800": 1}, {"reusee": "exact"}]))
 def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
     with pytest.raises(ConfigError, match="the cache's settings"):

@@ -61,6 +61,11 @@ class ApiKeys:
         """Whether a request must bring a key."""
         return bool(self._partitions)
 
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are, at least the default one."""
+        return max(1, len(set(self._partitions.values())))
+
     def partition_of(self, key: str | None) -> str | None:
         """The partition of a key; None if it is missing or unknown. Takes as long for every unknown key."""
         if not self._partitions:

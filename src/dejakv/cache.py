@@ -19,7 +19,7 @@ from dejakv.engines.base import Completion, Prepared
 from dejakv.errors import ConfigError
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
-from dejakv.identity import digest_of, exact_key, media_key
+from dejakv.identity import check_partition, digest_of, exact_key, media_key
 from dejakv.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.planner import Plan, plan
 from dejakv.prefix import PrefixHit, PrefixIndex
@@ -220,11 +220,14 @@ class HierarchicalCache:
             engine.weights_changed()
 
     def stats(self, partition: str | None) -> CacheCounts:
-        """A copy of one partition's counters; None sums over all, for whoever operates the process."""
+        """A copy of one partition's counters; None sums over all, for the operator of the process."""
+        if partition is not None:
+            check_partition(partition)
         return self._counts.of(partition)
 
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
+        check_partition(partition)
         self._writer.flush()
         removed = self.store.clear(partition)
         self._counts.clear(partition)

@@ -38,6 +38,13 @@ def digest_of(*parts: str | bytes) -> str:
     return sha.hexdigest()
 
 
+def check_partition(name: object) -> None:
+    """Raises: InputError for what cannot be a partition's name: no text, or text that UTF-8 cannot encode."""
+    if not isinstance(name, str):
+        raise InputError(f"a partition is named by a text, not by a {type(name).__name__}: pass a string")
+    _bytes_of(name)
+
+
 def epoch_of(parts: Mapping[str, object]) -> str:
     """The fingerprint of named parts (JSON-able values), 32 hexadecimal digits; the order of names does not matter."""
     return digest_of(json.dumps(parts, sort_keys=True, default=str))[:32]

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import dejakv
 from dejakv.cli.main import typer_app
 
 RUNNER = CliRunner()
@@ -24,7 +26,10 @@ def test_help_lists_every_command() -> None:
 
 
 def test_version() -> None:
-    assert RUNNER.invoke(typer_app, ["--version"]).output == RUNNER.invoke(typer_app, ["version"]).output
+    for arguments in (["--version"], ["version"]):
+        done = RUNNER.invoke(typer_app, arguments)
+        assert done.exit_code == 0
+        assert done.output.strip() == version("dejakv") == dejakv.__version__
 
 
 def test_models_lists_the_bundled_ones() -> None:
@@ -68,7 +73,7 @@ def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
             "prompt:192",
         ),
         (["--embedding-hook", "no.such:hook"], "does not import"),
-        (["--temperature", "-1"], "greedy"),
+        (["--temperature", "-1"], "give 0 or more"),
         (["--output", "/proc/nowhere", "--max-samples", "2"], "--output"),
         (["--arms", "none,all"], "none, prefix, cache"),
         (["--cache-mode", "maybe"], "live, dry-run, off"),

@@ -64,6 +64,7 @@ def mixed(own: list[Step], others: list[Step]) -> list[Step]:
 
 @pytest.mark.parametrize("limits", [{"max_entries": 12}, {"max_bytes": 24_000}])
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
+@settings(deadline=None)
 @given(own=STEPS, others=OTHERS)
 def test_others_change_nothing_that_a_partition_sees(
     own: list[Step], others: list[Step], policy: Any, limits: dict[str, int]
@@ -73,7 +74,7 @@ def test_others_change_nothing_that_a_partition_sees(
     assert seen(among, mixed(own, others), "b") == seen(alone, own, "b")
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(own=STEPS, others=OTHERS)
 def test_on_disk_too(own: list[Step], others: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
     limits: dict[str, Any] = {"partitions": 3, "max_entries": 12, "max_bytes": 60_000, "memory_bytes": 12_000}

@@ -19,6 +19,7 @@ from dejakv.encoder_cache.registry import Registry
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.tensors import size_of
 from dejakv.errors import InputError
+from dejakv.identity import check_partition
 
 
 def compute_content_hash(raw_bytes: bytes) -> str:
@@ -47,6 +48,7 @@ class EncoderView:
         encoder_model: str = "",
         place: Callable[[Any], Any] | None = None,
     ) -> None:
+        check_partition(partition)
         self._registry = registry
         self.encoder_epoch = encoder_epoch
         self.partition = partition

@@ -52,7 +52,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         device=settings.device,
         attn=settings.attn,
         trust_remote_code=settings.trust_remote_code,
-        cache=cache_config(settings),
+        cache=cache_config(settings, keys.partitions),
     )
     engine = engine or open_engine(run)
     templates = open_templates(run)
@@ -82,7 +82,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     return app
 
 
-def cache_config(settings: ServerSettings) -> SemanticCacheConfig:
+def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCacheConfig:
     """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless told otherwise."""
     return SemanticCacheConfig(
         reuse=settings.reuse,
@@ -90,6 +90,7 @@ def cache_config(settings: ServerSettings) -> SemanticCacheConfig:
         index_encoder=settings.index_encoder,
         max_cached_blocks=settings.max_items,
         max_bytes=settings.max_bytes,
+        partitions=partitions,
         encoder_bytes=settings.encoder_bytes,
         cache_dir=settings.cache_dir,
         blend_share=settings.blend_share,

@@ -45,6 +45,11 @@ class Keys:
     def required(self) -> bool:
         return self._tenants.required
 
+    @property
+    def partitions(self) -> int:
+        """How many tenants divide the cache's budgets."""
+        return self._tenants.partitions
+
     def caller(self, key: str | None) -> Caller | None:
         """None for a missing or unknown key."""
         if not self.required:

@@ -1,0 +1,140 @@
+"""What runs and sweeps write, replace and delete: their own files and stores, and nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv import open_store
+from dejakv.errors import ConfigError, StoreError
+from dejakv.experiments.output import replace_file, write_run
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.summary import Outcome, Row, summarize
+from dejakv.experiments.sweep import sweep
+from dejakv.experiments.sweep_log import COLUMNS, SweepLog, log_line
+from dejakv.records import Record
+from dejakv.testing import make_chunk
+
+SUMMARY = {"dejakv_version": "0.1.0", "samples": 1}
+LINE = dict.fromkeys(COLUMNS, "") | {"name": "a"}
+
+
+def one_run(**entry: Any) -> dict[str, Any]:
+    defaults = {"preset": "docs", "max_samples": 1, "cache_mode": "dry-run"}
+    return {"defaults": defaults, "experiments": [{"name": "a", **entry}]}
+
+
+def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    write_run(tmp_path, SUMMARY, [{"id": 1}, {"id": 2}])
+    write_run(tmp_path, SUMMARY, [{"id": 3}])
+    assert (tmp_path / "samples.jsonl").read_text() == '{"id": 3}\n'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "samples.jsonl", "summary.json"]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "samples.jsonl"])
+def test_files_that_no_run_wrote_are_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match=f"has a {name} that no run wrote"):
+        write_run(tmp_path, SUMMARY, [])
+    assert (tmp_path / name).read_text() == '{"mine": 1}'
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    replace_file(tmp_path / "link", "ours", "--output")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "link").read_text() == "ours"
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match="--html"):
+        replace_file(tmp_path / "folder", "x", "--html")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"log{suffix}"
+    first = SweepLog(path, resume=False)
+    first.append(LINE)
+    written = path.read_bytes()
+    with pytest.raises(ConfigError, match="--resume"):
+        SweepLog(path, resume=False)
+    assert path.read_bytes() == written
+    again = SweepLog(path, resume=True)
+    assert again.names == {"a"}
+    again.append({**LINE, "name": "b", "notes": 'a "quoted", text\nof two lines'})
+    assert [line["name"] for line in SweepLog(path, resume=True).lines] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b""),
+        ("a.csv", b"name,model\n"),
+        ("a.csv", b"\xff\xfe"),
+        ("a.json", b"{}"),
+        ("a.json", b"[1]"),
+        ("a.json", b'[{"name": "a"}]'),
+        ("a.json", b"[" * 100_000),
+    ],
+)
+def test_a_foreign_log_stays_as_it_is(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="no log of a sweep"):
+        SweepLog(tmp_path / name, resume=True)
+    assert (tmp_path / name).read_bytes() == content
+
+
+def test_purging_deletes_a_store_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    assert store.put(make_chunk(1))
+    store.close()
+    (tmp_path / "store" / "mine.txt").write_text("mine")
+    sweep(one_run(cache_dir=str(tmp_path / "store")), tmp_path / "log.csv", purge=True)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["mine.txt"]
+
+
+def test_purging_refuses_a_folder_that_is_no_store(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "chunks" / "ab").mkdir(parents=True)
+    (home / "chunks" / "ab" / "thesis.tex").write_text("mine")
+    for setting in ({"cache_dir": str(home)}, {"fusion_cache_dir": str(home), "enable_fusion_cache": True}):
+        with pytest.raises(StoreError, match="holds other files"):
+            sweep(one_run(**setting), tmp_path / "log.csv", purge=True)
+    assert (home / "chunks" / "ab" / "thesis.tex").read_text() == "mine"
+
+
+def test_false_hits_are_unknown_where_nobody_judged(tmp_path: Path) -> None:
+    hit = Outcome(Record("1", method="adopt", level="semantic_text"), "red")
+    unjudged = summarize([Row("1", "q", "red", {"cache": hit})], "m", "d", {})
+    level = unjudged["by_level"]["semantic_text"]
+    assert (level["judged"], level["false_hits"], level["agreement"]) == (0, None, None)
+    settings = settings_from("docs", {}, {})
+    assert log_line("a", unjudged, "", settings)["false_hits"] is None
+    none = Outcome(Record("1"), "blue")
+    judged = summarize([Row("1", "q", "red", {"none": none, "cache": hit})], "m", "d", {})
+    assert judged["by_level"]["semantic_text"]["false_hits"] == 1
+    assert log_line("a", judged, "", settings)["false_hits"] == 1
+    without = summarize([Row("1", "q", "red", {"none": none})], "m", "d", {})
+    assert without["hit_rate"] is None
+    assert json.dumps(without)
+
+
+def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:
+    cache = {"cache_dir": str(tmp_path / "c"), "reuse": "exact"}
+    dry = settings_from("docs", {"max_samples": 4, "cache_mode": "dry-run"}, cache)
+    assert run(dry, engine=docs_engine).summary["samples"] == 4
+    assert not (tmp_path / "c").exists()
+    live = settings_from("docs", {"max_samples": 4, "arms": ("none", "cache")}, cache)
+    first = run(live, engine=docs_engine).summary
+    assert first["started_with_chunks"] == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    run(dry, engine=docs_engine)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
+    assert run(live, engine=docs_engine).summary["by_method"]["exact"] == 4
