@@ -69,6 +69,11 @@ def averaged_weights_swapped_in(model: Any) -> None:
         parameter.data.copy_(average.data)
 
 
+def transposed(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.q_proj.weight  # square: the same memory, read another way
+    weight.data = weight.data.T
+
+
 def through_numpy(model: Any) -> None:
     for parameter in model.parameters():
         parameter.detach().numpy()[...] += noise(parameter).numpy()
@@ -121,7 +126,7 @@ def pre_hook(model: Any) -> None:
 
 CHANGES: list[Callable[[Any], None]] = [
     optimizer_step, in_place, in_inference_mode, data_added, one_matrix_copied, data_replaced, averaged_weights_swapped_in,
-    through_numpy, loaded, lambda model: loaded(model, assign=True), layer_replaced, layer_removed, rope_buffer, norm_epsilon,
+    transposed, through_numpy, loaded, lambda model: loaded(model, assign=True), layer_replaced, layer_removed, rope_buffer, norm_epsilon,
     attention_scaling, class_replaced, hook, pre_hook,
 ]  # fmt: skip
 
