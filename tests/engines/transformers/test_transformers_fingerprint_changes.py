@@ -186,6 +186,75 @@ def test_the_pipeline_looks_again_and_finds_what_was_stored_for_the_model_as_it_
     assert again.token_ids == first.token_ids
 
 
+VALUES: dict[str, Callable[[Any], object]] = {
+    "configuration": lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+    "inside the configuration": lambda model: model.config.rope_parameters.update(rope_theta=77.0),
+    "new in the configuration": lambda model: setattr(model.config, "window", 3),
+    "list": lambda model: model.model.layers[0].shares.append(3),
+    "dictionary": lambda model: model.model.layers[0].scales.update(one=2.0),
+    "object": lambda model: setattr(model.model.layers[0].holder, "strength", 2),
+    "tensor": lambda model: model.model.layers[0].offset.add_(1),
+    "new attribute": lambda model: setattr(model.model.layers[0], "mode", "fast"),
+    "attribute gone": lambda model: delattr(model.model.layers[0], "shares"),
+    "new parameter": lambda model: model.model.layers[0].register_parameter("more", torch.nn.Parameter(torch.ones(2))),
+    "new buffer": lambda model: model.model.layers[0].register_buffer("table", torch.ones(2), persistent=False),
+}
+
+
+class Holder:
+    strength = 1
+
+    def __init__(self) -> None:
+        self.strength = 1
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_anywhere_makes_another_epoch(name: str) -> None:
+    model = text_model("llama")
+    layer = model.model.layers[0]
+    layer.shares, layer.scales, layer.holder, layer.offset = [1, 2], {"one": 1.0}, Holder(), torch.ones(3)
+    engine = TransformersEngine(model, tokenizer())
+    prepared, before = engine.prepare(request(PROMPT)), engine.epoch
+    engine.run(prepared)
+    assert engine.epoch == before
+    VALUES[name](model)
+    engine.run(prepared)
+    assert engine.epoch not in (before, "")
+    assert engine.epoch == TransformersEngine(model, tokenizer()).epoch
+
+
+def test_the_precision_of_products_counts() -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    prepared, before = engine.prepare(request(PROMPT)), engine.epoch
+    torch.set_float32_matmul_precision("medium")
+    try:
+        engine.run(prepared)
+        assert engine.epoch not in (before, "")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    engine.run(prepared)
+    assert engine.epoch == before
+
+
+def test_a_class_whose_forward_was_replaced_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    kind = type(engine.model.model.layers[0].mlp)
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: 2 * own(self, x))
+    engine.run(engine.prepare(request(PROMPT)))
+    assert engine.epoch == ""
+    assert engine.unidentified == f"the forward of {kind.__name__} was replaced"
+
+
+def test_a_function_inside_a_library_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    engine = TransformersEngine(text_model("llama"), tokenizer())
+    before = engine.epoch
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
+    assert engine.weights_changed() == before, "it is noticed now: say so in docs/exactness.md"
+
+
 def test_a_run_with_state_of_the_model_as_it_was_is_refused() -> None:
     engine = TransformersEngine(text_model("llama"), tokenizer())
     prepared = engine.prepare(request(PROMPT))
