@@ -37,7 +37,9 @@ def attach(
     Identity is token ids and pixels. By default only equal prefixes and equal prompts are reused, so answers stay what
     they were; `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from similar prompts. A batch is
     served row by row. Calls that no stored state can serve (embeddings or a cache given by the caller, assisted
-    decoding, other modalities) go to the model untouched; `on_record` is told of each with the reason.
+    decoding, hidden states of the whole prompt, a model in training mode) go to the model untouched; `on_record` is told of
+    each with the reason. Before state is used the model is checked for changes, see docs/exactness.md; after a change that
+    this notices late call `cache.weights_changed()`.
 
     model                   a causal or image-text model of transformers, or its PEFT wrapper
     processor_or_tokenizer  for image-text models the processor

@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-TURNS = 64
+TURNS = 128
 """After so many checks at the latest every byte has been compared."""
 POINTS = 16
 """Elements of each tensor that every check compares, spread evenly; smaller tensors are compared whole."""
@@ -38,13 +38,18 @@ class Weights:
     def __init__(self, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
         self._names = tuple(names)
         self._held = [None if tensor is None else weakref.ref(tensor) for tensor in tensors]
-        found = _distinct(tensors)
-        first = {id(tensor): name for name, tensor in zip(reversed(names), reversed(tensors), strict=True)}
-        self._titles = [(first[id(tensor)], f"{tuple(tensor.shape)}:{tensor.dtype}") for tensor in found]
+        first = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors))) if tensor is not None}
+        self._places = sorted(first.values())
+        found = self._distinct(tensors)
+        self._titles = [
+            (names[place], f"{tuple(tensor.shape)}:{tensor.dtype}")
+            for place, tensor in zip(self._places, found, strict=True)
+        ]
         self._parts = _cut(found)
         self._digests = _digests(found, self._parts)
         self._stamps = [_stamp(tensor) for tensor in found]
-        self._samples = _samples(found)
+        self._points = _Points(found)
+        self._samples = self._points.read(found)
         self._share = max(_SMALLEST, -(-sum(part.stop - part.start for part in self._parts) // TURNS))
         self._next = 0
         self.digest = self.digest_where(lambda _: True)
@@ -65,16 +70,20 @@ class Weights:
 
         turn  also compare the next part of all bytes
         """
-        same = len(tensors) == len(self._held) and all(
-            (held is None and tensor is None) or (held is not None and held() is tensor)
+        if len(tensors) != len(self._held) or self._names != tuple(names):
+            return False
+        if not all(
+            tensor is None if held is None else held() is tensor
             for held, tensor in zip(self._held, tensors, strict=True)
-        )
-        if not same or self._names != tuple(names):
+        ):
             return False
-        found = _distinct(tensors)
-        if self._stamps != [_stamp(tensor) for tensor in found] or self._samples != _samples(found):
+        found = self._distinct(tensors)
+        if self._stamps != [_stamp(tensor) for tensor in found]:
             return False
-        return not turn or self._turn_agrees(found)
+        return self._samples == self._points.read(found) and (not turn or self._turn_agrees(found))
+
+    def _distinct(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        return [tensor for place in self._places if (tensor := tensors[place]) is not None]
 
     def _turn_agrees(self, found: Sequence[Tensor]) -> bool:
         parts, digests, looked = list[Part](), list[int](), 0
@@ -101,12 +110,8 @@ def unreadable(names: Sequence[str], tensors: Sequence[Tensor | None]) -> str:
     return ""
 
 
-def _distinct(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
-
-
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+def _stamp(tensor: Tensor) -> tuple[int, tuple[int, ...], int]:
+    return tensor.data_ptr(), tensor.stride(), -1 if tensor.is_inference() else tensor._version
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Part]:
@@ -171,16 +176,34 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1)
 
 
-def _samples(tensors: Sequence[Tensor]) -> list[bytes]:
-    """A few elements of every tensor; one transfer for each device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    with torch.no_grad():
-        for tensor in tensors:
-            count = tensor.numel()
-            if count <= POINTS or not tensor.is_contiguous():
-                points = tensor.detach().reshape(-1)[:: max(1, count // POINTS)]
-            else:
-                points = torch.as_strided(tensor, (POINTS,), ((count - 1) // (POINTS - 1),))
-            groups.setdefault((tensor.device, tensor.dtype), []).append(points)
-        taken = [torch.cat(group) for group in groups.values()]
-    return [_flat(points.cpu()).view(torch.uint8).numpy().tobytes() for points in taken]
+class _Points:
+    """A few elements of every tensor, read together: one copy for each device and dtype.
+
+    On the CPU the views are kept, since making them is most of the cost. They hold the tensors' memory until the next
+    check that finds it replaced; on other devices, where memory is dear, they are made anew each time.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            self._groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+        self._views = {
+            key: [_spread(tensors[index]) for index in group]
+            for key, group in self._groups.items()
+            if key[0].type == "cpu" and all(tensors[index].is_contiguous() for index in group)
+        }
+
+    def read(self, tensors: Sequence[Tensor]) -> list[bytes]:
+        read: list[bytes] = []
+        for key, group in self._groups.items():
+            points = torch.cat(self._views.get(key) or [_spread(tensors[index]) for index in group])
+            read.append(_flat(points.cpu()).view(torch.uint8).numpy().tobytes())
+        return read
+
+
+@torch.no_grad()
+def _spread(tensor: Tensor) -> Tensor:
+    """`POINTS` elements from the first to the last, or all of a small tensor."""
+    if tensor.numel() <= POINTS or not tensor.is_contiguous():
+        return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // POINTS)]
+    return torch.as_strided(tensor.detach(), (POINTS,), ((tensor.numel() - 1) // (POINTS - 1),))
