@@ -97,6 +97,10 @@ def delete(connection: sqlite3.Connection, numbers: Iterable[int], file: str | N
         query = "SELECT id, partition, file FROM chunks WHERE rowid = ?"
         found = connection.execute(query, (number,)).fetchone()
         if found is not None and file in (None, found[2]):
+            # A trigger subtracts the bytes of a row that goes: a number is put where damage left none.
+            connection.execute(
+                "UPDATE chunks SET nbytes = 0 WHERE rowid = ? AND typeof(nbytes) != 'integer'", (number,)
+            )
             connection.execute("DELETE FROM chunks WHERE rowid = ?", (number,))
             id, partition, name = found
             gone.append(Removed(str(id), str(partition), name if isinstance(name, str) and is_chunk(name) else None))
@@ -126,8 +130,6 @@ def repair(connection: sqlite3.Connection) -> list[Removed]:
     columns = COLUMNS.replace("meta", "CASE typeof(meta) WHEN 'blob' THEN x'' END")
     rows = (row_of(values) for values in connection.execute(f"SELECT {columns} FROM chunks").fetchall())
     bad = [row.number for row in rows if isinstance(row, Unreadable)]
-    # The trigger subtracts the bytes of a row that goes: a number is put where there is none.
-    connection.execute("UPDATE chunks SET nbytes = 0 WHERE typeof(nbytes) != 'integer'")
     gone = delete(connection, bad)
     connection.execute(
         "UPDATE totals SET entries = (SELECT count(*) FROM chunks), bytes = (SELECT coalesce(sum(nbytes), 0) FROM chunks)"
@@ -152,8 +154,9 @@ def make_room(
     """
     totals = connection.execute("SELECT entries, bytes FROM totals").fetchone() or ()
     old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
-    match (*totals, old[0] if old else 0):
-        case (int(entries), int(held), int(replaced)):
+    replaced = old[0] if old and type(old[0]) is int else 0
+    match totals:
+        case (int(entries), int(held)):
             pass
         case _:
             raise Damaged("the totals of the catalog are no numbers")

@@ -87,6 +87,10 @@ class Connection:
             finally:
                 if not wait:
                     connection.execute(f"PRAGMA busy_timeout = {round(1000 * self._wait)}")
+        except UnicodeDecodeError as error:
+            # Python cannot read SQLite's own message, in which it quotes what it found.
+            self._noted_damage()
+            raise Damaged(f"the catalog is damaged: {error.object!r}") from error
         except sqlite3.Error as error:
             if is_damage(error):
                 self._noted_damage()

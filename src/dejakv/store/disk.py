@@ -21,6 +21,7 @@ from dejakv.store.catalog_rows import (
     numbers_of,
 )
 from dejakv.store.codec import CorruptChunk, Encoded, decode, encode
+from dejakv.store.connection import is_damage
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.known import Known, KnownRows
@@ -150,9 +151,9 @@ class DiskStore:
             self._catalog.shorten_log()
             return self._clear(partition)
         except sqlite3.Error as error:
+            remedy = "close it in every process, open it" if is_damage(error) else "free some space on its disk"
             raise StoreError(
-                f"the store in {self.folder} cannot be cleared ({error}); tensors are gone, texts of prompts are not: free "
-                "some space on its disk and clear it again"
+                f"the store in {self.folder} cannot be cleared of the texts of prompts ({error}): {remedy} and clear it again"
             ) from error
 
     def stats(self, partition: str | None = None) -> StoreStats:

@@ -104,7 +104,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
         try:
             return _swept(layout)
         except sqlite3.Error as error:
-            if not is_damage(error):
+            if not is_damage(error) and not _says_read_only_but_is_not(root, error):
                 raise
             cause = error
     if not layout.in_use.alone():
@@ -115,7 +115,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     if known:
         logger.warning("the catalog of %s is set aside and the store starts empty: %s", root.path, cause)
     for name in names.CATALOG_PARTS:
-        leftovers.set_aside(root, root, name, "catalog")
+        leftovers.set_aside(root, root, name, leftovers.CATALOG_OWNER)
     root.remove(names.DAMAGED)
     # SQLite makes the file, and no descriptor of it is ever closed here: see `connection`.
     connect(root.path / names.CATALOG, "rwc").close()
@@ -123,6 +123,12 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     catalog, damaged = _swept(layout)
     layout.in_use.share()
     return catalog, damaged + known
+
+
+def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
+    """A damaged byte of the header makes SQLite take a file for one that a newer version may write."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
 
 
 def _swept(layout: Layout) -> tuple[Catalog, int]:

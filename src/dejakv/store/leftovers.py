@@ -9,6 +9,7 @@ from dejakv.store.files import remove_chunk
 
 QUARANTINE_FILES = 16
 QUARANTINE_BYTES = 64 << 20
+CATALOG_OWNER = "catalog"
 
 
 def sweep(chunks: Directory, temporaries: Directory, known: set[str]) -> set[str]:
@@ -90,8 +91,9 @@ def _bound(quarantine: Directory) -> None:
 
 
 def empty_quarantine(root: Directory, owner: str | None) -> None:
-    """Removes what was set aside for `owner`, or everything for None."""
+    """Removes what was set aside for `owner`, or everything for None. A catalog holds texts of all, so it goes with any."""
     with root.inside(names.QUARANTINE) as quarantine:
         for name in quarantine.names() if quarantine else ():
-            if quarantine is not None and names.is_set_aside(name) and name.startswith(f"{owner}-" if owner else ""):
+            concerned = owner is None or name.startswith((f"{owner}-", f"{CATALOG_OWNER}-"))
+            if quarantine is not None and concerned and names.is_set_aside(name):
                 quarantine.remove(name)
