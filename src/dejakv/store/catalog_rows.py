@@ -6,6 +6,7 @@ type and the file's name is one that we could have written; any other is known b
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,8 @@ def insert(connection: sqlite3.Connection, row: Row) -> None:
 def note(connection: sqlite3.Connection, uses: Mapping[str, int]) -> None:
     """Adds uses to rows, by id; the last of them is the latest use of all."""
     for id, hits in uses.items():
-        connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
+        with suppress(UnicodeEncodeError):  # an id of a tier in front that this one could not take
+            connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
 
 
 def numbers_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[int]:

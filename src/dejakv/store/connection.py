@@ -30,6 +30,7 @@ _PASSING = {
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_TOOBIG,
 }
 
 

@@ -13,7 +13,6 @@ from dejakv.store.claim import entrance, identify
 from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
-from dejakv.store.files import remove_chunk
 from dejakv.store.in_use import InUse
 from dejakv.store.marker import write_marker
 
@@ -150,9 +149,6 @@ def _swept(layout: Layout) -> tuple[Catalog, int]:
             present = leftovers.sweep(layout.chunks, layout.temporary, set(known))
             lost = [number for file, number in known.items() if file not in present]
             gone += catalog_rows.delete(connection, lost)
-        for removed in gone:
-            if removed.file is not None:
-                remove_chunk(layout.chunks, removed.file)
     except BaseException:
         catalog.close()
         raise

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 
 from dejakv.store import names
 from dejakv.store.directory import Directory
@@ -16,6 +17,7 @@ def sweep(chunks: Directory, temporaries: Directory, known: set[str]) -> set[str
     """Removes temporary files that nobody is writing and chunk files without a row; the names of the others that are there.
 
     Call it while no process can be between its rename and its commit.
+    Raises: OSError if it cannot be told what is there.
     """
     for name in filter(names.is_temporary, temporaries.names()):
         _sweep_temporary(temporaries, name)
@@ -54,7 +56,7 @@ def _is_mine(folder: Directory, name: str) -> bool:
 def set_aside_chunk(root: Directory, chunks: Directory, name: str, owner: str) -> None:
     """`set_aside` of a chunk's file, if it is there."""
     group, file = name.split("/")
-    with chunks.inside(group) as folder:
+    with suppress(OSError), chunks.inside(group) as folder:
         if folder is not None:
             set_aside(root, folder, file, owner)
     remove_chunk(chunks, name)
