@@ -134,7 +134,7 @@ class Connection:
 def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
     """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
 
-    Text that is no UTF-8 comes back with surrogates in place of an error: whoever reads a row checks it.
+    Text that is no UTF-8 comes back with surrogates in place of an error: `catalog_rows.row_of` checks for them.
     """
     uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
