@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import redis
-from damage import damaged
-from soak import CATALOGS, DAMAGED, SEED
+from tests.reliability.damage import damaged
+from tests.reliability.soak import CATALOGS, DAMAGED, SEED
 
 from dejakv.errors import StoreError
 from dejakv.store import open_store

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from soak import DISKS, SEED
+from tests.reliability.soak import DISKS, SEED
 
 from dejakv.store.disk import DiskStore
 from dejakv.testing import make_chunk

@@ -1,7 +1,7 @@
 """Files of a store on disk: written whole or not at all, mapped for reading, set aside when damaged.
 
-A file gets a name nobody else uses, is never changed after its rename, and is unlinked by the process that takes its row out of the
-catalog: a reader that has it open keeps its content. Reading needs no lock therefore.
+A file gets a name nobody else uses, is never changed after its rename, and is unlinked by the process that takes its row
+out of the catalog: a reader that has it open keeps its content. Reading needs no lock therefore.
 """
 
 import errno
