@@ -162,6 +162,31 @@ def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: DiskStore) -> N
     assert store.get(make_chunk(0).meta.id) is not None
 
 
+def test_an_opening_without_descriptors_takes_nothing_for_lost(store: DiskStore) -> None:
+    store.close()
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    while held[-1] <= highest:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = []
+    for spare in range(30):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + spare, hard))
+        try:
+            opened.append(DiskStore(store.folder))
+            break
+        except StoreError:
+            continue
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for descriptor in held:
+        os.close(descriptor)
+    assert spare > 4
+    assert opened[0].stats().corrupt == 0
+    assert opened[0].get(make_chunk(0).meta.id) is not None
+    opened[0].close()
+
+
 def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "store")
     store.put(make_chunk(0))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dejakv.store import catalog_rows, open_store
 from dejakv.store.disk import DiskStore
 from dejakv.testing.chunks import make_chunk, same_bits
 
 HAMMER = """
 import sys
+from dejakv.store import catalog_rows, open_store
 from dejakv.store.disk import DiskStore
 from dejakv.testing.chunks import make_chunk, same_bits
 folder, offset = sys.argv[1], int(sys.argv[2])
@@ -38,6 +40,7 @@ store.close()
 
 ENDLESS = """
 import itertools, sys
+from dejakv.store import catalog_rows, open_store
 from dejakv.store.disk import DiskStore
 from dejakv.testing.chunks import make_chunk
 store = DiskStore(sys.argv[1], max_bytes=3_000_000)
@@ -174,3 +177,28 @@ def test_a_forked_child_uses_a_connection_of_its_own(tmp_path: Path) -> None:
     assert store.put(make_chunk(2))
     assert store.stats().entries == 3
     store.close()
+
+
+@pytest.mark.parametrize("entries", [3, 300])
+def test_what_another_process_clears_is_not_served_from_memory(
+    tmp_path: Path, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when more was cleared than the journal names."""
+    monkeypatch.setattr(catalog_rows, "JOURNAL_ROWS", 100)
+    one = open_store(tmp_path / "store", memory_bytes=1 << 24)
+    told: list[str] = []
+    one.on_evict(told.append)
+    mine = [make_chunk(number, nbytes=64, partition="a") for number in range(entries)]
+    kept = make_chunk(0, nbytes=64, partition="b")
+    for chunk in (*mine, kept):
+        assert one.put(chunk)
+        assert one.get(chunk.meta.id) is not None
+    two = DiskStore(tmp_path / "store")
+    assert two.clear("a") == entries
+    assert one.get(mine[0].meta.id) is None
+    assert one.meta(mine[1].meta.id) is None
+    assert [meta.id for meta in one.metas()] == [kept.meta.id]
+    assert one.get(kept.meta.id) is not None
+    assert set(told) == {chunk.meta.id for chunk in mine}
+    two.close()
+    one.close()

@@ -67,6 +67,13 @@ def test_the_ranks_below_go_too(tmp_path: Path) -> None:
     assert DiskStore(tmp_path / "store" / "own").stats().entries == 3
 
 
+def test_ranks_alone_go_with_their_folder(tmp_path: Path) -> None:
+    for rank in range(2):
+        filled(tmp_path / "store" / f"tp-{rank}-of-2").close()
+    assert purge_folder(tmp_path / "store") == 10
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_store_in_use_stays(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     with pytest.raises(StoreError, match=r"in use: close it in every process"):

@@ -1,5 +1,6 @@
 """Two stores as one, and the store that settings ask for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,14 @@ def test_a_front_filled_on_reading_takes_what_the_back_refuses(tmp_path: Path) -
     chunk = make_chunk(1)
     assert store.put(chunk)
     assert [meta.id for meta in memory.metas()] == [chunk.meta.id]
+
+
+def test_an_id_that_the_disk_cannot_name_costs_nobody_else_a_refusal(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", memory_bytes=1 << 20)
+    odd = replace(make_chunk(1), meta=replace(make_chunk(1).meta, id="\ud800"))
+    assert store.put(odd)  # in memory alone
+    assert store.get("\ud800") is not None
+    store.flush()
+    assert store.put(make_chunk(2))
+    assert store.stats().refused == {"invalid": 1}
+    store.close()

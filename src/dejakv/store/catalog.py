@@ -167,7 +167,7 @@ class Catalog:
             raise
 
     def _checkpoint(self, connection: sqlite3.Connection, kind: str) -> None:
-        # Whatever becomes of it, what was committed is safe in the log.
+        # If it fails, the commit is still safe in the log.
         try:
             connection.execute(f"PRAGMA wal_checkpoint({kind})")
         except sqlite3.Error as error:

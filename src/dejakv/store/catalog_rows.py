@@ -6,6 +6,7 @@ type and the file's name is one that we could have written; any other is known b
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,8 @@ def insert(connection: sqlite3.Connection, row: Row) -> None:
 def note(connection: sqlite3.Connection, uses: Mapping[str, int]) -> None:
     """Adds uses to rows, by id; the last of them is the latest use of all."""
     for id, hits in uses.items():
-        connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
+        with suppress(UnicodeEncodeError):  # an id of a tier in front that this one could not take
+            connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
 
 
 def numbers_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[int]:
@@ -97,6 +99,10 @@ def delete(connection: sqlite3.Connection, numbers: Iterable[int], file: str | N
         query = "SELECT id, partition, file FROM chunks WHERE rowid = ?"
         found = connection.execute(query, (number,)).fetchone()
         if found is not None and file in (None, found[2]):
+            # A trigger subtracts the bytes of a row that goes: a number is put where damage left none.
+            connection.execute(
+                "UPDATE chunks SET nbytes = 0 WHERE rowid = ? AND typeof(nbytes) != 'integer'", (number,)
+            )
             connection.execute("DELETE FROM chunks WHERE rowid = ?", (number,))
             id, partition, name = found
             gone.append(Removed(str(id), str(partition), name if isinstance(name, str) and is_chunk(name) else None))
@@ -126,8 +132,6 @@ def repair(connection: sqlite3.Connection) -> list[Removed]:
     columns = COLUMNS.replace("meta", "CASE typeof(meta) WHEN 'blob' THEN x'' END")
     rows = (row_of(values) for values in connection.execute(f"SELECT {columns} FROM chunks").fetchall())
     bad = [row.number for row in rows if isinstance(row, Unreadable)]
-    # The trigger subtracts the bytes of a row that goes: a number is put where there is none.
-    connection.execute("UPDATE chunks SET nbytes = 0 WHERE typeof(nbytes) != 'integer'")
     gone = delete(connection, bad)
     connection.execute(
         "UPDATE totals SET entries = (SELECT count(*) FROM chunks), bytes = (SELECT coalesce(sum(nbytes), 0) FROM chunks)"
@@ -152,8 +156,9 @@ def make_room(
     """
     totals = connection.execute("SELECT entries, bytes FROM totals").fetchone() or ()
     old = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (id,)).fetchone()
-    match (*totals, old[0] if old else 0):
-        case (int(entries), int(held), int(replaced)):
+    replaced = old[0] if old and type(old[0]) is int else 0
+    match totals:
+        case (int(entries), int(held)):
             pass
         case _:
             raise Damaged("the totals of the catalog are no numbers")

@@ -34,6 +34,8 @@ def entrance(folder: Path, *, make: bool = False) -> Generator[Directory]:
     try:
         yield directory
     finally:
+        # In words, as a child that was forked meanwhile would keep the lock of a descriptor that is only closed.
+        fcntl.flock(directory.descriptor, fcntl.LOCK_UN)
         directory.close()
 
 

@@ -30,6 +30,7 @@ _PASSING = {
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_TOOBIG,
 }
 
 
@@ -87,6 +88,10 @@ class Connection:
             finally:
                 if not wait:
                     connection.execute(f"PRAGMA busy_timeout = {round(1000 * self._wait)}")
+        except UnicodeDecodeError as error:
+            # Python cannot read SQLite's own message, in which it quotes what it found.
+            self._noted_damage()
+            raise Damaged(f"the catalog is damaged: {error.object!r}") from error
         except sqlite3.Error as error:
             if is_damage(error):
                 self._noted_damage()
@@ -129,7 +134,7 @@ class Connection:
 def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
     """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
 
-    Text that is no UTF-8 comes back with surrogates in place of an error: whoever reads a row checks it.
+    Text that is no UTF-8 comes back with surrogates in place of an error: `catalog_rows.row_of` checks for them.
     """
     uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)

@@ -1,5 +1,6 @@
 """A directory held open: what is done in it by name reaches this directory and goes through no link."""
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 NOT_FOR_OTHERS = 0o022
 """Bits of a mode that let others change a file."""
 
@@ -34,10 +36,15 @@ class Directory:
 
     @contextmanager
     def inside(self, name: str) -> Generator["Directory | None"]:
-        """As `sub`, closed afterwards; None if there is no such directory of this user's."""
+        """As `sub`, closed afterwards; None if there is no such directory of this user's.
+
+        Raises: OSError if that cannot be told just now.
+        """
         try:
             found = self.sub(name)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY:
+                raise
             yield None
             return
         try:

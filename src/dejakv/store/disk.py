@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from dejakv.errors import StoreError
@@ -21,6 +22,7 @@ from dejakv.store.catalog_rows import (
     numbers_of,
 )
 from dejakv.store.codec import CorruptChunk, Encoded, decode, encode
+from dejakv.store.connection import is_damage
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.known import Known, KnownRows
@@ -136,11 +138,11 @@ class DiskStore:
 
         Raises: StoreError if the catalog cannot be written.
         """
-        leftovers.empty_quarantine(self._layout.root, None if partition is None else names.owner_of(partition))
         try:
+            leftovers.empty_quarantine(self._layout.root, None if partition is None else names.owner_of(partition))
             return self._clear(partition)
-        except sqlite3.Error as error:
-            if sql.reason_of(error) not in ("full", "error"):
+        except (OSError, sqlite3.Error) as error:
+            if isinstance(error, OSError) or sql.reason_of(error) not in ("full", "error"):
                 raise StoreError(f"the store in {self.folder} cannot be cleared ({error}): check its rights") from error
             logger.warning("%s is cleared of its files first, as its catalog cannot be written: %s", self.folder, error)
         try:
@@ -150,17 +152,14 @@ class DiskStore:
             self._catalog.shorten_log()
             return self._clear(partition)
         except sqlite3.Error as error:
-            raise StoreError(
-                f"the store in {self.folder} cannot be cleared ({error}); tensors are gone, texts of prompts are not: free "
-                "some space on its disk and clear it again"
-            ) from error
+            remedy = "close it in every process, open it" if is_damage(error) else "free some space on its disk"
+            raise StoreError(f"texts stay in {self.folder} ({error}): {remedy} and clear it again") from error
 
     def stats(self, partition: str | None = None) -> StoreStats:
-        try:
-            entries, held = self._catalog.totals(partition)
-        except sqlite3.Error:
-            entries, held = 0, 0
-        return self._counters.stats(partition, entries=entries, bytes=held)
+        held = (0, 0)
+        with suppress(sqlite3.Error):
+            held = self._catalog.totals(partition)
+        return self._counters.stats(partition, entries=held[0], bytes=held[1])
 
     def touch(self, id: str) -> None:
         """Notes a use, here or by a tier in front."""
@@ -182,7 +181,7 @@ class DiskStore:
         self._pins.remove(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
-        """Also told of what other processes have taken out, when this one next looks into the catalog."""
+        """Also told of what other processes have taken out, when this one next reads."""
         self._listeners.add(listener)
 
     def flush(self) -> None:
@@ -283,8 +282,10 @@ class DiskStore:
                 note(connection, uses)
                 gone = delete_damaged(connection, condemned)
         except sqlite3.Error as error:
-            self._uses.put_back(uses)
-            if wait or sql.reason_of(error) != "busy":
+            busy = sql.reason_of(error) == "busy"
+            if busy:
+                self._uses.put_back(uses)
+            if wait or not busy:
                 logger.warning("uses and damage cannot be noted in %s: %s", self.folder, error)
             return
         for removed in gone:

@@ -1,7 +1,7 @@
 """Files of a store on disk: written whole or not at all, mapped for reading, set aside when damaged.
 
-A file gets a name nobody else uses, is never changed after its rename, and is unlinked by whoever takes its row out of the
-catalog: a reader that has it open keeps its content. Reading needs no lock therefore.
+A file gets a name nobody else uses, is never changed after its rename, and is unlinked by the process that takes its row
+out of the catalog: a reader that has it open keeps its content. Reading needs no lock therefore.
 """
 
 import errno
@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +86,9 @@ def publish(temporary: Entry, chunks: Directory, name: str) -> None:
 
 
 def remove_chunk(chunks: Directory, name: str) -> None:
-    """Unlinks a chunk's file if it is there and can be."""
+    """Unlinks a chunk's file if it is there and can be; what cannot be is left to the next sweep."""
     group, file = name.split("/")
-    with chunks.inside(group) as folder:
+    with suppress(OSError), chunks.inside(group) as folder:
         if folder is not None:
             folder.remove(file)
 

@@ -13,7 +13,6 @@ from dejakv.store.claim import entrance, identify
 from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
-from dejakv.store.files import remove_chunk
 from dejakv.store.in_use import InUse
 from dejakv.store.marker import write_marker
 
@@ -104,7 +103,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
         try:
             return _swept(layout)
         except sqlite3.Error as error:
-            if not is_damage(error):
+            if not is_damage(error) and not _says_read_only_but_is_not(root, error):
                 raise
             cause = error
     if not layout.in_use.alone():
@@ -115,7 +114,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     if known:
         logger.warning("the catalog of %s is set aside and the store starts empty: %s", root.path, cause)
     for name in names.CATALOG_PARTS:
-        leftovers.set_aside(root, root, name, "catalog")
+        leftovers.set_aside(root, root, name, leftovers.CATALOG_OWNER)
     root.remove(names.DAMAGED)
     # SQLite makes the file, and no descriptor of it is ever closed here: see `connection`.
     connect(root.path / names.CATALOG, "rwc").close()
@@ -123,6 +122,12 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     catalog, damaged = _swept(layout)
     layout.in_use.share()
     return catalog, damaged + known
+
+
+def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
+    """A damaged byte of the header makes SQLite take a file for one that a newer version may write."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
 
 
 def _swept(layout: Layout) -> tuple[Catalog, int]:
@@ -144,9 +149,6 @@ def _swept(layout: Layout) -> tuple[Catalog, int]:
             present = leftovers.sweep(layout.chunks, layout.temporary, set(known))
             lost = [number for file, number in known.items() if file not in present]
             gone += catalog_rows.delete(connection, lost)
-        for removed in gone:
-            if removed.file is not None:
-                remove_chunk(layout.chunks, removed.file)
     except BaseException:
         catalog.close()
         raise

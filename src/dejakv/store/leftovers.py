@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 
 from dejakv.store import names
 from dejakv.store.directory import Directory
@@ -9,12 +10,14 @@ from dejakv.store.files import remove_chunk
 
 QUARANTINE_FILES = 16
 QUARANTINE_BYTES = 64 << 20
+CATALOG_OWNER = "catalog"
 
 
 def sweep(chunks: Directory, temporaries: Directory, known: set[str]) -> set[str]:
     """Removes temporary files that nobody is writing and chunk files without a row; the names of the others that are there.
 
     Call it while no process can be between its rename and its commit.
+    Raises: OSError if it cannot be told what is there.
     """
     for name in filter(names.is_temporary, temporaries.names()):
         _sweep_temporary(temporaries, name)
@@ -53,7 +56,7 @@ def _is_mine(folder: Directory, name: str) -> bool:
 def set_aside_chunk(root: Directory, chunks: Directory, name: str, owner: str) -> None:
     """`set_aside` of a chunk's file, if it is there."""
     group, file = name.split("/")
-    with chunks.inside(group) as folder:
+    with suppress(OSError), chunks.inside(group) as folder:
         if folder is not None:
             set_aside(root, folder, file, owner)
     remove_chunk(chunks, name)
@@ -90,8 +93,9 @@ def _bound(quarantine: Directory) -> None:
 
 
 def empty_quarantine(root: Directory, owner: str | None) -> None:
-    """Removes what was set aside for `owner`, or everything for None."""
+    """Removes what was set aside for `owner`, or everything for None. A catalog holds texts of all, so it goes with any."""
     with root.inside(names.QUARANTINE) as quarantine:
         for name in quarantine.names() if quarantine else ():
-            if quarantine is not None and names.is_set_aside(name) and name.startswith(f"{owner}-" if owner else ""):
+            concerned = owner is None or name.startswith((f"{owner}-", f"{CATALOG_OWNER}-"))
+            if quarantine is not None and concerned and names.is_set_aside(name):
                 quarantine.remove(name)

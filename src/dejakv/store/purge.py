@@ -22,10 +22,9 @@ def purge_folder(folder: str | Path) -> int:
         if not folder.exists():
             return 0
         with entrance(folder) as directory:
-            if identify(directory) is None:
-                return 0
-            removed = _purge_alone(directory)
-            if not directory.names():
+            # Ranks may have stores below a folder that is none itself.
+            removed = _purge_ranks(directory) if identify(directory) is None else _purge_alone(directory)
+            if removed and not directory.names():
                 # By its real path: a link that the user gave stays, and leads nowhere.
                 os.rmdir(directory.path)
             return removed
@@ -44,7 +43,7 @@ def _purge_alone(directory: Directory) -> int:
 
 
 def _purge(directory: Directory) -> int:
-    removed = sum(_purge_rank(directory, name) for name in filter(names.is_rank, directory.names()))
+    removed = _purge_ranks(directory)
     with directory.inside(names.CHUNKS) as chunks:
         removed += _purge_chunks(chunks) if chunks else 0
     for name, known in ((names.TEMPORARY, names.is_temporary), (names.QUARANTINE, names.is_set_aside)):
@@ -56,6 +55,10 @@ def _purge(directory: Directory) -> int:
     for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
         removed += directory.remove(name)
     return removed
+
+
+def _purge_ranks(directory: Directory) -> int:
+    return sum(_purge_rank(directory, name) for name in filter(names.is_rank, directory.names()))
 
 
 def _purge_rank(directory: Directory, name: str) -> int:

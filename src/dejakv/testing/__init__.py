@@ -1,4 +1,4 @@
-"""For tests of whatever uses a cache or is one: chunks to store, and the suite of each seam as a class to subclass.
+"""For tests of caches and of their callers: chunks to store, and the suite of each seam as a class to subclass.
 
 from dejakv.testing import make_chunk
 

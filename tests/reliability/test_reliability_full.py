@@ -1,0 +1,120 @@
+"""Disks that fill up: what `put` said is what is there, and clearing works."""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.reliability.soak import DISKS, SEED
+
+from dejakv.store.disk import DiskStore
+from dejakv.testing import make_chunk
+
+SIZES = (800, 16_000, 48_000)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def somebody_fills(disk: Path) -> Iterator[None]:
+    """Takes what room is left, and gives it back."""
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    try:
+        yield
+    finally:
+        (disk / "filler").unlink()
+
+
+@contextlib.contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """As the kernel limits them for this process: the same refusal without root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def put_some(store: DiskStore, said: dict[str, bool], rnd: random.Random, count: int) -> None:
+    for _ in range(count):
+        chunk = make_chunk(len(said), nbytes=rnd.choice(SIZES))
+        said[chunk.meta.id] = store.put(chunk)
+        if rnd.random() < 0.2:
+            store.get(rnd.choice(list(said)))
+
+
+def expect_as_said(store: DiskStore, said: dict[str, bool]) -> None:
+    assert {id: store.get(id) is not None for id in said} == said
+    assert store.stats().corrupt == 0
+    assert list((store.folder / "temporary").iterdir()) == []
+    assert len(list((store.folder / "chunks").glob("*/*"))) == sum(said.values()) == store.stats().entries
+
+
+def fill_disk(disk: Path, seed: int) -> None:
+    rnd = random.Random(seed)
+    store = DiskStore(disk / f"store-{seed}")
+    said: dict[str, bool] = {}
+    put_some(store, said, rnd, 150)
+    for _ in range(2):
+        with somebody_fills(disk):
+            put_some(store, said, rnd, 20)
+        put_some(store, said, rnd, 10)
+    assert True in said.values()
+    assert False in said.values()
+    expect_as_said(store, said)
+    store.close()
+    store = DiskStore(store.folder)
+    expect_as_said(store, said)
+    with somebody_fills(disk):
+        assert store.clear() == sum(said.values())
+    assert list((store.folder / "chunks").glob("*/*")) == []
+    assert store.put(make_chunk(0))
+    assert store.clear() == 1
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_disk_that_fills_up_keeps_what_it_took(small_disk: Path, seed: int) -> None:
+    fill_disk(small_disk, seed)
+
+
+@pytest.mark.parametrize("size", [30_000, 60_000, 200_000])
+def test_a_limit_of_file_sizes_keeps_what_it_took(tmp_path: Path, size: int) -> None:
+    store = DiskStore(tmp_path / "store")
+    said: dict[str, bool] = {}
+    rnd = random.Random(size)
+    put_some(store, said, rnd, 5)
+    with files_no_larger_than(size):
+        put_some(store, said, rnd, 100)
+        expect_as_said(store, said)
+    assert False in said.values()
+    put_some(store, said, rnd, 5)
+    expect_as_said(store, said)
+    store.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_disks_that_fill_up_for_long(small_disk: Path) -> None:
+    for seed in range(SEED, SEED + DISKS):
+        fill_disk(small_disk, seed)

@@ -1,0 +1,264 @@
+"""SQLite's locks of a process stay whole, over openings by other processes and over forks; and reading waits for nobody."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dejakv.store import disk
+from dejakv.store.disk import DiskStore
+from dejakv.testing import make_chunk
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+VISIT = "import sys; from dejakv.store.disk import DiskStore; s = DiskStore(sys.argv[1]); print(s.stats().entries); s.close()"
+
+
+def visited(folder: Path) -> int:
+    """Opens and closes the folder in another process; the entries it saw."""
+    done = subprocess.run([sys.executable, "-c", VISIT, str(folder)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def in_child(body: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that nobody waits for any more ends
+        code = 1
+        try:
+            code = 0 if body() else 2
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended_well(child: int) -> bool:
+    return os.waitpid(child, 0)[1] == 0
+
+
+def log_is_there(folder: Path) -> bool:
+    return (folder / "catalog.sqlite-wal").exists()
+
+
+def test_a_visitor_leaves_the_log_to_those_who_use_it(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    assert store.put(make_chunk(1))
+    assert store.get(make_chunk(1).meta.id) is not None
+    assert visited(store.folder) == 1
+    assert log_is_there(store.folder)
+    assert store.put(make_chunk(2))
+    assert visited(store.folder) == 2
+    store.close()
+    assert visited(store.folder) == 2
+
+
+def test_a_second_store_of_this_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    first, second = DiskStore(tmp_path / "store"), DiskStore(tmp_path / "store")
+    assert first.put(make_chunk(1))
+    second.close()
+    DiskStore(tmp_path / "store").close()
+    assert visited(first.folder) == 1
+    assert log_is_there(first.folder)
+    assert first.put(make_chunk(2))
+    assert visited(first.folder) == 2
+    first.close()
+
+
+def test_what_was_stored_survives_a_visitor_and_kill_9(tmp_path: Path) -> None:
+    ready, go = os.pipe(), os.pipe()
+
+    def body() -> bool:
+        store = DiskStore(tmp_path / "store")
+        stored = store.put(make_chunk(1))
+        os.write(ready[1], b"1")
+        os.read(go[0], 1)
+        stored = stored and all(store.put(make_chunk(number)) for number in range(2, 12))
+        os.write(ready[1], b"2" if stored else b"x")
+        time.sleep(60)
+        return stored
+
+    child = in_child(body)
+    assert os.read(ready[0], 1) == b"1"
+    assert visited(tmp_path / "store") == 1
+    os.write(go[1], b"1")
+    assert os.read(ready[0], 1) == b"2"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for descriptor in (*ready, *go):
+        os.close(descriptor)
+    store = DiskStore(tmp_path / "store")
+    assert [store.get(make_chunk(number).meta.id) is not None for number in range(1, 12)] == [True] * 11
+    assert store.stats().corrupt == 0
+    store.close()
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_a_forked_child_keeps_the_log_when_its_parent_closes(tmp_path: Path, end: str) -> None:
+    """A child has none of its parent's locks: it must take its own, or the parent deletes the log under it."""
+    store = DiskStore(tmp_path / "store")
+    assert store.put(make_chunk(0))
+    assert store.get(make_chunk(0).meta.id) is not None
+    ready, go = os.pipe(), os.pipe()
+
+    def body() -> bool:
+        good = store.put(make_chunk(1)) and store.get(make_chunk(0).meta.id) is not None
+        os.write(ready[1], b"1")
+        os.read(go[0], 1)
+        good = good and store.put(make_chunk(2))
+        os.write(ready[1], b"2")
+        if end == "kill":
+            time.sleep(60)
+        return good
+
+    child = in_child(body)
+    assert os.read(ready[0], 1) == b"1"
+    store.close()
+    assert visited(tmp_path / "store") == 2
+    assert log_is_there(tmp_path / "store")
+    os.write(go[1], b"1")
+    assert os.read(ready[0], 1) == b"2"
+    if end == "kill":
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    else:
+        assert ended_well(child)
+    for descriptor in (*ready, *go):
+        os.close(descriptor)
+    assert visited(tmp_path / "store") == 3
+
+
+def test_a_parent_keeps_the_log_when_its_child_ends(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    assert store.put(make_chunk(0))
+    assert ended_well(in_child(lambda: store.put(make_chunk(1))))
+    assert ended_well(in_child(lambda: store.close() is None))
+    assert store.put(make_chunk(2))
+    assert visited(store.folder) == 3
+    assert log_is_there(store.folder)
+    assert store.put(make_chunk(3))
+    store.close()
+    assert visited(store.folder) == 4
+
+
+def test_a_fork_beside_threads_that_write(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    stop = threading.Event()
+    failed: list[int] = []
+
+    def work(offset: int) -> None:
+        number = offset
+        while not stop.is_set():
+            if not store.put(make_chunk(number)):
+                failed.append(number)
+            store.get(make_chunk(number).meta.id)
+            number += 2
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in (0, 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)  # what other threads held stays locked in a child, so it only ends
+            assert ended_well(child)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+    held = store.stats().entries
+    assert len(list(store.metas())) == held == visited(store.folder)
+    store.close()
+
+
+@contextmanager
+def somebody_writes(folder: Path) -> Iterator[None]:
+    """Holds the catalog's write lock, as another process's transaction does."""
+    with closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_reading_writes_nothing_while_somebody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these could wait ten seconds for the lock: uses to be noted, a damaged file, a damaged row."""
+    monkeypatch.setattr(disk, "_PENDING_USES", 2)
+    store = DiskStore(tmp_path / "store")
+    chunks = [make_chunk(number, nbytes=64) for number in range(5)]
+    for chunk in chunks:
+        assert store.put(chunk)
+    bad_file = next(
+        path for path in (store.folder / "chunks").glob("*/*") if chunks[1].meta.id.encode() in path.read_bytes()
+    )
+    bad_file.write_bytes(b"damaged")
+    with closing(sqlite3.connect(store.folder / "catalog.sqlite")) as connection:
+        connection.execute("UPDATE chunks SET meta = x'00' WHERE id = ?", (chunks[2].meta.id,))
+        connection.commit()
+    again = DiskStore(tmp_path / "store")
+    gone: list[str] = []
+    again.on_evict(gone.append)
+    refused = threading.Event()
+    with somebody_writes(store.folder):
+        writer = threading.Thread(target=lambda: store.put(make_chunk(9)) or refused.set())
+        writer.start()
+        for _ in range(300):
+            assert again.get(chunks[0].meta.id) is not None
+            assert again.get(chunks[3].meta.id) is not None
+        for _ in range(3):
+            assert again.get(chunks[1].meta.id) is None
+            assert again.get(chunks[2].meta.id) is None
+            assert again.meta(chunks[1].meta.id) is None
+        assert {meta.id for meta in again.metas()} >= {chunks[number].meta.id for number in (0, 3, 4)}
+        assert again.stats().corrupt == 2
+        assert not refused.is_set(), "reading took as long as a writer waits"
+        writer.join()
+    again.flush()
+    assert sorted(gone) == sorted(chunks[number].meta.id for number in (1, 2))
+    assert again.stats().entries == 3
+    assert again.put(chunks[1])
+    assert again.get(chunks[1].meta.id) is not None
+    again.close()
+    store.close()
+    # The 300 uses were kept back, not lost.
+    with closing(sqlite3.connect(store.folder / "catalog.sqlite")) as connection:
+        (hits,) = connection.execute("SELECT hits FROM chunks WHERE id = ?", (chunks[0].meta.id,)).fetchone()
+    assert hits == 300
+
+
+def test_reading_does_not_wait_for_a_thread_that_waits_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_PENDING_USES", 2)
+    store = DiskStore(tmp_path / "store")
+    assert all(store.put(make_chunk(number)) for number in (0, 2))
+    refused = threading.Event()
+    with somebody_writes(store.folder):
+        writer = threading.Thread(target=lambda: store.put(make_chunk(1)) or refused.set())
+        writer.start()
+        for number in (0, 2) * 100:
+            assert store.get(make_chunk(number).meta.id) is not None
+        assert not refused.is_set(), "reading took as long as a writer waits"
+        writer.join()
+    assert refused.is_set()
+    assert store.stats("p").refused == {"busy": 1}
+    store.close()
+
+
+def test_a_closed_store_finds_and_takes_nothing(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "store")
+    store.put(make_chunk(0))
+    store.close()
+    store.close()
+    assert store.get(make_chunk(0).meta.id) is None
+    assert store.put(make_chunk(1)) is False
+    assert list(store.metas()) == []
+    assert visited(store.folder) == 1
