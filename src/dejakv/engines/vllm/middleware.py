@@ -8,28 +8,25 @@ and `uuid`s of media are taken out. The client is told in `x-dejakv-*` headers w
 """
 
 import asyncio
-import hashlib
-import hmac
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
+from dejakv.api_keys import VARIABLE, ApiKeys, bearer_key
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
+from dejakv.engines.vllm.bodies import Limits, Refused, header, read_object, written
 from dejakv.engines.vllm.embeddings import InputEmbeddings
-from dejakv.engines.vllm.openai_body import asked_of, strip_uuids, with_text
+from dejakv.engines.vllm.openai_body import asked_of, own, with_text
+from dejakv.engines.vllm.routes import ADOPTING, CLIENT, Audience, audience, route_path
 from dejakv.errors import ConfigError
-from dejakv.identity import digest_of
 
 log = logging.getLogger("dejakv.vllm")
-
-PATHS = ("/v1/chat/completions", "/v1/completions")
-MAX_BODY = 64 * 1024**2
 
 
 class AdoptMiddleware:
@@ -37,10 +34,22 @@ class AdoptMiddleware:
 
     DEJAKV_ADOPT      JSON: settings of `SemanticCacheConfig` (similarity_threshold, index_encoder, ...), `max_donors`, `mode`
                       (`adopt`: for requests that ask for nothing, or `off`), and `model`, a folder, for index_encoder `model`
-    DEJAKV_API_KEYS   keys separated by commas; a request must bring one as a bearer token. Without it there is one partition
+    DEJAKV_API_KEYS, DEJAKV_API_KEYS_FILE
+                      keys separated by commas, and a file with one a line; a client must bring one. Without them there is one
+                      partition, and every route is open
+    DEJAKV_OPERATOR_KEY
+                      opens the routes that are not for clients (`routes`), where keys are required
+
+    Raises ConfigError for settings that do not fit, and for lists of keys without a key.
     """
 
-    def __init__(self, app: Any, adopter: Adopter | None = None, api_keys: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        adopter: Adopter | None = None,
+        api_keys: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
         if not isinstance(values, dict):
             raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
@@ -50,41 +59,44 @@ class AdoptMiddleware:
             raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt or off")
         donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
         self.app = app
-        self.keys = tuple(os.environ.get("DEJAKV_API_KEYS", "").split(",")) if api_keys is None else api_keys
-        self.keys = tuple(key for key in self.keys if key)
+        file, operator = os.environ.get(f"{VARIABLE}_FILE"), os.environ.get("DEJAKV_OPERATOR_KEY")
+        self.keys = (
+            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file))
+            if api_keys is None
+            else ApiKeys(api_keys)
+        )
+        self.operator = None if operator is None else ApiKeys([operator])
+        self.limits = limits or Limits()
         if adopter is None:
             config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
             adopter = Adopter(config, donors, _embeddings(model))
         self.adopter = adopter
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        partition = self._partition(scope)
-        if partition is None:
-            await _refuse(send, 401, "no known API key: send one as 'Authorization: Bearer ...'")
-            return
-        raw = await _body(receive)
-        if raw is None:
-            await _refuse(send, 413, f"the body is larger than {MAX_BODY} bytes")
-            return
         try:
-            body = json.loads(raw)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            await self.app(scope, _replay(raw, receive), send)  # vLLM says what is wrong with it
+            who = audience(scope)
+            partition = self._partition(scope, who)
+            if who != "client":
+                await self.app(scope, receive, send)
+                return
+            body = await read_object(scope, receive, self.limits)
+            asked, note = await self._rewrite(body, str(partition), route_path(scope) in ADOPTING)
+            raw = written(body)
+        except Refused as error:
+            await _refuse(scope, send, error)
             return
-        body = cast(dict[str, Any], body)
-        asked, note = await self._rewrite(body, partition)
-        raw = json.dumps(body).encode()
         await self.app(_with_length(scope, len(raw)), _replay(raw, receive), self._noting(send, asked, note))
 
-    async def _rewrite(self, body: dict[str, Any], partition: str) -> tuple[Asked | None, Provenance]:
-        """Changes the body in place."""
-        body["cache_salt"] = partition
-        strip_uuids(body)
+    async def _rewrite(self, body: dict[str, Any], partition: str, adopting: bool) -> tuple[Asked | None, Provenance]:
+        """Changes the body in place. Raises Refused."""
+        problem = own(body, partition)
+        if problem:
+            raise Refused(400, problem)
+        if not adopting:
+            return None, Provenance(reason="adopt is not for this path")
         params = body.get("kv_transfer_params")
         wish = params.get("dejakv") if isinstance(params, dict) else None
         wish = wish if isinstance(wish, dict) else {}
@@ -132,18 +144,32 @@ class AdoptMiddleware:
         except Exception:
             log.exception("a prompt could not be remembered as a donor")
 
-    def _partition(self, scope: Any) -> str | None:
-        """The tenant, None without a known key. Every key is compared, in constant time."""
-        if not self.keys:
-            return "default"
-        sent = dict(scope["headers"]).get(b"authorization", b"")
-        token = sent[7:] if sent[:7].lower() == b"bearer " else b""
-        known = [key for key in self.keys if hmac.compare_digest(_sha(key.encode()), _sha(token))]
-        return digest_of("api-key", known[0])[:32] if known else None
+    def _partition(self, scope: Any, who: Audience) -> str | None:
+        """The partition of a client's key. Raises Refused for a request that needs a key and brings no known one; what it asks
+        for is not looked at before."""
+        if who == "everybody":
+            return None
+        if who == "client":
+            partition = self.keys.partition_of(_key(scope))
+            if partition is None:
+                raise Refused(401, "no known API key: send one as 'Authorization: Bearer ...'")
+            return partition
+        if self.keys.required and not self._is_operator(scope):
+            raise Refused(
+                403,
+                f"{route_path(scope)} is not for clients where API keys are required: send the key that"
+                " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
+            )
+        return None
+
+    def _is_operator(self, scope: Any) -> bool:
+        return self.operator is not None and self.operator.partition_of(_key(scope)) is not None
 
 
-def _sha(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+def _key(scope: Any) -> str | None:
+    """The key of an `Authorization: Bearer` or, as Anthropic's clients send it, an `x-api-key` header; with both, none."""
+    bearer, plain = header(scope, b"authorization"), header(scope, b"x-api-key")
+    return None if bearer is not None and plain is not None else bearer_key(bearer) or plain
 
 
 def _problem(wish: Mapping[str, Any]) -> str:
@@ -184,21 +210,6 @@ def _embeddings(model: str | None) -> InputEmbeddings | None:
     return InputEmbeddings(Path(model), AutoTokenizer.from_pretrained(model), f"input:{model}")
 
 
-async def _body(receive: Any) -> bytes | None:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
 def _replay(raw: bytes, receive: Any) -> Any:
     sent = False
 
@@ -213,12 +224,21 @@ def _replay(raw: bytes, receive: Any) -> Any:
 
 
 def _with_length(scope: Any, length: int) -> Any:
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
-    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
+    ours = {b"content-length", b"content-type", b"transfer-encoding"}
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in ours]
+    headers += [(b"content-length", str(length).encode()), (b"content-type", b"application/json")]
+    return {**scope, "headers": headers}
 
 
-async def _refuse(send: Any, status: int, message: str) -> None:
-    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "code": status}}).encode()
+async def _refuse(scope: Any, send: Any, refused: Refused) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": str(refused)[:120]})
+        return
+    error = {"message": str(refused), "type": "invalid_request_error", "code": refused.status}
+    body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    headers += [(b"connection", b"close")]  # the rest of a body may still be on its way
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -39,6 +39,10 @@ ABOUT_THE_ANSWER = {
 """Fields that do not shape the prompt. Everything else does, fields that are not known included."""
 
 
+_MESSAGES = ("messages", "input", "system", "prompt", "content_parts", "items", "query")
+_PARAMETERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
+
+
 def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
     """What a request asks, or why no other prompt may stand in for it."""
     place = _varying(body)
@@ -69,11 +73,60 @@ def with_text(body: dict[str, Any], text: str) -> None:
     holder[key] = text
 
 
-def strip_uuids(body: dict[str, Any]) -> None:
-    """Takes out identifiers that a client chose for media: two media under one name would share vLLM's own caches."""
-    for part in _parts(body):
+def own(body: dict[str, Any], partition: str) -> str:
+    """Makes the body the partition's, in place: whatever in it chooses a partition, a donor elsewhere, or a name under which
+    media are known is replaced or taken out. Returns why the body cannot be made the partition's, empty if it could be.
+
+    Media named by a client would share vLLM's own caches with others of that name. Media hashes, which `/inference/v1/generate`
+    cannot do without, are hashed with the partition.
+    """
+    if body.get("previous_response_id") is not None:
+        return "previous_response_id names an answer that may be another client's: send the conversation itself"
+    _own_parameters(body, partition)
+    _own_messages([body.get(name) for name in _MESSAGES], partition)
+    body["cache_salt"] = partition
+    return ""
+
+
+def _own_hashes(features: dict[str, Any], partition: str) -> None:
+    hashes = features.get("mm_hashes")
+    if isinstance(hashes, dict):
+        features["mm_hashes"] = {
+            kind: [digest_of("media", partition, item) for item in cast(list[Any], items) if isinstance(item, str)]
+            for kind, items in cast(dict[str, Any], hashes).items()
+            if isinstance(items, list)
+        }
+
+
+def _own_parameters(holder: dict[str, Any], partition: str) -> None:
+    """Of what is meant for connectors, only our own part is left: the rest names blocks and hosts of others."""
+    for name in ("cache_salt", "multi_modal_uuids"):
+        holder.pop(name, None)
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        params = holder.pop(name, None)
+        if isinstance(params, dict) and "dejakv" in params:
+            holder[name] = {"dejakv": params["dejakv"]}
+    for name in _PARAMETERS:
+        inner = holder.get(name)
+        if isinstance(inner, dict):
+            _own_parameters(cast(dict[str, Any], inner), partition)
+    features = holder.get("features")
+    if isinstance(features, dict):
+        _own_hashes(cast(dict[str, Any], features), partition)
+
+
+def _own_messages(value: Any, partition: str) -> None:
+    """Messages and the parts of their contents, at any depth; what a tool is called with is nobody's business."""
+    if isinstance(value, list):
+        for item in cast(list[Any], value):
+            if isinstance(item, list | dict):  # a prompt of token ids is a long list of numbers
+                _own_messages(item, partition)
+    elif isinstance(value, dict):
+        part = cast(dict[str, Any], value)
         part.pop("uuid", None)
-    body.pop("multi_modal_uuids", None)
+        _own_parameters(part, partition)
+        for name in ("content", "output"):
+            _own_messages(part.get(name), partition)
 
 
 def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
