@@ -11,12 +11,14 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
+from dejakv.datasets.workload import WorkloadOptions
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.settings import Arm, RunSettings
+from dejakv.experiments.shares import measured, model_is_missing, shares_alone
 from dejakv.experiments.sizes import sizes_of
 from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.pipeline import Pipeline
@@ -45,6 +47,9 @@ def run(settings: RunSettings, progress: Progress | None = None, engine: Any = N
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         _output_folder(settings.output)  # before the work, not after it
+    if engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings):
+        summary, lines = shares_alone(settings, chosen)
+        return RunResult(summary, (), write(settings.output, summary, lines))
     if engine is None:
         with opened(settings) as engine:
             return _run(settings, chosen, engine, progress)
@@ -72,6 +77,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, progress:
     with cache_folder(settings) as settings:
         rows, sizes = _run_arms(settings, chosen, engine, prompter, progress)
     summary = summarize(rows, settings.model, settings.dataset, sizes)
+    summary |= measured(chosen, prompter, engine.prepare)
     _label_media(summary, settings)
     return RunResult(summary, tuple(rows), write(settings.output, summary, [row.as_dict() for row in rows]))
 
@@ -102,7 +108,8 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
         seed=settings.seed,
         shuffle_seed=settings.shuffle_seed,
     )
-    return samples(open_dataset(settings.dataset, options), options)
+    workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
+    return samples(open_dataset(settings.dataset, options, workload), options)
 
 
 def _run_arms(

@@ -15,7 +15,8 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of one run. `seed` seeds the data set and sampling."""
+    """Settings of one run. `seed` seeds the data set and sampling. `passages`, `order`, `window`, `compact_tools`: see
+    `WorkloadOptions`."""
 
     model: str = "shapes-vlm"
     engine: str = "transformers"
@@ -27,6 +28,10 @@ class RunSettings:
     dataset_config: str | None = None
     dataset_path: str | None = None
     split: str | None = None
+    passages: int | None = None
+    order: str | None = None
+    window: int | None = None
+    compact_tools: int | None = None
     max_samples: int = 320
     shuffle_seed: int | None = None
     chunk_source: str = "question"
