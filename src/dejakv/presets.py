@@ -7,6 +7,8 @@ from typing import Any
 
 from dejakv.errors import ConfigError
 
+DRY_RUN_MODEL = "smollm2-135m"
+
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
@@ -21,6 +23,16 @@ def names() -> tuple[str, ...]:
 def about(name: str) -> str:
     """One line on what a preset is for."""
     return str(_table()[name]["about"])
+
+
+def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, str | None]:
+    """Preset and model of a run that names neither: the preset of the data set's name if there is one, `shapes` else. A dry
+    run over prompts of one's own counts tokens of a general language model."""
+    if dataset in names():
+        return dataset, None
+    if dataset is not None and cache_mode == "dry-run":
+        return None, DRY_RUN_MODEL
+    return "shapes", None
 
 
 def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -86,7 +86,7 @@ class Shares:
             unbroken = unbroken and chain in seen
             found += BLOCK * unbroken
             seen.add(chain)
-        return found if found < len(tokens) else found - BLOCK
+        return found - BLOCK if found and found == len(tokens) else found
 
 
 def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:

@@ -33,7 +33,9 @@ def test_jsonl(tmp_path: Path) -> None:
     assert (two.id, two.answer, two.media) == ("2", None, ())
 
 
-@pytest.mark.parametrize(("line", "says"), [("{", "line 1 is not JSON"), ("[]", "question"), ('{"q": 1}', "question")])
+@pytest.mark.parametrize(
+    ("line", "says"), [("{", "line 1 is not JSON"), ("[]", "not an object"), ('{"q": 1}', "question")]
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     file = tmp_path / "q.jsonl"
     file.write_text(line)
@@ -136,7 +138,7 @@ def test_a_factory_of_ones_own_and_shuffling(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unknown_and_missing() -> None:
-    with pytest.raises(DatasetError, match="shapes, docs, gqa"):
+    with pytest.raises(DatasetError, match="shapes, docs, repo, rag, sessions, gqa"):
         read("nope")
     with pytest.raises(DatasetError, match="--dataset-path"):
         read("jsonl")

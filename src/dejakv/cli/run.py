@@ -17,11 +17,21 @@ def run_command(
     trust_remote_code: Annotated[
         bool | None, typer.Option("--trust-remote-code", help="Run code of the model's repository.")
     ] = None,
-    dataset: Annotated[Text, typer.Option(help="shapes, docs, gqa, jsonl, folder or package.module:factory.")] = None,
+    dataset: Annotated[
+        Text, typer.Option(help="shapes, docs, repo, rag, sessions, gqa, jsonl, folder or package.module:factory.")
+    ] = None,
     dataset_config: Annotated[Text, typer.Option(help="GQA's config on the hub.")] = None,
-    dataset_path: Annotated[Text, typer.Option(help="Local file or folder of the data set.")] = None,
+    dataset_path: Annotated[
+        Text, typer.Option(help="Local file or folder of the data set; of repo an installed package.")
+    ] = None,
     image_root: Annotated[Text, typer.Option(help="Folder of the pictures.")] = None,
     split: Annotated[Text, typer.Option()] = None,
+    passages: Annotated[int | None, typer.Option(help="rag: passages in a prompt.")] = None,
+    order: Annotated[Text, typer.Option(help="rag: passages by score, document or shuffled.")] = None,
+    window: Annotated[int | None, typer.Option(help="sessions: messages kept of a history; 0: all.")] = None,
+    compact_tools: Annotated[
+        int | None, typer.Option(help="sessions: tool results kept whole; all if not given.")
+    ] = None,
     max_samples: Annotated[int | None, typer.Option()] = None,
     shuffle_seed: Annotated[int | None, typer.Option()] = None,
     chunk_source: Annotated[Text, typer.Option(help="question, semantic, group, combined, prompt or a field.")] = None,
@@ -82,11 +92,12 @@ def run_command(
     from dejakv.cli.progress import run_with_progress
     from dejakv.experiments.settings import settings_from
     from dejakv.experiments.table import show
+    from dejakv.presets import default_for
 
     run_part: dict[str, Any] = {
         "model": model, "engine": engine, "dtype": dtype, "device": device, "attn": attn,
         "trust_remote_code": trust_remote_code, "dataset": dataset, "dataset_config": dataset_config,
-        "dataset_path": dataset_path, "split": split, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
+        "dataset_path": dataset_path, "split": split, "passages": passages, "order": order, "window": window, "compact_tools": compact_tools, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
@@ -105,7 +116,7 @@ def run_command(
         "lexical_guard": False if disable_lexical_guard else None,
     }  # fmt: skip
     if preset is None and model is None:
-        preset = "shapes"
+        preset, run_part["model"] = default_for(dataset, cache_mode)
     result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples, resume)
     show(result.summary, result.rows, disagreements=show_disagreements)
     if result.output is not None:

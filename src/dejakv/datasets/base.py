@@ -21,8 +21,8 @@ class Sample:
     answer: str | None = None
     media: tuple[Media, ...] = ()
     context: str = ""
-    messages: tuple[tuple[str, str], ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 class Dataset(Protocol):

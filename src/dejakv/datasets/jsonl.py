@@ -1,4 +1,5 @@
-"""Questions from a JSON-lines file: `question`, and optionally `image` (path), `answer`, `id`, `context` and any other field."""
+"""Requests from a JSON-lines file: `question`, `prompt` or `messages`, and optionally `image` (path), `answer`, `id`, `context`,
+`partition` and any other field."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.images import inside, media_from_file
 from dejakv.datasets.lines import json_lines
+from dejakv.datasets.messages import read_request
 from dejakv.errors import DatasetError
 
 
@@ -29,8 +31,13 @@ class JsonlDataset:
             yield self._sample(where, record)
 
     def _sample(self, where: str, record: dict[str, Any]) -> Sample:
-        if not isinstance(record.get("question"), str):
-            raise DatasetError(f"{where} has no text field 'question'")
+        messages: tuple[tuple[str, str], ...] = ()
+        question = record.get("question", record.get("prompt"))
+        if question is None and "messages" in record:
+            messages = tuple((message.role, message.text) for message in read_request(record, where))
+            question = messages[-1][1]
+        if not isinstance(question, str):
+            raise DatasetError(f"{where} has no text field 'question' (or 'prompt', or a list 'messages')")
         images = record.get("images") or ([record["image"]] if record.get("image") else [])
         if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
             raise DatasetError(f"{where}: give a path as 'image', or a list of paths as 'images'")
@@ -38,9 +45,10 @@ class JsonlDataset:
         answer = record.get("answer")
         return Sample(
             id=str(record.get("id", where.rpartition(" ")[2])),
-            question=record["question"],
+            question=question,
             answer=None if answer is None else str(answer),
             media=media,
             context=str(record.get("context", "")),
+            messages=messages,
             fields=record,
         )

@@ -1,7 +1,7 @@
 """Conversations in the forms in which they are logged, as plain messages: tool calls and tool results become text."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,21 +32,34 @@ def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
     Read are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
     (ShareGPT). Raises: DatasetError for another form, an unknown role, or a conversation without a model call.
     """
-    for key in ("messages", "traj", "history", "conversations"):
-        if isinstance(record.get(key), list) and record[key]:
-            found = [_message(item, f"{where}, {key}[{number}]") for number, item in enumerate(record[key])]
-            break
-    else:
-        if not isinstance(record.get("trajectory"), list):
-            raise DatasetError(
-                f"{where} holds no conversation: give 'messages' (or traj, history, trajectory, conversations), a list of "
-                "objects with 'role' and 'content'"
-            )
-        found = [message for step in record["trajectory"] for message in _step(step, where)]
+    found = _found(record, where)
     _check_edits(found, where)
     if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
         raise DatasetError(f"{where} holds no model call: an assistant's message must follow another one")
     return found
+
+
+def read_request(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+    """The messages of one logged request, which ends with the user's or a tool's. Raises: DatasetError."""
+    found = _found(record, where)
+    kept = merged(message for message in found if message.edits is None)
+    if not kept or kept[-1].role != "user":
+        raise DatasetError(
+            f"{where}: a request ends with a user's or a tool's message; replay answers with --dataset sessions"
+        )
+    return kept
+
+
+def _found(record: Mapping[str, Any], where: str) -> list[Message]:
+    for key in ("messages", "traj", "history", "conversations"):
+        if isinstance(record.get(key), list) and record[key]:
+            return [_message(item, f"{where}, {key}[{number}]") for number, item in enumerate(record[key])]
+    if not isinstance(record.get("trajectory"), list):
+        raise DatasetError(
+            f"{where} holds no conversation: give 'messages' (or traj, history, trajectory, conversations), a list of "
+            "objects with 'role' and 'content'"
+        )
+    return [message for step in record["trajectory"] for message in _step(step, where)]
 
 
 def _check_edits(messages: Sequence[Message], where: str) -> None:
@@ -112,7 +125,7 @@ def _step(step: Any, where: str) -> Iterator[Message]:
     yield Message("user", f"<tool_response>\n{step.get('observation') or ''}\n</tool_response>", tool=True)
 
 
-def merged(messages: Sequence[Message]) -> tuple[Message, ...]:
+def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The same conversation with neighbours of one role joined and empty messages left out, as strict templates want it."""
     out: list[Message] = []
     for message in messages:

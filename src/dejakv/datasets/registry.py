@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from dejakv.datasets.base import Dataset, Sample
+from dejakv.datasets.workload import WORKLOADS, WorkloadOptions, open_workload
 from dejakv.dotted import made_by
 from dejakv.errors import DatasetError
 
@@ -16,7 +17,7 @@ QUESTIONS_A_PICTURE = 13
 DOCUMENT_FACTS = 64
 """About 640 tokens a document: long enough for a prefill to cost more than a look-up."""
 
-KNOWN = ("shapes", "docs", "gqa", "jsonl", "folder")
+KNOWN = ("shapes", "docs", *WORKLOADS, "gqa", "jsonl", "folder")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class DatasetOptions:
     shuffle_seed: int | None = None
 
 
-def open_dataset(name: str, options: DatasetOptions) -> Dataset:
+def open_dataset(name: str, options: DatasetOptions, workload: WorkloadOptions | None = None) -> Dataset:
     """A data set by name or `package.module:factory`.
 
     Raises: DatasetError for an unknown name or missing files, ConfigError for a factory that does not import.
@@ -48,6 +49,8 @@ def open_dataset(name: str, options: DatasetOptions) -> Dataset:
         from dejakv.datasets.docs import DocsStream
 
         return DocsStream(seed=options.seed, samples=options.max_samples or 200, facts=DOCUMENT_FACTS)
+    if name in WORKLOADS:
+        return open_workload(name, options.path, options.seed, workload or WorkloadOptions())
     if name == "gqa":
         from dejakv.datasets.gqa import DEFAULT_CONFIG, HUB_ID, GqaFiles, GqaHub
 

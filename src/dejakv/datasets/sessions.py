@@ -41,6 +41,8 @@ class SessionsDataset:
             raise ConfigError(f"--window {window} and --compact-tools {compact_tools}: give 0 or more")
         self.seed, self.window, self.compact_tools = seed, window, compact_tools
         self.sessions: Sequence[Sequence[Message]] = [read_messages(r, where) for where, r in _records(path)]
+        if not self.sessions:
+            raise DatasetError(f"{path} is empty: give conversations")
 
     def __iter__(self) -> Iterator[Sample]:
         rng = random.Random(f"sessions/{self.seed}")
@@ -119,8 +121,6 @@ def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     listed = content if isinstance(content, list) else [content]
     if listed and all(isinstance(item, dict) and "role" in item for item in listed):
         listed = [{"messages": listed}]
-    if not listed:
-        raise DatasetError(f"{file.name} is empty: give conversations")
     for number, item in enumerate(listed):
         if not isinstance(item, dict):
             raise DatasetError(f"{file.name} item {number} is not an object: give conversations")

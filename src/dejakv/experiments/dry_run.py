@@ -16,7 +16,9 @@ from dejakv.engines.base import Completion
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.shares import share_figures
 from dejakv.experiments.watch import Watch
+from dejakv.shares import Shares
 from dejakv.store.base import Tensor
 from dejakv.store.memory import MemoryStore
 
@@ -26,10 +28,12 @@ def dry_run(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
     cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # what it stores is not state
+    shares = Shares()
     lines: list[dict[str, Any]] = []
     watch.stage(f"{settings.dataset}, dry run")
     for number, sample in enumerate(chosen, start=1):
         prepared = engine.prepare(prompter.request(sample))
+        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
         lookup = cache.lookup(prepared, engine.epoch)
         planned = cache.plan(prepared, lookup)
         hit = planned.method in ("exact", "adopt", "blend")
@@ -57,7 +61,7 @@ def dry_run(
         cache.flush()
         watch.sample(number, len(chosen), None)
     cache.close()
-    return _summary(settings, lines), lines
+    return _summary(settings, lines) | share_figures(shares.total, shares.complete), lines
 
 
 def _not_run(sample: Sample, tokens: int) -> Completion:

@@ -26,8 +26,8 @@ class Prompter:
         if template is not None:
             _check_template(template)
 
-    def request(self, sample: Sample, sampling: Sampling | None = None, partition: str = DEFAULT_PARTITION) -> Request:
-        """The sample as a request. Raises InputError for an empty question, ConfigError for a chunk source it lacks."""
+    def request(self, sample: Sample, sampling: Sampling | None = None, partition: str | None = None) -> Request:
+        """The sample as a request, in its record's own `partition` if it names one and none is given. Raises InputError for an empty question, ConfigError for a chunk source it lacks."""
         if not sample.question.strip():
             raise InputError(f"sample {sample.id} has an empty question: remove it or give it a text")
         prompt = self.prompt(sample)
@@ -36,7 +36,7 @@ class Prompter:
             prompt=prompt,
             chunk=chunk_of(sample, self.chunk_source, prompt),
             media=sample.media,
-            partition=partition,
+            partition=partition or str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),
             metadata={"question": sample.question, "imageId": sample.fields.get("imageId"), "sample": sample.id},
         )

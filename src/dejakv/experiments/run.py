@@ -10,6 +10,7 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
+from dejakv.datasets.workload import WorkloadOptions
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.compare import compare
@@ -19,6 +20,7 @@ from dejakv.experiments.output import run_folder, write_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.shares import measured, model_is_missing, shares_alone
 from dejakv.experiments.summary import Row, summarize
 from dejakv.experiments.watch import Silent, Watch
 
@@ -50,6 +52,9 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         run_folder(settings.output)  # before the work, not after it
+    if engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings):
+        summary, lines = shares_alone(settings, chosen)
+        return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     if engine is not None:
         return _run(settings, chosen, engine, watch, resume)
     watch.stage(f"loading {settings.model}")
@@ -83,6 +88,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
         if log is not None:
             log.close()
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
+    summary |= measured(chosen, prompter, engine.prepare)
     _label_media(summary, settings)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
@@ -108,7 +114,8 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
         seed=settings.seed,
         shuffle_seed=settings.shuffle_seed,
     )
-    return samples(open_dataset(settings.dataset, options), options)
+    workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
+    return samples(open_dataset(settings.dataset, options, workload), options)
 
 
 @contextmanager

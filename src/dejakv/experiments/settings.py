@@ -17,7 +17,8 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16."""
+    """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
+    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`."""
 
     model: str = "shapes-vlm"
     engine: EngineName = "transformers"
@@ -29,6 +30,10 @@ class RunSettings:
     dataset_config: str | None = None
     dataset_path: AnyPath | None = None
     split: str | None = None
+    passages: int | None = None
+    order: str | None = None
+    window: int | None = None
+    compact_tools: int | None = None
     max_samples: Positive = 320
     shuffle_seed: int | None = None
     chunk_source: str = "question"

@@ -9,6 +9,7 @@ from rich.table import Table
 from dejakv.experiments.disagreements import disagreements as changed_answers
 from dejakv.experiments.disagreements import side_by_side
 from dejakv.experiments.plain_words import in_plain_words
+from dejakv.experiments.shares import in_words
 from dejakv.experiments.summary import Row
 
 
@@ -25,6 +26,7 @@ def show(
         console.print(_levels(summary))
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
+    _show_shares(summary, console)
     if changed := changed_answers(rows)[:disagreements]:
         console.print(side_by_side(changed))
     for line in in_plain_words(summary):
@@ -126,7 +128,26 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
+def _show_shares(summary: dict[str, Any], console: Console) -> None:
+    for line in in_words(summary) if "share_prefix" in summary else []:
+        console.print(line, soft_wrap=True)
+
+
 def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
+    if "hit_rate" in summary:
+        _show_look_ups(summary, console)
+    else:
+        console.print(
+            f"dry run: {summary['samples']} samples of {summary['dataset']}, {summary['prompt_tokens']:,} tokens of "
+            f"{summary['model']}'s tokenizer",
+            soft_wrap=True,
+        )
+    _show_shares(summary, console)
+    if summary.get("warning"):
+        console.print(f"WARNING {summary['warning']}", soft_wrap=True)
+
+
+def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
     table = Table(title=f"dry run: {summary['samples']} samples of {summary['dataset']}, decoder not run")
     for name in ("level", "would hit", "judged", "false", "false-hit rate", "95%"):
         table.add_column(name, justify="left" if name == "level" else "right")
@@ -146,8 +167,6 @@ def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
-    if summary.get("warning"):
-        console.print(f"WARNING {summary['warning']}", soft_wrap=True)
 
 
 def _count(value: int | None) -> str:

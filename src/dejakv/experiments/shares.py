@@ -1,0 +1,77 @@
+"""How much of a run's prompts was asked before (`dejakv.shares`): beside every run, and alone, from a tokenizer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dejakv import __version__
+from dejakv.datasets.base import Sample
+from dejakv.engines.base import Prepared
+from dejakv.errors import InputError
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.settings import RunSettings
+from dejakv.models import RECIPES, fetched, tokenizer_folder
+from dejakv.request import Request
+from dejakv.shares import Share, Shares
+
+
+def share_figures(total: Share, complete: bool = True) -> dict[str, Any]:
+    """`share_prefix` and `share_anywhere` as summaries have them, [0, 1]; `shares_complete` where a table became full."""
+    figures: dict[str, Any] = {"share_prefix": total.share_prefix, "share_anywhere": total.share_anywhere}
+    return figures if complete else {**figures, "shares_complete": False}
+
+
+def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
+    """The shares of a run's prompts, in its order."""
+    shares = Shares()
+    for sample in chosen:
+        prepared = prepare(prompter.request(sample))
+        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
+    return share_figures(shares.total, shares.complete)
+
+
+def model_is_missing(settings: RunSettings) -> bool:
+    """Whether the model is one to fetch that is not here: its tokenizer ships with the package all the same."""
+    return any(item.recipe.name == settings.model and item.state != "ready" for item in fetched())
+
+
+def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and a line a sample of a dry run without a model: the shares, and no look-ups.
+
+    Raises: InputError for samples with pictures, whose tokens only a model knows.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
+    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
+    shares = Shares()
+    lines: list[dict[str, Any]] = []
+    for sample in chosen:
+        request = prompter.request(sample)
+        if request.media:
+            raise InputError(f"sample {sample.id} has pictures: name a model that takes them with --model")
+        found = shares.add(tokenizer(request.prompt, add_special_tokens=False)["input_ids"], request.partition)
+        lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
+    summary = {
+        "cache_mode": "dry-run",
+        "model": settings.model,
+        "dataset": settings.dataset,
+        "samples": len(lines),
+        "prompt_tokens": shares.total.tokens,
+        **share_figures(shares.total, shares.complete),
+        "warning": f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}",
+        "dejakv_version": __version__,
+    }
+    return summary, lines
+
+
+def in_words(summary: dict[str, Any]) -> list[str]:
+    """The shares as lines for a terminal."""
+    prefix, anywhere = summary["share_prefix"], summary["share_anywhere"]
+    lines = [
+        f"tokens in prefix blocks of earlier prompts: {prefix:.1%} (prefix caching saves these at best)",
+        f"tokens anywhere in earlier prompts: {anywhere:.1%} (in runs of 32 or more)",
+        f"beyond prefix caching: {max(0.0, anywhere - prefix):.1%}, what reuse at any position can save at best",
+    ]
+    if not summary.get("shares_complete", True):
+        lines.append("the prompts were too many to remember all: the share found anywhere is a lower bound")
+    return lines

@@ -1,0 +1,111 @@
+"""Shares of prefix blocks and of runs found anywhere, against a plain definition of both."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.identity import Span
+from dejakv.shares import BLOCK, RUN, Share, Shares, run_hashes
+
+
+def plain(prompts: list[list[int]]) -> list[Share]:
+    """The definition, spelled out: whole blocks from the start, and every window of `RUN` tokens, against earlier prompts."""
+    blocks: set[tuple[int, ...]] = set()
+    windows: set[tuple[int, ...]] = set()
+    shares: list[Share] = []
+    for ids in prompts:
+        prefix = 0
+        while prefix + BLOCK < len(ids) and tuple(ids[: prefix + BLOCK]) in blocks:
+            prefix += BLOCK
+        covered = set(range(prefix))
+        for start in range(len(ids) - RUN + 1):
+            if tuple(ids[start : start + RUN]) in windows:
+                covered |= set(range(start, start + RUN))
+        shares.append(Share(len(ids), prefix, len(covered - {len(ids) - 1})))
+        blocks |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        windows |= {tuple(ids[start : start + RUN]) for start in range(len(ids) - RUN + 1)}
+    return shares
+
+
+PIECES = st.lists(st.integers(0, 5), max_size=6)
+"""A prompt of up to six pieces out of six, each of 7 to 57 tokens: they come again at other places, and cut."""
+
+
+def prompt(pieces: list[int], shift: int) -> list[int]:
+    return [1000] * shift + [100 * piece + token for piece in pieces for token in range(7 + 10 * piece)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(PIECES, st.integers(0, 3)), max_size=8))
+def test_shares_are_those_of_the_definition(given_: list[tuple[list[int], int]]) -> None:
+    prompts = [prompt(pieces, shift) for pieces, shift in given_]
+    shares = Shares()
+    assert [shares.add(ids) for ids in prompts] == plain(prompts)
+    assert shares.total == sum(plain(prompts), Share())
+    assert shares.complete
+
+
+def test_a_prompt_that_comes_again_computes_its_last_token() -> None:
+    ids = list(range(64))
+    shares = Shares()
+    assert shares.add(ids) == Share(64, 0, 0)
+    assert shares.add(ids) == Share(64, 48, 63)
+
+
+def test_what_moved_is_found_anywhere_and_is_no_prefix() -> None:
+    passage = list(range(100, 200))
+    shares = Shares()
+    shares.add([1, 2, 3, *passage, 4])
+    found = shares.add([9, 8, *passage, 7])
+    assert found == Share(103, 0, 100)
+    assert (found.share_prefix, found.share_anywhere) == (0.0, 100 / 103)
+
+
+def test_partitions_do_not_see_each_other() -> None:
+    ids = list(range(80))
+    shares = Shares()
+    shares.add(ids, "a")
+    assert shares.add(ids, "b") == Share(80, 0, 0)
+    assert shares.add(ids, "a") == Share(80, 64, 79)
+
+
+def test_other_pictures_are_other_tokens() -> None:
+    """Every picture has the same placeholder tokens: their digests tell them apart."""
+    ids = [1, *[7] * 60, 2, 3]
+    shares = Shares()
+    shares.add(ids, spans=[Span(1, 60, "aa" * 32)])
+    assert shares.add(ids, spans=[Span(1, 60, "bb" * 32)]).anywhere == 0
+    assert shares.add(ids, spans=[Span(1, 60, "aa" * 32)]).anywhere == 62
+
+
+def test_no_tokens_and_few() -> None:
+    shares = Shares()
+    assert [shares.add(ids) for ids in ([], [1], [1] * 15, [1] * 31)] == [Share(n) for n in (0, 1, 15, 31)]
+    assert Share().share_anywhere == 0.0
+
+
+def test_a_full_table_says_so_and_still_looks_up() -> None:
+    shares = Shares(max_slots=1 << 12)
+    known = list(range(1000))
+    shares.add(known)
+    for number in range(1, 6):
+        shares.add(list(range(10_000 * number, 10_000 * number + 1_000)))
+    assert not shares.complete
+    assert shares.add(known).anywhere == 999
+
+
+def test_a_growing_table_loses_nothing() -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 50_000, 700).tolist() for _ in range(40)]
+    shares = Shares()
+    for ids in prompts:
+        assert shares.add(ids).anywhere == 0
+    for ids in prompts:
+        assert shares.add([5, *ids]).anywhere == 699
+
+
+def test_hashes_of_different_runs_differ() -> None:
+    """A hundred thousand windows of two tokens' text: weak hashes collide here."""
+    tokens = np.random.default_rng(1).integers(0, 2, 100_000)
+    windows = {tokens[start : start + RUN].tobytes() for start in range(len(tokens) - RUN + 1)}
+    assert len(np.unique(run_hashes(tokens))) == len(windows)
