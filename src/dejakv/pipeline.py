@@ -46,17 +46,15 @@ class Pipeline:
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
         clock = _FirstToken(time.perf_counter(), on_token)
+        prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
-            prepared = self.engine.prepare(request)
             epoch = self.engine.epoch
             if self.cache is None or not epoch:
                 break
             try:
                 return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock, no_store)
-            except ModelChangedError:  # before anything was computed
-                continue
-        else:
-            prepared = self.engine.prepare(request)
+            except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
+                prepared = self.engine.prepare(request)
         completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
         chosen = Plan("none", reason=getattr(self.engine, "unidentified", "") if self.cache is not None else "")
         return _answer(prepared, completion, chosen, None, clock, None)

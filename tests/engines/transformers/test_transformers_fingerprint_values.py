@@ -23,6 +23,8 @@ VALUES: dict[str, Callable[[Any], object]] = {
     "new in the configuration": lambda model: setattr(model.config, "window", 3),
     "list": lambda model: model.model.layers[0].shares.append(3),
     "dictionary": lambda model: model.model.layers[0].scales.update(one=2.0),
+    "list of objects": lambda model: model.model.layers[0].holders.append(Holder()),
+    "object in a list": lambda model: setattr(model.model.layers[0].holders[0], "strength", 3),
     "object": lambda model: setattr(model.model.layers[0].holder, "strength", 2),
     "tensor": lambda model: model.model.layers[0].offset.add_(1),
     "new attribute": lambda model: setattr(model.model.layers[0], "mode", "fast"),
@@ -43,6 +45,7 @@ class Holder:
 def test_a_value_anywhere_makes_another_epoch(name: str) -> None:
     model = text_model("llama")
     layer = model.model.layers[0]
+    layer.holders = [Holder()]
     layer.shares, layer.scales, layer.holder, layer.offset = [1, 2], {"one": 1.0}, Holder(), torch.ones(3)
     engine = TransformersEngine(model, tokenizer())
     prepared, before = engine.prepare(request(PROMPT)), engine.epoch

@@ -94,8 +94,7 @@ class TransformersEngine:
 
     @property
     def epoch(self) -> str:
-        """Fingerprint of the model as it was when last looked at, which is before each run (docs/exactness.md). Empty while
-        its state cannot be identified: then nothing is reused or stored."""
+        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: state cannot be identified."""
         return self._watch.epoch
 
     @property

@@ -29,7 +29,8 @@ class Structure:
         self._modules = [module for _, module in listed]
         self._scalars: list[tuple[dict[str, Any], tuple[str, ...]]] = []
         self._containers: list[tuple[dict[str, Any], str, Any]] = []
-        self._others: list[tuple[dict[str, Any], str, Any]] = []
+        self._others: list[tuple[Any, Any, Any]] = []
+        self._objects: list[tuple[Any, int, dict[str, Any]]] = []
         first: dict[int, str] = {}
         text: list[Any] = []
         names: list[str] = []
@@ -47,7 +48,7 @@ class Structure:
         self.foreign = foreign_code(listed)
         for part in (getattr(processor, name, None) for name in _PROCESSOR_PARTS):
             described.text(part, "processor")  # watched here; what of it counts is in `processor_digest`
-        self._objects = described.objects
+        self._objects += described.objects
         if processor is not None:
             own = {key: value for key, value in vars(processor).items() if isinstance(value, SCALARS)}
             self._objects.append((vars(processor), len(vars(processor)), own))
@@ -68,9 +69,9 @@ class Structure:
             return (
                 self._sizes == [len(vars(module)) for module in self._modules]
                 and self._now == self._current()
+                and all(len(holder) == size for holder, size, _ in self._objects)
                 and all(holder[key] == was for holder, key, was in self._containers)
                 and all(holder[key] is was for holder, key, was in self._others)
-                and all(len(holder) == size for holder, size, _ in self._objects)
                 and all(holder[key] == was for holder, _, held in self._objects for key, was in held.items())
             )
         except KeyError:
@@ -96,8 +97,10 @@ class Structure:
                 self._containers.append((holder, key, kept(value)))
                 continue
             self._others.append((holder, key, value))
-            if isinstance(value, dict):
-                self._others += [(value, inner, item) for inner, item in value.items()]
+            if isinstance(value, dict | list | tuple):
+                self._objects.append((value, len(value), {}))
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                self._others += [(value, place, item) for place, item in items]
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:

@@ -45,11 +45,12 @@ class Weights:
             (names[place], f"{tuple(tensor.shape)}:{tensor.dtype}")
             for place, tensor in zip(self._places, found, strict=True)
         ]
-        self._parts = _cut(found)
-        self._digests = _digests(found, self._parts)
+        # Before the digests: what is written while they are made differs at the next check.
         self._stamps = [_stamp(tensor) for tensor in found]
         self._points = _Points(found)
         self._samples = self._points.read(found)
+        self._parts = _cut(found)
+        self._digests = _digests(found, self._parts)
         self._share = max(_SMALLEST, -(-sum(part.stop - part.start for part in self._parts) // TURNS))
         self._next = 0
         self.digest = self.digest_where(lambda _: True)
