@@ -1,5 +1,14 @@
-"""The Redis server that the store's tests use."""
+"""The Redis server that the store's tests use, and a log that is not kept: each damaged file is told of in it."""
 
+import logging
+
+import pytest
 from tests.store.conftest import redis_server, redis_session
 
 __all__ = ["redis_server", "redis_session"]
+
+
+@pytest.fixture(autouse=True)
+def no_log(caplog: pytest.LogCaptureFixture) -> None:
+    # pytest keeps every record, and a record its error, and an error the bytes of the frames it went through.
+    caplog.set_level(logging.CRITICAL, logger="dejakv.store")
