@@ -80,7 +80,7 @@ def test_adapters_never_share_and_find_their_own(tmp_path, loras, truths):
 
 def test_without_epochs_of_their_own_answers_are_wrong(tmp_path, loras, truths, monkeypatch):
     """The test above would see a shared state: with one epoch for all, an adapter answers from another's."""
-    monkeypatch.setattr(Adapters, "epoch_of", lambda self, lora: self._base)
+    monkeypatch.setattr(Adapters, "epoch_of", lambda self, lora: self.base)
     with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:
         assert _ask(engine, A, loras["one"]).tokens == truths["one"]["A"]
         engine.settle()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.engines.vllm.watch import CHANGED, Watch
@@ -30,6 +30,7 @@ def _model(dtype=torch.float32):
     return model
 
 
+@settings(deadline=None)
 @given(st.sampled_from(DTYPES), st.integers(0, 300 * 257 - 1), st.integers(0, 7))
 def test_a_reading_sees_every_bit(dtype, place, bit):
     model = _model(dtype)

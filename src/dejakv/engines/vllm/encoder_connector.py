@@ -136,8 +136,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Scheduler side
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        if self._resets.seen():
-            self._begin_generation()
+        self._notice_reset()
         return self._finder.ready(request)
 
     def has_cache_item(self, identifier: str) -> bool:
@@ -156,6 +155,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
             self._orders.file[identifier] = sight
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        self._notice_reset()  # a step without media tells the worker too
         orders, self._orders = self._orders, EncoderOrders()
         orders.generation = self._generations.number
         return orders
@@ -175,6 +175,10 @@ class DejaKVEncoderConnector(ECConnectorBase):
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         self._finder.forget(request)
         return False, None
+
+    def _notice_reset(self) -> None:
+        if self._resets.seen():
+            self._begin_generation()
 
     def _begin_generation(self) -> None:
         """The weights may have changed: what was found before is not used."""

@@ -6,7 +6,7 @@ that touches KV is ordered from the worker and confirmed by it.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,35 +18,9 @@ from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tracked import Tracked
 from dejakv.engines.vllm.watch import CHANGED
 from dejakv.store.base import ChunkMeta
-
-
-@dataclass
-class Tracked:
-    """What is known of a live request.
-
-    used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
-    rekeyed   hash block from which on its blocks are private, None: none is
-    loaded    what the worker said of the last load
-    settled   no further load: it was loaded, it failed, or there is nothing to load
-    generation in which the request came; after a reset its state is of no use (`generations`)
-    """
-
-    request: Any
-    wish: Wish
-    lookup: "Future[Found] | None"
-    deadline: float
-    found: Found | None = None
-    settled: bool = False
-    approximate: bool = False
-    rekeyed: int | None = None
-    used: int = 0
-    loaded: Loaded | None = None
-    reason: str = ""
-    saved: bool = False
-    inner: bool = False
-    generation: int = 0
 
 
 @dataclass
@@ -202,7 +176,7 @@ class SchedulerSide:
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not was_aborted(request):
             holds = self._order_save(tracked, block_ids, release=True)
-        return holds, {"dejakv": self._told(tracked)}
+        return holds, {"dejakv": tracked.told()}
 
     def reset(self, problem: str = "") -> None:
         """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.
@@ -312,21 +286,3 @@ class SchedulerSide:
         self._saving[meta.id] = meta
         self._saves.append(Save(meta, tuple(block_ids), tracked.request.request_id if release else None))
         return True
-
-    def _told(self, tracked: Tracked) -> dict[str, Any]:
-        found = Found("exact", level="inner") if tracked.inner else tracked.found or Found()
-        used = tracked.used
-        loaded = tracked.loaded or Loaded("", 0, 0.0)
-        return {
-            "method": found.method if used else "none",
-            "level": found.level if used else "",
-            "donor": found.donor if used else None,
-            "score": found.score if used else None,
-            "tokens_reused": max(0, used - loaded.computed),
-            "tokens_recomputed": loaded.computed,
-            "bytes_loaded": loaded.nbytes,
-            "load_s": loaded.seconds,
-            "approximate": tracked.approximate,
-            "reason": tracked.reason,
-            "prompt_key": found.key,
-        }
