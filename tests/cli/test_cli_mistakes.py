@@ -101,6 +101,10 @@ MISTAKES = [
 ]
 
 
+STAGES = ("loading ", "warming up")
+"""What a run says on standard error while it goes on, before a mistake that only a loaded model can show."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
@@ -123,8 +127,9 @@ def test_a_mistake(
 ) -> None:
     code, error = said(shlex.split(line), monkeypatch, capsys)
     assert code == 2
-    (only,) = [text for text in error.splitlines() if text.strip()]
+    *progress, only = [text for text in error.splitlines() if text.strip()]
     assert only.startswith("dejakv: ")
+    assert all(text.startswith(STAGES) for text in progress)
     assert says in only
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
 

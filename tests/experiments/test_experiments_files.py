@@ -28,8 +28,8 @@ def one_run(**entry: Any) -> dict[str, Any]:
 
 def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    write_run(tmp_path, SUMMARY, [{"id": 1}, {"id": 2}])
-    write_run(tmp_path, SUMMARY, [{"id": 3}])
+    write_run(tmp_path, SUMMARY, lines=[{"id": 1}, {"id": 2}])
+    write_run(tmp_path, SUMMARY, lines=[{"id": 3}])
     assert (tmp_path / "samples.jsonl").read_text() == '{"id": 3}\n'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "samples.jsonl", "summary.json"]
 
@@ -38,7 +38,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None
 def test_files_that_no_run_wrote_are_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"mine": 1}')
     with pytest.raises(ConfigError, match=f"has a {name} that no run wrote"):
-        write_run(tmp_path, SUMMARY, [])
+        write_run(tmp_path, SUMMARY, lines=[])
     assert (tmp_path / name).read_text() == '{"mine": 1}'
 
 

@@ -144,5 +144,5 @@ def test_a_bad_sweep_is_refused_before_it_runs(tmp_path: Path, spec: dict[str, A
 def test_no_samples(engine: Any, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     settings = settings_from("shapes", {"dataset": "jsonl", "dataset_path": str(tmp_path / "empty.jsonl")}, {})
-    with pytest.raises(DatasetError, match="is empty"):
+    with pytest.raises(DatasetError, match="no samples"):
         run(settings, engine=engine)

@@ -46,7 +46,6 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
     watch = watch or Silent()
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
-    watch.stage(f"reading {settings.dataset}")
     chosen = tuple(read_samples(settings))
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")

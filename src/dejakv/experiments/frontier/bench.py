@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, engine: TransformersEngine, steps: int = 1, twin: TransformersEngine | None = None) -> None:
         if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
-            raise ModelError("the frontier asks about texts, and this model reads more: give --model docs-lm")
+            raise ModelError("the frontier asks about texts, and this model reads more than text: give --model docs-lm")
         self.engine = engine
         self.steps = steps
         self.twin = twin
