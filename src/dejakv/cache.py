@@ -5,15 +5,13 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
 from dejakv.counts import CacheCounts, PartitionCounts
 from dejakv.engines.base import Completion, Prepared
 from dejakv.errors import ConfigError
@@ -21,8 +19,10 @@ from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
 from dejakv.identity import check_partition, digest_of, exact_key, media_key
 from dejakv.levels.base import Level, Match, Query, Status, Vectors
+from dejakv.lookup import Lookup, asked_of, own_first
 from dejakv.planner import Plan, plan
 from dejakv.prefix import PrefixHit, PrefixIndex
+from dejakv.promotion import Promotions
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.writer import Writer
@@ -30,41 +30,8 @@ from dejakv.store.writer import Writer
 Embed = Callable[[Request], Vectors]
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """What was found for one request, before it is decided what to do with it.
-
-    key       exact key of the prompt: id of its own chunk, if it is stored
-    match     the best donor that passed the guards
-    verdicts  what the guards said of each candidate they saw
-    """
-
-    key: str
-    query: Query
-    prefix: tuple[PrefixHit, ChunkMeta] | None
-    match: Match | None
-    donors: tuple[ChunkMeta, ...]
-    statuses: Mapping[str, Status]
-    verdicts: tuple[Verdict, ...] = ()
-    seconds: float = 0.0
-
-
 def _no_vectors(_: Request) -> Vectors:
     return {}
-
-
-def _asked(request: Request, config: SemanticCacheConfig) -> ReuseMethod:
-    """What the request asks for, else what the cache is set to. `off` reuses nothing but what is exact."""
-    if request.reuse is None:
-        return config.reuse
-    return "exact" if request.reuse == "off" else request.reuse
-
-
-def _own_first(matches: Sequence[Match], key: str, own: bool) -> list[Match]:
-    """The prompt's own chunk, if it is stored, goes before others with equal text: what can be exact is exact."""
-    if own and matches and matches[0].level == "exact_text":
-        return [replace(matches[0], donor=key)]
-    return sorted(matches, key=lambda match: match.donor != key)
 
 
 class HierarchicalCache:
@@ -94,9 +61,8 @@ class HierarchicalCache:
         self.embedder = embedder
         self._embed = embed or _no_vectors
         self._prefix = PrefixIndex(store)
-        self._served_approximately: OrderedDict[str, str] = OrderedDict()  # exact key -> partition
+        self.promotions = Promotions()
         self._counts = PartitionCounts()
-        self._lock = threading.Lock()
         self._served: WeakSet[Any] = WeakSet()
         self._writer = Writer(store, background=background)
         store.on_evict(self._forget)
@@ -127,12 +93,12 @@ class HierarchicalCache:
         config = self.config
         tokens = len(prepared.token_ids)
         same = bool(lookup.donors) and lookup.donors[0].id == lookup.key
-        asked = _asked(prepared.request, config)
+        asked = asked_of(prepared.request, config)
         refused = ""
         if lookup.match is None and lookup.verdicts:
             last = next((v for v in lookup.verdicts if v.decision == "reject"), lookup.verdicts[-1])
             refused = f"{last.guard}: {last.reason}"
-        if asked != "exact" and not same and self._was_approximate(lookup.key):
+        if asked != "exact" and not same and self.promotions.due(lookup.key):
             self._counts.promotion(prepared.request.partition)
             reason = "promoted: served approximately before, exact from now on"
             return replace(self.exact_plan(prepared, lookup), reason=reason)
@@ -157,13 +123,10 @@ class HierarchicalCache:
     def record(self, prepared: Prepared, lookup: Lookup, chosen: Plan, completion: Completion, epoch: str) -> bool:
         """Keeps what was computed, off the caller's path. True if it was handed to the writer.
 
-        State made from an approximate plan is never kept; the prompt is remembered so that its second coming is exact.
+        State made from an approximate plan is never kept; the prompt is remembered and runs exactly when it comes again.
         """
         if chosen.approximate:
-            with self._lock:
-                self._served_approximately[lookup.key] = prepared.request.partition
-                if len(self._served_approximately) > 100_000:
-                    self._served_approximately.popitem(last=False)
+            self.promotions.note(lookup.key, prepared.request.partition)
             return False
         if chosen.method == "exact" or self.store.meta(lookup.key) is not None:
             return False
@@ -231,9 +194,7 @@ class HierarchicalCache:
         self._writer.flush()
         removed = self.store.clear(partition)
         self._counts.clear(partition)
-        with self._lock:
-            for key in [key for key, whose in self._served_approximately.items() if whose == partition]:
-                del self._served_approximately[key]
+        self.promotions.clear(partition)
         return removed
 
     @property
@@ -257,7 +218,7 @@ class HierarchicalCache:
         verdicts: list[Verdict] = []
         found: Match | None = None
         donors: list[ChunkMeta] = []
-        asked = _asked(query.request, self.config)
+        asked = asked_of(query.request, self.config)
         wanted = self.config.blend_donors if asked == "blend" else 1
         guards = [g for g in self.guards if asked != "blend" or not getattr(g, "waived_for_blend", False)]
         own = self.store.meta(key) is not None
@@ -274,7 +235,7 @@ class HierarchicalCache:
                 verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}: {error}"))
                 continue
             statuses.update(search.statuses)
-            for match in _own_first(search.matches, key, own):
+            for match in own_first(search.matches, key, own):
                 meta = self.store.meta(match.donor)
                 if meta is None or meta.partition != query.request.partition or meta.epoch != epoch:
                     continue
@@ -331,7 +292,3 @@ class HierarchicalCache:
         self._prefix.remove(donor)
         for level in self.levels:
             level.remove(donor)
-
-    def _was_approximate(self, key: str) -> bool:
-        with self._lock:
-            return key in self._served_approximately

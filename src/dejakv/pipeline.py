@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dejakv.cache import HierarchicalCache, Lookup
+from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Engine, Prepared, Start
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.levels.base import Status
+from dejakv.lookup import Lookup
 from dejakv.planner import Plan
 from dejakv.records import Record
 from dejakv.request import Request

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from dejakv.build import build_guards
-from dejakv.cache import HierarchicalCache, Lookup
+from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Completion, Prepared
 from dejakv.identity import Span
 from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
+from dejakv.lookup import Lookup
 from dejakv.planner import Plan
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta, Store, Tensor

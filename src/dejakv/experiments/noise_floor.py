@@ -11,11 +11,14 @@ from dejakv.request import Request
 def noise_floor(engine: Any, requests: Sequence[Request], watch: Watch) -> dict[str, Any] | None:
     """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
     `top1`, `samples` and `dtype` of the other. None for an engine that has no twin."""
-    if not requests or not hasattr(engine, "twin"):
+    from dejakv.engines.transformers.engine import TransformersEngine  # torch, only where it is asked for
+    from dejakv.engines.transformers.twin import twin_of
+
+    if not requests or not isinstance(engine, TransformersEngine):
         return None
     watch.stage(f"noise floor over {len(requests)} prompts")
     plain = engine.for_arm("none")
-    other = plain.twin()
+    other = twin_of(plain)
     found: list[Fidelity] = []
     for request in requests:
         prepared = plain.prepare(request)

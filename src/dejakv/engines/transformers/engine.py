@@ -122,12 +122,6 @@ class TransformersEngine:
             other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
         return other
 
-    def twin(self) -> "TransformersEngine":
-        """The same weights in the other one of float32 and bfloat16, without an encoder registry; a copy of the model."""
-        other = torch.bfloat16 if self.model.dtype == torch.float32 else torch.float32
-        model = copy.deepcopy(self.model).to(other)
-        return TransformersEngine(model, self.tokenizer, self.processor, check=False)
-
     def prepare(self, request: Request) -> Prepared:
         """Token ids with pictures expanded, and their spans. Pixels are processed when a picture is first seen.
 
@@ -284,9 +278,7 @@ class TransformersEngine:
         return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype)
 
     def _usable(self, start: Start | None, tokens: int) -> int:
-        if start is None or not self.capabilities.reuse:
-            return 0
-        if not self.epoch:
+        if start is None or not self.capabilities.reuse or not self.epoch:
             return 0
         if start.chunk.meta.epoch and start.chunk.meta.epoch != self.epoch:
             raise ModelError(

@@ -17,6 +17,7 @@ from dejakv.errors import ConfigError
 from dejakv.guards.chain import judge
 from dejakv.identity import digest_of
 from dejakv.levels.base import Match, Query
+from dejakv.promotion import Promotions
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
 
@@ -72,7 +73,7 @@ class Adopter:
         self._levels = build_levels(self.config, embeddings)
         self._guards = build_guards(self.config, self._levels)
         self._donors: OrderedDict[str, Asked] = OrderedDict()
-        self._approximate: OrderedDict[str, None] = OrderedDict()
+        self._promotions = Promotions()
         self._limit = max_donors
         self._lock = threading.Lock()
 
@@ -86,19 +87,16 @@ class Adopter:
     def learn(self, asked: Asked, provenance: Provenance) -> None:
         """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""
         if provenance.method == "adopt":
-            with self._lock:
-                self._approximate[asked.id] = None
-                while len(self._approximate) > 100_000:
-                    self._approximate.popitem(last=False)
+            self._promotions.note(asked.id, asked.partition)
             return
         if asked.no_store or not asked.text.strip() or asked.id in self._donors:
             return
         query = self._query(asked)
         for level in self._levels:
             level.add(asked.id, query)
+        self._promotions.forget(asked.id)
         with self._lock:
             self._donors[asked.id] = asked
-            self._approximate.pop(asked.id, None)
             gone = [self._donors.popitem(last=False)[0] for _ in range(len(self._donors) - self._limit)]
         for donor in gone:
             for level in self._levels:
@@ -110,7 +108,7 @@ class Adopter:
     def _find(self, asked: Asked) -> tuple[str, Provenance]:
         if asked.id in self._donors:
             return asked.text, Provenance(reason="this very prompt ran before: vLLM's prefix cache has it")
-        if asked.id in self._approximate:
+        if self._promotions.due(asked.id):
             return asked.text, Provenance(reason="promoted: served approximately before, exact from now on")
         if asked.donor is not None:
             return self._named(asked)

@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dejakv.cache import HierarchicalCache, Lookup
+from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
 from dejakv.engines.vllm.keys import AnonymousMedia, prepare
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.identity import digest_of
 from dejakv.levels.base import Query, Status
+from dejakv.lookup import Lookup
 from dejakv.planner import plan
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
@@ -56,17 +57,6 @@ class ConnectorCache(HierarchicalCache):
     def vectors_of(self, lookup: Lookup) -> dict[str, Any]:
         """Text and latent vectors, so that a restart embeds nothing again."""
         return dict(self._vectors(lookup.query))
-
-    def served_approximately(self, key: str, partition: str) -> None:
-        """From now on the prompt of this key runs exactly."""
-        with self._lock:
-            self._served_approximately[key] = partition
-            if len(self._served_approximately) > 100_000:
-                self._served_approximately.popitem(last=False)
-
-    def is_due(self, key: str) -> bool:
-        """Was it served approximately, so that it runs exactly now and is stored?"""
-        return self._was_approximate(key)
 
     def _find(self, query: Query, key: str, epoch: str, statuses: dict[str, Status]) -> Any:
         if query.request.metadata["exact_only"]:
@@ -145,7 +135,7 @@ class Finder:
         asked = "blend" if wish.mode == "blend" else "exact"
         same = bool(lookup.donors) and lookup.donors[0].id == lookup.key
         match, donors, refused = lookup.match, lookup.donors, ""
-        if asked == "blend" and not same and self.cache.is_due(lookup.key):
+        if asked == "blend" and not same and self.cache.promotions.due(lookup.key):
             match, donors, refused = None, (), "promoted: served approximately before, exact from now on"
         elif match is not None and not same and wish.threshold is not None and match.score < wish.threshold:
             match, donors, refused = None, (), f"score {match.score:.3f} is below the request's {wish.threshold:g}"
@@ -196,7 +186,7 @@ class Finder:
             )
         if prepared.spans or meta.spans:
             return Found(reason="blend is for prompts without media")
-        if self.cache.is_due(lookup.key):
+        if self.cache.promotions.due(lookup.key):
             return Found(reason="promoted: served approximately before, exact from now on")
         instead = self._exact(lookup, "")
         tokens = len(prepared.token_ids)

@@ -215,7 +215,7 @@ class SchedulerSide:
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
         elif tracked.approximate and found is not None:
-            self.finder.cache.served_approximately(found.key, partition_of(tracked.request.cache_salt))
+            self.finder.cache.promotions.note(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
 
     def _deadline(self) -> float:

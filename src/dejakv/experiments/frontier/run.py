@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.twin import twin_of
 from dejakv.errors import ConfigError
 from dejakv.experiments.frontier.bench import Bench
 from dejakv.experiments.frontier.cases import Cases
@@ -63,7 +64,7 @@ def run_frontier(
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
     folder = open_cases(output)
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
-    bench = Bench(engine, cases.steps, engine.twin() if cases.steps > 1 else None)
+    bench = Bench(engine, cases.steps, twin_of(engine) if cases.steps > 1 else None)
     settings = {"model": Path(model).name, "epoch": engine.epoch, "seed": seed, **cases.settings()}
     held = held_cases(folder, settings, [cell.name for cell in chosen])
     todo: list[tuple[str, int, list[Cell]]] = []
