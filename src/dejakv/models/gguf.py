@@ -34,6 +34,8 @@ def load_gguf_model(file: Path, **options: Any) -> Any:
     model = _read(AutoModelForCausalLM, file, **options)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    for trace in ("hf_quantizer", "is_quantized", "quantization_method"):
+        vars(model).pop(trace, None)
     return model.eval()
 
 

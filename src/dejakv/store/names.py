@@ -41,7 +41,8 @@ def temporary_of(chunk: str) -> str:
 
 def owner_of(partition: str) -> str:
     """The mark of a partition on files that are set aside, so that clearing it finds them."""
-    return digest_of(partition)[:16]
+    # What was read from a damaged row may be no valid Unicode.
+    return digest_of(partition.encode(errors="surrogateescape"))[:16]
 
 
 def is_chunk(name: str) -> bool:
