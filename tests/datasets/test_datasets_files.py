@@ -33,7 +33,9 @@ def test_jsonl(tmp_path: Path) -> None:
     assert (two.id, two.answer, two.media) == ("2", None, ())
 
 
-@pytest.mark.parametrize(("line", "says"), [("{", "line 1 is not JSON"), ("[]", "not an object"), ('{"q": 1}', "question")])
+@pytest.mark.parametrize(
+    ("line", "says"), [("{", "line 1 is not JSON"), ("[]", "not an object"), ('{"q": 1}', "question")]
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     file = tmp_path / "q.jsonl"
     file.write_text(line)
