@@ -46,9 +46,9 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
     shares = Shares()
     lines: list[dict[str, Any]] = []
     for sample in chosen:
-        request = prompter.request(sample)
-        if request.media:
+        if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name a model that takes them with --model")
+        request = prompter.request(sample)
         found = shares.add(tokenizer(request.prompt, add_special_tokens=False)["input_ids"], request.partition)
         lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
     summary = {
