@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.errors import InputError
+from dejakv.errors import DatasetError, InputError, ModelError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 
@@ -50,7 +50,7 @@ def test_a_log_of_ones_own_needs_no_model(no_model: Path) -> None:
     )
     assert done.exception is None, done.exception
     assert "tokens of smollm2-135m's tokenizer" in done.output
-    assert "dejakv models get smollm2-135m" in done.output
+    assert "WARNING" not in done.output
     summary = json.loads((no_model / "out" / "summary.json").read_text())
     assert summary["samples"] == 4
     assert summary["share_prefix"] < 0.3 < summary["share_anywhere"] < 0.7
@@ -66,6 +66,7 @@ def test_every_workload_is_measured_by_its_name_alone(name: str, no_model: Path)
     assert done.exception is None, done.exception
     assert f"12 samples of {name}" in done.output
     assert "beyond prefix caching" in done.output
+    assert "dejakv models get smollm2-135m" in done.output  # for the levels, the model must be here
 
 
 def test_dry_and_live_runs_have_the_shares_of_the_same_prompts() -> None:
@@ -83,15 +84,11 @@ def test_pictures_need_a_model(no_model: Path) -> None:
 
 
 def test_a_live_run_without_the_model_names_the_command(no_model: Path) -> None:
-    from dejakv.errors import ModelError
-
     with pytest.raises(ModelError, match="dejakv models get smollm2-135m"):
         run(settings_from("rag", {"max_samples": 2}, {}))
 
 
 def test_an_empty_log_says_so(no_model: Path) -> None:
-    from dejakv.errors import DatasetError
-
     path = log(no_model / "empty.jsonl")
     with pytest.raises(DatasetError, match="gave no samples"):
         run(
@@ -99,3 +96,16 @@ def test_an_empty_log_says_so(no_model: Path) -> None:
                 None, {"model": "smollm2-135m", "dataset": "jsonl", "dataset_path": path, "cache_mode": "dry-run"}, {}
             )
         )
+
+
+def test_shares_are_counted_by_the_tokenizer_of_the_model_that_is_named(no_model: Path) -> None:
+    path = log(no_model / "log.jsonl", {"prompt": PASSAGE}, {"prompt": PASSAGE})
+    given = {"dataset": "jsonl", "dataset_path": path, "cache_mode": "shares"}
+    tokens = {
+        name: run(settings_from(None, {**given, "model": name}, {})).summary["prompt_tokens"]
+        for name in ("docs-lm", "smollm2-135m")
+    }
+    assert tokens["docs-lm"] != tokens["smollm2-135m"]
+    (no_model / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="has no tokenizer that loads"):
+        run(settings_from(None, {**given, "model": str(no_model)}, {}))

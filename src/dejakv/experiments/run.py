@@ -47,7 +47,9 @@ def run(settings: RunSettings, progress: Progress | None = None, engine: Any = N
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         _output_folder(settings.output)  # before the work, not after it
-    if engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings):
+    if settings.cache_mode == "shares" or (
+        engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
+    ):
         summary, lines = shares_alone(settings, chosen)
         return RunResult(summary, (), write(settings.output, summary, lines))
     if engine is None:

@@ -9,7 +9,7 @@ from dejakv.models import names
 from dejakv.presets import preset
 
 Arm = Literal["none", "prefix", "cache"]
-CacheMode = Literal["live", "dry-run", "off"]
+CacheMode = Literal["live", "dry-run", "off", "shares"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 
 
