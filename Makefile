@@ -15,18 +15,18 @@ demo: $(VENV)/.installed
 test: test-core test-vllm
 
 ## all tests but vLLM's
-test-core: $(VENV)/.installed-dev
+test-core: $(VENV)/.model
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm -m "not soak"
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
-test-vllm: .venv-vllm/.installed
+test-vllm: .venv-vllm/.installed $(VENV)/.model
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m "not soak"
 
 ## long runs that CI leaves out: an hour, from another seed each time, and vLLM's; a run is repeated by its seed
 soak: export DEJAKV_SOAK_MINUTES ?= 60
 soak: export DEJAKV_SOAK_ROUNDS ?= 5
 soak: export DEJAKV_SOAK_SEED := $(or $(DEJAKV_SOAK_SEED),$(shell date +%s))
-soak: $(VENV)/.installed-dev .venv-vllm/.installed
+soak: $(VENV)/.model .venv-vllm/.installed
 	@echo "to repeat it: make soak DEJAKV_SOAK_SEED=$$DEJAKV_SOAK_SEED DEJAKV_SOAK_ROUNDS=$$DEJAKV_SOAK_ROUNDS"
 	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability -s --timeout 0
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
@@ -58,6 +58,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# SmolLM2 in the user's cache folder: fetched once a machine, then only checked
+$(VENV)/.model: $(VENV)/.installed-dev
+	$(BIN)/dejakv models get smollm2-135m
 	touch $@
 
 .venv-vllm/.installed: scripts/setup-vllm-env.sh pyproject.toml

@@ -7,7 +7,7 @@ from typing import Any
 
 from dejakv.errors import ConfigError
 
-DRY_RUN_MODEL = "smollm2-135m"
+SHARES_MODEL = "smollm2-135m"
 
 
 @cache
@@ -25,14 +25,14 @@ def about(name: str) -> str:
     return str(_table()[name]["about"])
 
 
-def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, str | None]:
-    """Preset and model of a run that names neither: the preset of the data set's name if there is one, `shapes` else. A dry
-    run over prompts of one's own counts tokens of a general language model."""
+def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, dict[str, str]]:
+    """Preset and settings of a run that names neither preset nor model: the preset of the data set's name if there is one,
+    `shapes` else. A dry run over prompts of one's own has no model to ask: it measures shares, by a general tokenizer."""
     if dataset in names():
-        return dataset, None
-    if dataset is not None and cache_mode == "dry-run":
-        return None, DRY_RUN_MODEL
-    return "shapes", None
+        return dataset, {}
+    if dataset is not None and cache_mode in ("dry-run", "shares"):
+        return None, {"model": SHARES_MODEL, "cache_mode": "shares"}
+    return "shapes", {}
 
 
 def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -144,3 +144,32 @@ def test_unknown_and_missing() -> None:
         read("jsonl")
     with pytest.raises(DatasetError, match="no folder"):
         read("folder", path="/nonexistent")
+
+
+def test_prompts_and_conversations_of_a_log(tmp_path: Path) -> None:
+    chat = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "tool", "content": "3"},
+    ]
+    file = tmp_path / "log.jsonl"
+    file.write_text("\n".join(map(json.dumps, [{"prompt": "What?"}, {"messages": chat}])))
+    plain, talk = read("jsonl", path=str(file))
+    assert (plain.question, plain.messages) == ("What?", ())
+    assert talk.messages == (("user", "one"), ("assistant", "two"), ("user", "<tool_response>\n3\n</tool_response>"))
+    assert talk.question == talk.messages[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: a request ends with a user's"),
+        ({"messages": "x"}, "line 1 holds no conversation"),
+        ({"question": 3}, "line 1 has no text field 'question'"),
+        ({"question": "x", "images": "a.png"}, "list of paths"),
+    ],
+)
+def test_records_that_are_no_request(tmp_path: Path, record: dict[str, Any], says: str) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps(record))
+    with pytest.raises(DatasetError, match=says):
+        read("jsonl", path=str(tmp_path / "log.jsonl"))

@@ -55,3 +55,26 @@ def test_empty_question_and_bad_template() -> None:
         Prompter().request(Sample("7", "  "))
     with pytest.raises(ConfigError, match="question"):
         Prompter(template="{nope}")
+
+
+def test_a_conversation_is_rendered_message_by_message() -> None:
+    from transformers import AutoTokenizer
+
+    from dejakv.models import tokenizer_folder
+
+    talk = Sample("1", "b", messages=(("system", "s"), ("user", "a"), ("assistant", "x"), ("user", "b")))
+    assert Prompter().prompt(talk) == "system: s\nuser: a\nassistant: x\nuser: b\nassistant:"
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
+    text = Prompter(tokenizer).prompt(talk)
+    assert text.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nx")
+    assert text.endswith("<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InputError, match="sample 1: the model's chat template refuses"):
+        Prompter(tokenizer).prompt(talk)
+
+
+def test_a_record_may_name_its_partition() -> None:
+    sample = Sample("1", "q", fields={"partition": "tenant"})
+    assert Prompter().request(sample).partition == "tenant"
+    assert Prompter().request(sample, partition="other").partition == "other"
+    assert Prompter().request(Sample("2", "q")).partition == "default"

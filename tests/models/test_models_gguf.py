@@ -1,6 +1,8 @@
 """GGUF files as models: the weights that were written come back, and what cannot be read says so."""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,24 @@ def test_altered_headers_are_errors_of_ours_or_models(tmp_path: Path) -> None:
             assert "model.gguf cannot be read" in str(error)  # noqa: PT017 (most raise, some load)
             refused += 1
     assert refused > 30
+
+
+def test_too_little_memory_says_so(tmp_path: Path) -> None:
+    """In a process of its own, whose memory is limited once everything is imported. The file claims a large embedding."""
+    write_gguf(tmp_path / "model.gguf", tokens=1_000_000)
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "import accelerate, gguf, torch, transformers\n"
+        "from transformers import LlamaForCausalLM\n"
+        "from dejakv.errors import ModelError\n"
+        "from dejakv.models.gguf import load_gguf_model\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    load_gguf_model(Path(sys.argv[1]))\n"
+        "except ModelError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "model.gguf"], capture_output=True, text=True)
+    assert "too little memory to read model.gguf" in done.stdout, done.stderr

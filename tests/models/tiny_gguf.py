@@ -56,8 +56,11 @@ def config_of(family: str):
     return FAMILIES[family](**{**SIZES, "head_dim": 128 if family == "qwen3" else 16})
 
 
-def write_gguf(file: Path, family: str = "llama", architecture: str | None = None) -> dict[str, torch.Tensor]:
-    """Writes the tiny model of a family under the names that llama.cpp gives. Returns the weights that were written."""
+def write_gguf(
+    file: Path, family: str = "llama", architecture: str | None = None, tokens: int = len(WORDS)
+) -> dict[str, torch.Tensor]:
+    """Writes the tiny model of a family under the names that llama.cpp gives. Returns the weights that were written.
+    `tokens`: rows of the embedding, if more than there are words; the rest are zeros."""
     weights = {name: tensor for name, tensor in tiny_model(family).state_dict().items() if name != "lm_head.weight"}
     writer = gguf.GGUFWriter(
         str(file), architecture or {"mistral": "llama"}.get(family, family)
@@ -73,7 +76,10 @@ def write_gguf(file: Path, family: str = "llama", architecture: str | None = Non
     writer.add_value_length(config_of(family).head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(WORDS))
+    if tokens > len(WORDS):
+        rows = weights["model.embed_tokens.weight"]
+        weights["model.embed_tokens.weight"] = torch.cat([rows, torch.zeros(tokens - len(WORDS), rows.shape[1])])
+    writer.add_vocab_size(tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(WORDS)

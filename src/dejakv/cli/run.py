@@ -71,7 +71,9 @@ def run_command(
     blend_map: Annotated[Text, typer.Option(help="Token map of blend.")] = None,
     blend_selector: Annotated[Text, typer.Option(help="Selector of blend.")] = None,
     blend_share: Annotated[float | None, typer.Option(help="Share of rows that blend recomputes.")] = None,
-    cache_mode: Annotated[Text, typer.Option(help="live, dry-run (decoder not run) or off.")] = None,
+    cache_mode: Annotated[
+        Text, typer.Option(help="live, dry-run (decoder not run), shares (tokenizer alone) or off.")
+    ] = None,
     arms: Annotated[Text, typer.Option(help="Some of none,prefix,cache.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option()] = None,
     temperature: Annotated[float | None, typer.Option()] = None,
@@ -116,7 +118,8 @@ def run_command(
         "lexical_guard": False if disable_lexical_guard else None,
     }  # fmt: skip
     if preset is None and model is None:
-        preset, run_part["model"] = default_for(dataset, cache_mode)
+        preset, chosen = default_for(dataset, cache_mode)
+        run_part |= chosen
     result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples, resume)
     show(result.summary, result.rows, disagreements=show_disagreements)
     if result.output is not None:

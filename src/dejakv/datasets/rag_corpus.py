@@ -54,7 +54,9 @@ def read_corpus(path: str | Path) -> Corpus:
         return _folder(source)
     if not source.is_file():
         raise DatasetError(f"no file or folder {str(path)!r}: give {FORMS} with --dataset-path")
-    return _squad(source) if source.suffix == ".json" else _lines(source)
+    if source.suffix == ".json":
+        return _squad(source)
+    return _checked(source, *_lines(source), recorded=True)
 
 
 def _squad(file: Path) -> Corpus:
@@ -73,7 +75,7 @@ def _squad(file: Path) -> Corpus:
     return _checked(file, passages, questions)
 
 
-def _lines(file: Path) -> Corpus:
+def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
     passages: list[Passage] = []
     questions: list[Question] = []
     for where, record in json_lines(file):
@@ -86,7 +88,7 @@ def _lines(file: Path) -> Corpus:
             passages.append(Passage(str(record.get("title", "")), text))
         else:
             raise DatasetError(f"{where} has neither a text 'passage' nor a text 'question': give {FORMS}")
-    return _checked(file, passages, questions, recorded=True)
+    return passages, questions
 
 
 def _passage(item: Any, where: str) -> Passage:
@@ -103,7 +105,8 @@ def _folder(folder: Path) -> Corpus:
         passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8", errors="replace"))]
     asked = folder / "questions.jsonl"
     if asked.is_file():
-        return _checked(folder, passages, list(_lines(asked).questions), recorded=True)
+        more, questions = _lines(asked)
+        return _checked(folder, passages + more, questions, recorded=True)
     return _checked(folder, passages, [question for passage in passages for question in go_on(passage)])
 
 

@@ -121,7 +121,7 @@ def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     listed = content if isinstance(content, list) else [content]
     if listed and all(isinstance(item, dict) and "role" in item for item in listed):
         listed = [{"messages": listed}]
-    for number, item in enumerate(listed):
+    for number, item in enumerate(listed, 1):
         if not isinstance(item, dict):
             raise DatasetError(f"{file.name} item {number} is not an object: give conversations")
         yield f"{file.name} item {number}", item

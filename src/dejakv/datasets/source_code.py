@@ -78,9 +78,7 @@ def _folder(name: str) -> Path:
             f"no folder {name!r}, and no package can be called that: give an installed package or a folder"
         )
     search, spec = list(sys.path), None
-    for number, part in enumerate(
-        name.split(".")
-    ):  # by the path finder alone: a package is found without being imported
+    for number, part in enumerate(name.split(".")):  # by the path finder alone, which imports nothing
         builtin = number == 0 and part in sys.builtin_module_names
         spec = None if builtin else importlib.machinery.PathFinder.find_spec(part, search)
         if spec is None:

@@ -62,8 +62,15 @@ class Prompter:
     def _conversation(self, sample: Sample) -> str:
         if self.templates is None:
             return "".join(f"{role}: {text}\n" for role, text in sample.messages) + "assistant:"
+        from jinja2 import TemplateError
+
         messages = [{"role": role, "content": text} for role, text in sample.messages]
-        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise InputError(
+                f"sample {sample.id}: the model's chat template refuses the conversation ({error}): choose another model"
+            ) from error
 
 
 def _check_template(template: str) -> None:

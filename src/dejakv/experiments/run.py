@@ -51,7 +51,9 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
     if settings.output is not None:
         run_folder(settings.output)  # before the work, not after it
-    if engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings):
+    if settings.cache_mode == "shares" or (
+        engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
+    ):
         summary, lines = shares_alone(settings, chosen)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     if engine is not None:

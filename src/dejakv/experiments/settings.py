@@ -10,7 +10,7 @@ from dejakv.presets import preset
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, check_fields, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
-CacheMode = Literal["live", "dry-run", "off"]
+CacheMode = Literal["live", "dry-run", "off", "shares"]
 EngineName = Literal["transformers", "vllm"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 

@@ -1,15 +1,17 @@
 """How much of a run's prompts was asked before (`dejakv.shares`): beside every run, and alone, from a tokenizer."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.engines.base import Prepared
-from dejakv.errors import InputError
+from dejakv.errors import InputError, ModelError
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.settings import RunSettings
-from dejakv.models import RECIPES, fetched, tokenizer_folder
+from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
+from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
 from dejakv.request import Request
 from dejakv.shares import Share, Shares
 
@@ -35,33 +37,48 @@ def model_is_missing(settings: RunSettings) -> bool:
 
 
 def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and a line a sample of a dry run without a model: the shares, and no look-ups.
+    """The summary and a line a sample of a run without a model: the shares, and no look-ups.
 
-    Raises: InputError for samples with pictures, whose tokens only a model knows.
+    Raises: InputError for samples with pictures, whose tokens only a model knows; ModelError for a missing tokenizer.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
+    tokenizer = _tokenizer(settings)
     prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
     shares = Shares()
     lines: list[dict[str, Any]] = []
     for sample in chosen:
-        request = prompter.request(sample)
-        if request.media:
+        if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name a model that takes them with --model")
+        request = prompter.request(sample)
         found = shares.add(tokenizer(request.prompt, add_special_tokens=False)["input_ids"], request.partition)
         lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
     summary = {
-        "cache_mode": "dry-run",
+        "cache_mode": settings.cache_mode,
         "model": settings.model,
         "dataset": settings.dataset,
         "samples": len(lines),
         "prompt_tokens": shares.total.tokens,
         **share_figures(shares.total, shares.complete),
-        "warning": f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}",
         "dejakv_version": __version__,
     }
+    if settings.cache_mode == "dry-run":
+        summary["warning"] = (
+            f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}"
+        )
     return summary, lines
+
+
+def _tokenizer(settings: RunSettings) -> Any:
+    from transformers import AutoTokenizer
+
+    if settings.model in RECIPES:
+        return AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
+    found = resolve(settings.model)
+    if isinstance(found, Path) and found.suffix == SUFFIX:
+        return load_gguf_tokenizer(found)
+    try:
+        return AutoTokenizer.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{settings.model!r} has no tokenizer that loads ({error}): give another --model") from error
 
 
 def in_words(summary: dict[str, Any]) -> list[str]:

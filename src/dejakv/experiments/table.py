@@ -18,7 +18,7 @@ def show(
 ) -> None:
     """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
-    if summary.get("cache_mode") == "dry-run":
+    if summary.get("cache_mode") in ("dry-run", "shares"):
         _show_dry_run(summary, console)
         return
     console.print(_arms(summary))
@@ -138,7 +138,7 @@ def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
         _show_look_ups(summary, console)
     else:
         console.print(
-            f"dry run: {summary['samples']} samples of {summary['dataset']}, {summary['prompt_tokens']:,} tokens of "
+            f"{summary['samples']} samples of {summary['dataset']}, {summary['prompt_tokens']:,} tokens of "
             f"{summary['model']}'s tokenizer",
             soft_wrap=True,
         )

