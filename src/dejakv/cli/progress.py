@@ -18,7 +18,6 @@ LOG_SECONDS = 10.0
 
 def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = False) -> RunResult:
     """Runs with its progress on standard error, so that standard output holds the report alone."""
-    quiet_loading()
     console = Console(stderr=True)
     with watching(console, log_samples=log_samples) as watch:
         return run(settings, watch, resume=resume)
@@ -138,13 +137,6 @@ class _Lines:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def quiet_loading() -> None:
-    """transformers' own bar over the weights would stand in the middle of ours."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
 
 
 def line_of(row: Row) -> str:

@@ -1,5 +1,7 @@
 """Finds and loads a model with its tokenizer or processor. Every way this can fail names its remedy."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+from transformers.utils import logging
 
 from dejakv.engines.transformers.capabilities import ATTENTION
 from dejakv.engines.transformers.processors import load_processor
@@ -50,12 +53,13 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
         if not images and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not _remote_causal(config):
             raise ModelError(_unknown_kind(where, config))
-        model = kind.from_pretrained(
-            where,
-            dtype="auto" if dtype == "auto" else _DTYPES[dtype],
-            attn_implementation=attn,
-            trust_remote_code=trust_remote_code,
-        )
+        with _no_bars():
+            model = kind.from_pretrained(
+                where,
+                dtype="auto" if dtype == "auto" else _DTYPES[dtype],
+                attn_implementation=attn,
+                trust_remote_code=trust_remote_code,
+            )
         processor = load_processor(where, trust_remote_code) if images else None
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
@@ -66,6 +70,18 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
             "Hugging Face model or its hub id (with a network, or already downloaded)"
         ) from error
     return Loaded(model.eval().to(place), tokenizer, processor if hasattr(processor, "image_processor") else None)
+
+
+@contextmanager
+def _no_bars() -> Generator[None]:
+    """transformers' own bar over the weights would stand in the middle of a command's output."""
+    were = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were:
+            logging.enable_progress_bar()
 
 
 def _device(name: str) -> torch.device:
