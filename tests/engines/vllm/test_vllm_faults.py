@@ -212,9 +212,9 @@ def test_a_connector_outside_of_a_scheduler_is_refused():
 def test_bad_settings_stop_the_start(tmp_path):
     """A clear error at start, before any request."""
     cases = [
-        ({"mode": "fuzzy"}, ConfigError, "choose exact or blend"),
+        ({"mode": "fuzzy"}, ConfigError, "choose one of exact, blend"),
         ({"store": "x"}, ConfigError, "unknown key 'store'"),
-        ({"similarity_threshold": 2}, ConfigError, "no cosine"),
+        ({"similarity_threshold": 2}, ConfigError, "a number from -1 to 1"),
     ]
     for extra, error, words in cases:
         with pytest.raises(error, match=words), running(extra=extra):
