@@ -7,15 +7,16 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: demo test test-core test-vllm soak lint format types train-shapes train-docs clean
 
-## the main job: 400 questions about pictures, with and without the cache
-demo: $(VENV)/.installed
+## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
+demo: $(VENV)/.model
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset rag --max-samples 12 --output runs/demo-rag
 
 ## all tests, vLLM's included
 test: test-core test-vllm
 
 ## all tests but vLLM's
-test-core: $(VENV)/.model
+test-core: $(VENV)/.installed-dev $(VENV)/.model
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm -m "not soak"
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
@@ -26,7 +27,7 @@ test-vllm: .venv-vllm/.installed $(VENV)/.model
 soak: export DEJAKV_SOAK_MINUTES ?= 60
 soak: export DEJAKV_SOAK_ROUNDS ?= 5
 soak: export DEJAKV_SOAK_SEED := $(or $(DEJAKV_SOAK_SEED),$(shell date +%s))
-soak: $(VENV)/.model .venv-vllm/.installed
+soak: $(VENV)/.installed-dev $(VENV)/.model .venv-vllm/.installed
 	@echo "to repeat it: make soak DEJAKV_SOAK_SEED=$$DEJAKV_SOAK_SEED DEJAKV_SOAK_ROUNDS=$$DEJAKV_SOAK_ROUNDS"
 	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability -s --timeout 0
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
@@ -53,7 +54,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gguf,rag]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -61,7 +62,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 # SmolLM2 in the user's cache folder: fetched once a machine, then only checked
-$(VENV)/.model: $(VENV)/.installed-dev
+$(VENV)/.model: $(VENV)/.installed
 	$(BIN)/dejakv models get smollm2-135m
 	touch $@
 

@@ -219,6 +219,18 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
+def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
+    """A conversation that goes on: most of it is an exact prefix, and the new part must be computed in any case."""
+    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_share=0.0))
+    pipeline.answer(request("Who?", DOCUMENT.text))
+    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
+    answer = pipeline.answer(longer)
+    assert answer.record.method == "prefix"
+    assert "the exact prefix is cheaper" in answer.record.reason
+    assert answer.record.reused_tokens > 0.3 * answer.record.prompt_tokens
+    assert answer.token_ids == uncached(docs_engine, longer).token_ids
+
+
 def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_engine: Any, served: Any) -> None:
     """It has run the prompt already: nothing is run twice, and what it computed is exact and kept."""
 

@@ -43,6 +43,7 @@ class BlendConfig:
     min_similarity  a token that fits its donor token less is always computed
     threshold       of `by_need`: squared relative error of V (or K and V) above which a row is computed
     max_share       a prompt that needs more is computed in full instead
+    max_computed    so is one that would compute more rows than this share, the mean over all layers: an exact prefix is cheaper
     bits, rope_weight, seed  of the maps `embedding` and `lsh` and the selector `random`
     """
 
@@ -57,6 +58,7 @@ class BlendConfig:
     min_similarity: Share = 0.2
     threshold: float | None = None
     max_share: Share = 0.8
+    max_computed: Share = 1.0
     bits: Positive = 256
     rope_weight: float = 0.0
     seed: int = 0
@@ -213,11 +215,20 @@ def plan_blend(
     found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
     report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
     if needed.share > config.max_share:
-        return None, replace(report, reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike")
+        return None, replace(
+            report,
+            reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike",
+        )
+    schedule = config.schedule_for(layers)
+    rows = sum(max(share, needed.share) for share in schedule.shares) / layers
+    if rows > config.max_computed:
+        return None, replace(
+            report, reason=f"blending would compute {rows:.0%} of the rows: the exact prefix is cheaper"
+        )
     states = [chunk.tensor for chunk in chunks]
     planned = plan_cache(
         engine.model, prepared.token_ids, states, held, found, needed,
-        config.schedule_for(layers), Selector(config.selector, config.seed),
+        schedule, Selector(config.selector, config.seed),
         threshold=config.threshold if config.by_need else None,
     )  # fmt: skip
     return planned, report
