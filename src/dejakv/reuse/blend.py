@@ -215,10 +215,7 @@ def plan_blend(
     found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
     report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
     if needed.share > config.max_share:
-        return None, replace(
-            report,
-            reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike",
-        )
+        return None, replace(report, reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike")
     schedule = config.schedule_for(layers)
     rows = sum(max(share, needed.share) for share in schedule.shares) / layers
     if rows > config.max_computed:
