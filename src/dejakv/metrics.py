@@ -183,7 +183,7 @@ def level_metrics(counts: CacheCounts) -> Iterator[Metric]:
     yield CounterMetricFamily("dejakv_lookups", "Requests that looked for a donor.", value=counts.lookups)
     yield CounterMetricFamily("dejakv_prefix_hits", "Lookups that found an exact prefix.", value=counts.prefix_hits)
     yield CounterMetricFamily(
-        "dejakv_promotions", "Requests run exactly at their second coming.", value=counts.promotions
+        "dejakv_promotions", "Requests run exactly when they came again.", value=counts.promotions
     )
     yield _counted("level_hits", "Donors found and trusted, by level.", "level", counts.hits)
     yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
