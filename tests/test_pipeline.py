@@ -219,6 +219,14 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
+def test_a_prompt_seen_for_the_first_time_is_a_counted_refusal(served: Any) -> None:
+    pipeline = served(replace(EXACT, second_sight=True))
+    first, second, third = (pipeline.answer(request(wordings()[0])) for _ in range(3))
+    assert (first.record.stored, second.record.stored) == (False, True)
+    assert third.record.method == "exact"
+    assert pipeline.cache.store.stats().refused == {"first_sight": 1}
+
+
 def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
     """A conversation that goes on: most of it is an exact prefix, and the new part must be computed in any case."""
     pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_share=0.0))

@@ -131,7 +131,7 @@ class HierarchicalCache:
         if chosen.method == "exact" or self.store.meta(lookup.key) is not None:
             return False
         wants = getattr(self.store, "wants", None)
-        if wants is not None and not wants(lookup.key, len(prepared.token_ids)):
+        if wants is not None and not wants(lookup.key, len(prepared.token_ids), prepared.request.partition):
             return False  # asked before the state is copied out of the engine
         request = prepared.request
         capture = completion.capture

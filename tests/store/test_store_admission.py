@@ -35,9 +35,11 @@ def test_second_sight_remembers_a_bounded_number() -> None:
 def test_asking_first_counts_as_the_first_sight() -> None:
     store = AdmittingStore(MemoryStore(), Admission(second_sight=True))
     id = make_chunk(1).meta.id
-    assert store.wants(id, 17) is False
-    assert store.wants(id, 17) is True
+    assert store.wants(id, 17, "p") is False
+    assert store.wants(id, 17, "p") is True
     assert store.put(make_chunk(1)) is True
+    assert store.stats("p").refused == {"first_sight": 1}
+    assert store.stats("q").refused == {}
 
 
 def test_the_rate_holds_on_average_and_large_chunks_pass() -> None:

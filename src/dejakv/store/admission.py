@@ -86,9 +86,13 @@ class AdmittingStore:
         self._gate = Gate(rules, clock)
         self._counters = Counters()
 
-    def wants(self, id: str, tokens: int) -> bool:
-        """Whether it would pay to capture this prompt's state. Ask before capturing; counts as a sight of the prompt."""
-        return self._gate.unwanted(id, tokens) is None
+    def wants(self, id: str, tokens: int, partition: str) -> bool:
+        """Whether it would pay to capture this prompt's state. Ask before capturing; counts as a sight of the prompt, and a
+        no as a refusal."""
+        reason = self._gate.unwanted(id, tokens)
+        if reason is not None:
+            self._counters.refused(partition, reason)
+        return reason is None
 
     def put(self, chunk: Chunk) -> bool:
         meta = chunk.meta

@@ -47,10 +47,10 @@ class QuotaStore:
         for meta in inner.metas():
             self._learn(meta)
 
-    def wants(self, id: str, tokens: int) -> bool:
+    def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether it would pay to capture this prompt's state, if the inner store says so."""
         wants = getattr(self.inner, "wants", None)
-        return wants is None or bool(wants(id, tokens))
+        return wants is None or bool(wants(id, tokens, partition))
 
     def put(self, chunk: Chunk) -> bool:
         meta = chunk.meta

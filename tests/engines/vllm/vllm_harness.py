@@ -203,7 +203,6 @@ BLENDING = {
     "modes": ["off", "exact", "blend"],
     "index_encoder": "model",
     "similarity_threshold": 0.5,
-    "lexical_guard": False,
     "blend_max_share": 1.0,
 }
 """Requests may ask for blend; the guards are wide open, since what is tested is that state never leaks."""

@@ -121,7 +121,7 @@ class Finder:
         epoch = self.adapters.epoch_of(request.lora_request)
         blending = wish.mode == "blend" and self._text_of is not None
         text = self._text_of(request.prompt_token_ids) if self._text_of is not None else ""
-        prepared = prepare(request, text, exact_only=not blending)
+        prepared = prepare(request, text, blending=blending)
         lookup = self.cache.lookup(prepared, epoch)
         if wish.donor is not None:
             found = self._named(prepared, lookup, wish, epoch)

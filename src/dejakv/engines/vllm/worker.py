@@ -126,7 +126,7 @@ class WorkerSide:
             return
         tokens = save.meta.num_tokens
         nbytes = tokens * self.paged.bytes_per_token
-        if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens):
+        if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens, save.meta.partition):
             self.saver.drop(save.meta.id, "admission: the store does not want it")
             return
         if not self.saver.has_room(save.meta.id, nbytes):
