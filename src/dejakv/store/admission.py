@@ -3,12 +3,13 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.errors import ConfigError
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.base import Chunk, Store, StoreStats
 from dejakv.store.counters import Counters
+from dejakv.store.wrapper import WrapperStore
 
 Clock = Callable[[], float]
 
@@ -78,11 +79,11 @@ class Gate:
         return None
 
 
-class AdmittingStore:
+class AdmittingStore(WrapperStore):
     """A store that takes only what an `Admission` lets in; everything else is the inner store's."""
 
     def __init__(self, inner: Store, rules: Admission, clock: Clock = time.monotonic) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._gate = Gate(rules, clock)
         self._counters = Counters()
 
@@ -102,40 +103,7 @@ class AdmittingStore:
             return False
         return self.inner.put(chunk)
 
-    def get(self, id: str) -> Chunk | None:
-        return self.inner.get(id)
-
-    def meta(self, id: str) -> ChunkMeta | None:
-        return self.inner.meta(id)
-
-    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        return self.inner.metas(partition, epoch)
-
-    def delete(self, id: str) -> bool:
-        return self.inner.delete(id)
-
-    def clear(self, partition: str | None = None) -> int:
-        return self.inner.clear(partition)
-
     def stats(self, partition: str | None = None) -> StoreStats:
         inner = self.inner.stats(partition)
         own = self._counters.stats(partition, entries=0, bytes=0)
         return replace(inner, refused={**inner.refused, **own.refused})
-
-    def pin(self, id: str) -> bool:
-        pin = getattr(self.inner, "pin", None)
-        return bool(pin is not None and pin(id))
-
-    def unpin(self, id: str) -> None:
-        unpin = getattr(self.inner, "unpin", None)
-        if unpin is not None:
-            unpin(id)
-
-    def on_evict(self, listener: Callable[[str], None]) -> None:
-        self.inner.on_evict(listener)
-
-    def flush(self) -> None:
-        self.inner.flush()
-
-    def close(self) -> None:
-        self.inner.close()

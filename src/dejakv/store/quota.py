@@ -5,7 +5,6 @@ partition's own requests alone: there is no part to borrow, since what is lent m
 """
 
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dejakv.errors import ConfigError, StoreError
@@ -13,12 +12,13 @@ from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
 from dejakv.store.counters import Counters, logger
 from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
 from dejakv.store.metacodec import encode_meta
+from dejakv.store.wrapper import WrapperStore
 
 _HEADER = 1024
 """More bytes than any store adds to a chunk's tensor and meta."""
 
 
-class QuotaStore:
+class QuotaStore(WrapperStore):
     """A store in which each of `partitions` partitions holds at most its equal part of the budgets. Thread-safe.
 
     partitions              how many there are; further ones are stored, but then the inner store may have to evict
@@ -36,7 +36,7 @@ class QuotaStore:
                 f"a budget of {max_entries} entries has no part for each of {partitions} partitions: raise it to "
                 f"{partitions} or more, or to 0 for no limit"
             )
-        self.inner = inner
+        super().__init__(inner)
         self._quota = Budget(_part(max_bytes, partitions), _part(max_entries, partitions))
         self._policy = policy_named(policy)
         self._orders: dict[str, EvictionOrder] = {}
@@ -46,11 +46,6 @@ class QuotaStore:
         inner.on_evict(self._left)
         for meta in inner.metas():
             self._learn(meta)
-
-    def wants(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether it would pay to capture this prompt's state, if the inner store says so."""
-        wants = getattr(self.inner, "wants", None)
-        return wants is None or bool(wants(id, tokens, partition))
 
     def put(self, chunk: Chunk) -> bool:
         meta = chunk.meta
@@ -84,22 +79,10 @@ class QuotaStore:
         return True
 
     def get(self, id: str) -> Chunk | None:
-        chunk = self.inner.get(id)
+        chunk = super().get(id)
         if chunk is not None:
             self._used(id)
         return chunk
-
-    def meta(self, id: str) -> ChunkMeta | None:
-        return self.inner.meta(id)
-
-    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        return self.inner.metas(partition, epoch)
-
-    def delete(self, id: str) -> bool:
-        return self.inner.delete(id)
-
-    def clear(self, partition: str | None = None) -> int:
-        return self.inner.clear(partition)
 
     def stats(self, partition: str | None = None) -> StoreStats:
         inner, own = self.inner.stats(partition), self._counters.stats(partition, entries=0, bytes=0)
@@ -110,29 +93,8 @@ class QuotaStore:
         )
 
     def touch(self, id: str) -> None:
-        """Notes a use that a tier in front has served."""
-        touch = getattr(self.inner, "touch", None)
-        if touch is not None:
-            touch(id)
+        super().touch(id)
         self._used(id)
-
-    def pin(self, id: str) -> bool:
-        pin = getattr(self.inner, "pin", None)
-        return bool(pin is not None and pin(id))
-
-    def unpin(self, id: str) -> None:
-        unpin = getattr(self.inner, "unpin", None)
-        if unpin is not None:
-            unpin(id)
-
-    def on_evict(self, listener: Callable[[str], None]) -> None:
-        self.inner.on_evict(listener)
-
-    def flush(self) -> None:
-        self.inner.flush()
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _order_of(self, partition: str) -> EvictionOrder:
         return self._orders.setdefault(partition, EvictionOrder(self._policy))
