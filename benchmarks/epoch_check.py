@@ -4,7 +4,7 @@
 
 Prompts of at least `--tokens` tokens are stored in memory and asked again, one token of answer each. A time of a hit is the
 whole request: tokenizing, lookup, state into the model, one token, and the check. Between two hits the check is timed
-alone, with the CPU's caches as a hit leaves them, once whole and once without the turn that compares a 64th of all bytes.
+alone, with the CPU's caches as a hit leaves them, once whole and once without the turn that compares the next part of all bytes.
 In the same run: the fingerprint at load, and the copy of a prompt's state that a caller waits for who asks for the cache
 (`return_dict_in_generate`), beside the miss that it ends.
 """
@@ -108,7 +108,8 @@ def main() -> None:
         assert isinstance(share, float)
         print(f"  goal: at most {GOAL:.0%} of a hit's time: {share:.1%}, {'met' if share <= GOAL else 'missed'}")
     if options.output:
-        report = {"dtype": options.dtype, "machine": machine(), "models": found}
+        command = f"python benchmarks/epoch_check.py {' '.join(f'--model {name}' for name in found)} --repeats {options.repeats}"
+        report = {"command": command, "dtype": options.dtype, "machine": machine(), "models": found}
         options.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
