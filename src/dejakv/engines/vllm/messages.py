@@ -32,11 +32,13 @@ class Load:
 class Save:
     """Store the KV of the prompt described by `meta`, whose blocks are `block_ids`.
 
-    release  request whose blocks wait for this copy, if any
+    generation  in which the prompt was computed: the copy of another one is not made
+    release     request whose blocks wait for this copy, if any
     """
 
     meta: ChunkMeta
     block_ids: tuple[int, ...]
+    generation: int
     release: str | None = None
 
 

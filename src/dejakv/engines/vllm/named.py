@@ -15,6 +15,9 @@ from dejakv.identity import exact_key
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
 
+_OF_A_REQUEST = "max_computed"
+"""What a request may spend beyond its exact prefix. vLLM's prefix is its own, and the connector's `min_gain` guards it."""
+
 
 def why_not(
     prepared: Prepared, donors: Sequence[Chunk], asked: BlendConfig, settings: ConnectorSettings, epoch: str
@@ -27,7 +30,8 @@ def why_not(
     if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
         return "a donor's state is of another model"
     mine = settings.blend_config()
-    other = [item.name for item in fields(mine) if getattr(mine, item.name) != getattr(asked, item.name)]
+    names = [item.name for item in fields(mine) if item.name != _OF_A_REQUEST]
+    other = [name for name in names if getattr(mine, name) != getattr(asked, name)]
     if other:
         values = ", ".join(f"{name}={getattr(mine, name)!r}" for name in other)
         return f"this vLLM was started to blend with {values}: ask for the same, or start it with what is asked for"

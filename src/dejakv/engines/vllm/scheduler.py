@@ -284,5 +284,6 @@ class SchedulerSide:
             self.counts.add("saves_dropped", "LoRA: which weights computed it is not proven")
             return False
         self._saving[meta.id] = meta
-        self._saves.append(Save(meta, tuple(block_ids), tracked.request.request_id if release else None))
+        waits = tracked.request.request_id if release else None
+        self._saves.append(Save(meta, tuple(block_ids), self.generations.number, waits))
         return True

@@ -79,7 +79,10 @@ class WorkerSide:
     def copy_saves(self, plan: StepPlan) -> None:
         """Copies the state of this step's saves; storing it is the saver's business."""
         for save in plan.saves:
-            self._copy(save)
+            if save.generation == plan.generation:
+                self._copy(save)
+            else:  # ordered in the step in which a change of the weights was noticed
+                self.saver.drop(save.meta.id, "a reset: the weights may have changed")
             if save.release is not None:
                 self._released.add(save.release)
 
