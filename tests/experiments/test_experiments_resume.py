@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
-from dejakv.experiments.run import run
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.run import read_samples, run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent
+from dejakv.shares import Shares
 
 SAMPLES = 24
 
@@ -41,6 +43,10 @@ class StopAfter(Silent):
             raise KeyboardInterrupt
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def facts(folder: Path) -> list[Any]:
     """All that a run says of its samples, without times."""
     kept = ("method", "level", "provenance", "donor", "computed_tokens", "reused_tokens", "text", "first_token")
@@ -56,6 +62,26 @@ def test_an_interrupt_ends_with_a_report_of_what_is_done(engine: Any, tmp_path: 
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["samples"], summary["stopped_before"]) == (9, SAMPLES)
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("samples", [0, 9])
+def test_the_shares_of_a_stopped_run_are_those_of_the_samples_that_it_served(
+    engine: Any, tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(tmp_path)
+    prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
+    shares = Shares()
+    for sample in list(read_samples(settings))[:samples]:
+        prepared = engine.prepare(prompter.request(sample))
+        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
+    if samples == 0:
+        monkeypatch.setattr(StopAfter, "stage", lambda self, text: interrupt())
+    summary = run(settings, StopAfter(samples), engine=engine).summary
+    assert summary["samples"] == samples
+    assert (summary["share_prefix"], summary["share_anywhere"]) == (
+        shares.total.share_prefix,
+        shares.total.share_anywhere,
+    )
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"id": "half a li'])

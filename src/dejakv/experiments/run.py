@@ -89,7 +89,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
         if log is not None:
             log.close()
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
-    summary |= measured(chosen, prompter, engine.prepare)
+    summary |= measured(chosen[: len(done.rows)], prompter, engine.prepare)
     _label_media(summary, settings)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
