@@ -15,6 +15,7 @@ class SameWords:
     """A level: a donor whose question has the same words in any order."""
 
     name = "same_words"
+    status_names = ("same_words",)
 
     def __init__(self, _config: SemanticCacheConfig) -> None:
         self._donors: dict[tuple[str, frozenset[str]], str] = {}
@@ -38,6 +39,7 @@ class NoShortQuestions:
     """A guard: a question of fewer than four words says too little to be matched."""
 
     name = "no_short_questions"
+    waived_for_blend = False
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         if len(request.chunk.split()) < 4:
@@ -55,9 +57,7 @@ def _words(text: str) -> frozenset[str]:
 def main() -> None:
     engine = TransformersEngine.from_pretrained("shapes-vlm", encoder_cache=VisualKVCache())
     config = SemanticCacheConfig(reuse="adopt", index_encoder="model", similarity_threshold=0.5, min_gain=1)
-    cache = build_cache(config, engine)
-    cache.levels = (SameWords(config), *cache.levels)
-    cache.guards = (NoShortQuestions(), *cache.guards)
+    cache = build_cache(config, engine, levels=[SameWords(config)], guards=[NoShortQuestions()])
     pipeline = Pipeline(engine, cache)
     for sample in ShapesDataset(samples=40, images=4):
         request = Request(sample.id, prompt(sample.question), sample.question, sample.media, sampling=Sampling(4))

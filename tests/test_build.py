@@ -51,7 +51,7 @@ def test_similar_media_ask_the_vision_layer() -> None:
 
 def test_a_level_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text(
-        "class Level:\n    name = 'mine'\n    def __init__(self, config): self.config = config\n"
+        "class Level:\n    name = 'mine'\n    status_names = ('mine',)\n    def __init__(self, config): self.config = config\n"
         "    def add(self, donor, query): ...\n    def remove(self, donor): ...\n"
         "    def __len__(self): return 0\n    def search(self, query): ...\n"
     )

@@ -34,7 +34,7 @@ def test_epoch_ignores_the_order_of_names_and_sees_every_value() -> None:
 
 
 def test_media_key_keeps_the_order_and_is_empty_without_media() -> None:
-    one, other = Media(b"1"), Media(b"2")
+    one, other = Media(b"1").digest, Media(b"2").digest
     assert media_key([]) == ""
     assert media_key([one, other]) != media_key([other, one])
 

@@ -39,8 +39,8 @@ def wordings() -> tuple[str, str]:
 def served(docs_engine: Any) -> Iterator[Any]:
     caches: list[Any] = []
 
-    def make(config: SemanticCacheConfig) -> Any:
-        cache = build_cache(config, docs_engine, background=False)
+    def make(config: SemanticCacheConfig, **more: Any) -> Any:
+        cache = build_cache(config, docs_engine, background=False, **more)
         caches.append(cache)
         return Pipeline(docs_engine, cache)
 
@@ -154,8 +154,8 @@ def test_a_restart_finds_everything_and_another_model_nothing(docs_engine: Any, 
     second = build_cache(config, docs_engine)
     after = Pipeline(docs_engine, second).answer(wanted)
     assert (after.record.method, after.token_ids) == ("exact", before.token_ids)
-    lookup = second.lookup(docs_engine.prepare(wanted), "another epoch")
-    assert (lookup.match, lookup.prefix) == (None, None)
+    found = second.find(replace(docs_engine.prepare(wanted), epoch="another epoch")).found
+    assert (found.match, found.prefix) == (None, None)
     second.close()
 
 
@@ -296,6 +296,7 @@ def test_the_guards_follow_what_the_request_asks_for(served: Any) -> None:
 def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
     class Broken:
         name = "broken"
+        status_names = ("broken",)
 
         def search(self, query: Any) -> Any:
             raise ValueError("boom")
@@ -305,8 +306,7 @@ def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
         def __len__(self) -> int:
             return 0
 
-    pipeline = served(EXACT)
-    pipeline.cache.levels = (Broken(), *pipeline.cache.levels)
+    pipeline = served(EXACT, levels=[Broken()])
     wanted = request(wordings()[0])
     pipeline.answer(wanted)
     answer = pipeline.answer(wanted)

@@ -1,12 +1,14 @@
 """From a config to a working cache: which store, which levels in which order, which guards."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from dejakv.cache import Embed, HierarchicalCache
+from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.dotted import made_by
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
+from dejakv.find.finder import Embed, no_vectors
 from dejakv.guards.base import Guard
 from dejakv.guards.context import ContextGuard
 from dejakv.guards.lexical import LexicalGuard
@@ -14,7 +16,7 @@ from dejakv.guards.media import MediaGuard
 from dejakv.guards.threshold import ThresholdGuard
 from dejakv.guards.vision import VisionGuard
 from dejakv.identity import epoch_of
-from dejakv.levels.base import Level
+from dejakv.levels.base import Fingerprinted, HasThresholds, Level
 from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
@@ -23,22 +25,28 @@ from dejakv.store.open import store_of
 
 
 def build_cache(
-    config: SemanticCacheConfig, engine: Any = None, *, store: Store | None = None, background: bool = True
+    config: SemanticCacheConfig,
+    engine: Any = None,
+    *,
+    store: Store | None = None,
+    levels: Sequence[Level] = (),
+    guards: Sequence[Guard] = (),
+    background: bool = True,
 ) -> HierarchicalCache:
-    """A cache as the config says. `engine` lends its embeddings where the config asks for the served model's own.
+    """A cache as the config says. `engine` lends its embeddings where the config asks for the served model's own; `levels` and
+    `guards` of the caller's own go before those of the config.
 
     Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder that is not installed.
     """
-    levels = build_levels(config, engine)
-    fingerprints = {level.name: str(getattr(level, "fingerprint", "")) for level in levels}
+    used = [*levels, *build_levels(config, engine)]
     embed, hook_fingerprint = build_hook(config, engine)
     return HierarchicalCache(
         store if store is not None else store_of(config),
-        levels,
-        build_guards(config, levels),
+        used,
+        [*guards, *build_guards(config, used)],
         config,
         embed=embed,
-        embedder=epoch_of({**fingerprints, "hook": hook_fingerprint}),
+        embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
 
@@ -55,14 +63,22 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
         encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=getattr(engine, "epoch", ""))
         window = config.chunk_window
         levels.append(SemanticTextCache(encoder, config.similarity_threshold, window, index=config.index))
-    levels += [made_by(dotted, "--level", ("name", "search", "add", "remove"), config) for dotted in config.levels]
+    levels += [
+        made_by(dotted, "--level", ("name", "status_names", "search", "add", "remove"), config)
+        for dotted in config.levels
+    ]
     return levels
 
 
-def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed | None, str]:
+def fingerprints_of(levels: list[Level]) -> dict[str, str]:
+    """What makes each level's vectors; empty for a level without an encoder."""
+    return {level.name: level.fingerprint if isinstance(level, Fingerprinted) else "" for level in levels}
+
+
+def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
     """What computes the latent layers' vectors of a request, and its fingerprint."""
     if not config.embedding_layers:
-        return None, ""
+        return no_vectors, ""
     hook = hook_named(config.embedding_hook, config, engine)
     return hook, hook.fingerprint
 
@@ -71,7 +87,8 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     """Threshold first, then the pictures, the prompt around the chunk, and the words."""
     thresholds: dict[str, float] = {}
     for level in levels:
-        thresholds |= getattr(level, "thresholds", {})
+        if isinstance(level, HasThresholds):
+            thresholds |= level.thresholds
     guards: list[Guard] = [
         ThresholdGuard(thresholds, default=-1.0 if config.levels else None)
     ]  # own levels vouch themselves

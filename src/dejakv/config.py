@@ -16,6 +16,8 @@ BlendMap = Literal["context", "embedding", "lsh", "align"]
 BlendSelector = Literal["value", "kv", "similarity", "query", "random"]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+SIMILARITY_THRESHOLD = 0.85
+"""Least cosine of a level that is given none."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class SemanticCacheConfig:
     exact_prefix: bool = True
     exact_text: bool = True
     semantic_text: bool = True
-    similarity_threshold: Cosine = 0.85
+    similarity_threshold: Cosine = SIMILARITY_THRESHOLD
     chunk_window: Count = 0
     index_encoder: str = DEFAULT_ENCODER
     index: IndexKind = "flat"

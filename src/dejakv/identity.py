@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dejakv.errors import InputError
-from dejakv.request import Media
 
 BLOCK_TOKENS = 16
 
@@ -50,9 +49,8 @@ def epoch_of(parts: Mapping[str, object]) -> str:
     return digest_of(json.dumps(parts, sort_keys=True, default=str))[:32]
 
 
-def media_key(media: Iterable[Media]) -> str:
-    """One key for a prompt's media in their order; empty for a prompt without media."""
-    digests = [item.digest for item in media]
+def media_key(digests: Sequence[str]) -> str:
+    """One key for a prompt's media in their order, given their digests; empty for a prompt without media."""
     return digest_of(*digests)[:32] if digests else ""
 
 

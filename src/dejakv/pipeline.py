@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.base import Completion, Engine, KnowsPrefixCost, Prepared, Start
+from dejakv.engines.base import Completion, Engine, FollowsWeights, KnowsPrefixCost, Prepared, Start
 from dejakv.errors import InputError, ModelChangedError, ModelError
+from dejakv.find.ask import Ask
+from dejakv.find.decision import Decision
+from dejakv.find.plan import Plan
 from dejakv.levels.base import Status
-from dejakv.lookup import Lookup
-from dejakv.planner import Plan
 from dejakv.records import Record
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta
@@ -38,7 +39,7 @@ class Pipeline:
     def __init__(self, engine: Engine, cache: HierarchicalCache | None = None) -> None:
         self.engine = engine
         self.cache = cache
-        if cache is not None and hasattr(engine, "weights_changed"):
+        if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
 
     def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
@@ -57,37 +58,30 @@ class Pipeline:
             except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
                 prepared = self.engine.prepare(request)
         completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
-        chosen = Plan("none", reason=getattr(self.engine, "unidentified", "") if self.cache is not None else "")
+        reason = self.engine.unidentified if self.cache is not None and isinstance(self.engine, FollowsWeights) else ""
+        chosen = Plan("none", reason=reason)
         return _answer(prepared, completion, chosen, None, clock, None)
 
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
-        changed = getattr(self.engine, "weights_changed", None)
-        if changed is not None:
-            changed()
+        if isinstance(self.engine, FollowsWeights):
+            self.engine.weights_changed()
 
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
-        lookup = self._worth(cache.lookup(prepared, prepared.epoch), len(prepared.token_ids))
-        chosen = cache.plan(prepared, lookup)
-        completion, chosen = self._run(prepared, chosen, lookup, clock)
+        ask = Ask.of(prepared.request, cache.config, no_store=no_store)
+        pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
+        decision = cache.find(prepared, ask, pays=pays)
+        completion, chosen = self._run(prepared, decision.plan, decision, clock)
         if cache.config.enable_fusion_cache:
-            lookup = replace(lookup, statuses={**lookup.statuses, "fusion": _fusion_status(prepared, completion)})
-        answer = _answer(prepared, completion, chosen, lookup, clock, chosen.donors[:1] or None)
-        if no_store:
-            return answer
-        stored = cache.record(prepared, lookup, chosen, completion, prepared.epoch)
+            fusion = _fusion_status(prepared, completion)
+            decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
+        answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
+        stored = cache.record(prepared, decision, chosen, completion)
         return replace(answer, record=replace(answer.record, stored=stored))
 
-    def _worth(self, lookup: Lookup, tokens: int) -> Lookup:
-        """The lookup without an exact prefix that would make the request slower."""
-        if lookup.prefix is None or not isinstance(self.engine, KnowsPrefixCost):
-            return lookup
-        if self.engine.prefix_pays(lookup.prefix[0].tokens, tokens):
-            return lookup
-        status = "hit" if lookup.match else "miss"
-        return replace(lookup, prefix=None, statuses={**lookup.statuses, "kv_cache": status})
-
-    def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, clock: "_FirstToken") -> tuple[Completion, Plan]:
+    def _run(
+        self, prepared: Prepared, chosen: Plan, decision: Decision, clock: "_FirstToken"
+    ) -> tuple[Completion, Plan]:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
@@ -95,9 +89,9 @@ class Pipeline:
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
-            return self._run(prepared, self._plainer(prepared, chosen, lookup, _UNREADABLE), lookup, clock)
+            return self._run(prepared, _plainer(chosen, decision, _UNREADABLE), decision, clock)
         if chosen.method == "blend":
-            return self._blend(prepared, chosen, chunks, lookup, clock)
+            return self._blend(prepared, chosen, chunks, decision, clock)
         target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
@@ -108,31 +102,24 @@ class Pipeline:
                 raise
             reason = f"the donor's state does not fit: {error}"
             self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
-        return self._run(prepared, self._plainer(prepared, chosen, lookup, reason), lookup, clock)
-
-    def _plainer(self, prepared: Prepared, chosen: Plan, lookup: Lookup, reason: str) -> Plan:
-        """After an approximate plan the exact prefix, after that nothing."""
-        assert self.cache is not None
-        if not chosen.approximate:
-            return Plan("none", reason=reason)
-        return replace(self.cache.exact_plan(prepared, lookup), reason=reason)
+        return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
 
     def _blend(
-        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], lookup: Lookup, clock: "_FirstToken"
+        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
         from dejakv.reuse.blend import BlendConfig, run_blend  # torch, only where blend is asked for
 
         config = self.cache.config
         settings = BlendConfig(map=config.blend_map, selector=config.blend_selector, share=config.blend_share)
-        held = lookup.prefix[0].tokens if lookup.prefix else 0
+        held = decision.exact.reused
         spare = 1.0 - (held + config.min_gain) / len(prepared.token_ids)  # what the exact prefix leaves to save
         settings = replace(settings, max_computed=max(0.0, spare))
         ran = chosen
 
         def instead() -> Completion:
             nonlocal ran
-            completion, ran = self._run(prepared, self._plainer(prepared, chosen, lookup, ""), lookup, clock)
+            completion, ran = self._run(prepared, _plainer(chosen, decision, ""), decision, clock)
             return completion
 
         sampling = prepared.request.sampling
@@ -143,14 +130,19 @@ class Pipeline:
         except ModelError as error:
             if clock.seconds is not None or ran is not chosen:
                 raise
-            return self._run(prepared, self._plainer(prepared, chosen, lookup, f"blend: {error}"), lookup, clock)
+            return self._run(prepared, _plainer(chosen, decision, f"blend: {error}"), decision, clock)
         report = completion.details["blend"]
         if not report.blended and ran is chosen:  # the engine ran it exactly by itself
             whole = completion.computed_tokens == completion.prompt_tokens
-            ran = Plan("none") if whole else self._plainer(prepared, chosen, lookup, "")
+            ran = Plan("none") if whole else _plainer(chosen, decision, "")
         if ran is not chosen:
             return completion, replace(ran, reason=report.reason)
         return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
+
+
+def _plainer(chosen: Plan, decision: Decision, reason: str) -> Plan:
+    """After an approximate plan the exact prefix, after that nothing."""
+    return replace(decision.exact if chosen.approximate else Plan("none"), reason=reason)
 
 
 _TRIES = 3
@@ -191,7 +183,7 @@ def _answer(
     prepared: Prepared,
     completion: Completion,
     chosen: Plan,
-    lookup: Lookup | None,
+    decision: Decision | None,
     clock: _FirstToken,
     donors: tuple[ChunkMeta, ...] | None,
 ) -> Answer:
@@ -204,14 +196,14 @@ def _answer(
     provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if chosen.method == "prefix" else "miss"
     record = Record(
         request_id=request.id,
-        key=lookup.key if lookup else "",
+        key=decision.key if decision else "",
         method=chosen.method,
         level=level,
         provenance=provenance,
         donor=donor.id if donor else None,
         score=match.score if match else None,
         reason=chosen.reason,
-        statuses=lookup.statuses if lookup else {},
+        statuses=decision.statuses if decision else {},
         prompt_tokens=prompt_tokens,
         computed_tokens=completion.computed_tokens,
         reused_tokens=max(0, prompt_tokens - completion.computed_tokens),
@@ -219,7 +211,7 @@ def _answer(
         encoder_runs=completion.encoder_runs,
         ttft_ms=1e3 * (clock.seconds if clock.seconds is not None else latency),
         latency_ms=1e3 * latency,
-        lookup_ms=1e3 * lookup.seconds if lookup else 0.0,
+        lookup_ms=1e3 * decision.seconds if decision else 0.0,
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate,

@@ -65,7 +65,7 @@ class Request:
     media      in the order of their placeholders
     partition  tenant: entries, scores and statistics never cross it
     reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
-    threshold  this request's own least score for similar text, in [-1, 1]; None: the cache's
+    threshold  this request's own least score of a donor, in [-1, 1]; it can only tighten the cache's
     metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
     """
 

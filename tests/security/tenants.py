@@ -6,7 +6,7 @@ A tenant's state is filled with a number that follows from its partition and epo
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,11 @@ from dejakv.build import build_guards
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Completion, Prepared
+from dejakv.find.decision import Decision
 from dejakv.identity import Span
 from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
-from dejakv.lookup import Lookup
-from dejakv.planner import Plan
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta, Store, Tensor
 
@@ -101,25 +100,25 @@ class Tenants:
 
     def ask(self, partition: str, epoch: str, words: Sequence[int], pictures: Sequence[int], *, keep: bool) -> None:
         """One request: looked up, planned, its donors read, and stored if it is to be kept."""
-        asked = prepared(partition, words, pictures)
-        lookup = self.cache.lookup(asked, epoch)
+        asked = replace(prepared(partition, words, pictures), epoch=epoch)
+        decision = self.cache.find(asked)
+        found = decision.found
         self.probes += 1
         digests = [span.digest for span in asked.spans]
-        prefix = lookup.prefix[1] if lookup.prefix else None
-        for donor in (*lookup.donors, *([prefix] if prefix else [])):
+        prefix = found.prefix[1] if found.prefix else None
+        for donor in (*found.donors, *([prefix] if prefix else [])):
             self.found += 1
             self._check_owner(donor, partition, epoch)
         if self.cache.config.media == "exact":
-            for donor in lookup.donors:
+            for donor in found.donors:
                 if [span.digest for span in donor.spans] != digests:
                     self.crossed.append(f"a donor of other pictures: {donor.id}")
-        if lookup.prefix and lookup.prefix[0].tokens > 2 and [s.digest for s in lookup.prefix[1].spans] != digests:
-            self.crossed.append(f"a prefix over other pictures: {lookup.prefix}")
-        plan = self.cache.plan(asked, lookup)
-        for donor in plan.donors:
+        if found.prefix and found.prefix[0].tokens > 2 and [s.digest for s in found.prefix[1].spans] != digests:
+            self.crossed.append(f"a prefix over other pictures: {found.prefix}")
+        for donor in decision.plan.donors:
             self._read(donor, partition, epoch)
         if keep:
-            self._store(asked, lookup, plan, epoch)
+            self._store(asked, decision, epoch)
 
     def clear(self, partition: str) -> None:
         """Clears a tenant: all of it goes, and nobody else's figures change."""
@@ -153,9 +152,9 @@ class Tenants:
             if chunk.tensor.data[0] != mark(partition, epoch):
                 self.crossed.append(f"state of another in {donor.id} for {partition[:20]!r}")
 
-    def _store(self, asked: Prepared, lookup: Lookup, plan: Plan, epoch: str) -> None:
-        exact = plan if not plan.approximate else self.cache.exact_plan(asked, lookup)
-        self.cache.record(asked, lookup, exact, computed(asked, epoch), epoch)
+    def _store(self, asked: Prepared, decision: Decision, epoch: str) -> None:
+        exact = decision.exact if decision.plan.approximate else decision.plan
+        self.cache.record(asked, decision, exact, computed(asked, epoch))
 
 
 def wander(tenants: Tenants, rng: random.Random, probes: int) -> None:

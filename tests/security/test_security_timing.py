@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,11 @@ def calls_of(action: Callable[[], Any]) -> int:
 
 
 def serve(cache: HierarchicalCache, partition: str, words: tuple[int, ...]) -> None:
-    asked = prepared(partition, words)
-    lookup = cache.lookup(asked, "e")
-    plan = cache.plan(asked, lookup)
-    for donor in plan.donors:
+    asked = replace(prepared(partition, words), epoch="e")
+    decision = cache.find(asked)
+    for donor in decision.plan.donors:
         cache.store.get(donor.id)
-    cache.record(asked, lookup, cache.exact_plan(asked, lookup), computed(asked, "e"), "e")
+    cache.record(asked, decision, decision.exact, computed(asked, "e"))
 
 
 def auc(hits: list[float], misses: list[float]) -> float:
@@ -114,9 +114,9 @@ def test_clocks_do_not_tell_either() -> None:
             prompt, other = (tuple(rng.randrange(12) for _ in range(12)) for _ in range(2))
             cached = rng.random() < 0.5
             serve(cache, owner, prompt if cached else other)
-            asked = prepared("b", prompt)
+            asked = replace(prepared("b", prompt), epoch="e")
             began = time.perf_counter()
-            cache.lookup(asked, "e")
+            cache.find(asked)
             seconds[owner, cached].append(time.perf_counter() - began)
     across, within = (auc(seconds[owner, True][-800:], seconds[owner, False][-800:]) for owner in "ab")
     print(f"AUC across partitions {across:.3f}, within one {within:.3f}")

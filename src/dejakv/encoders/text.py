@@ -8,14 +8,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from dejakv.config import DEFAULT_ENCODER
 from dejakv.encoders.base import Vector
 from dejakv.encoders.fingerprint import module_fingerprint
 from dejakv.encoders.threads import one_torch_thread
 from dejakv.errors import InputError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
-
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class SentenceTransformerEncoder:
@@ -27,7 +26,7 @@ class SentenceTransformerEncoder:
     Raises MissingExtraError without the package, ModelError if the model cannot be loaded.
     """
 
-    def __init__(self, name_or_path: str = DEFAULT_MODEL, *, device: str = "cpu") -> None:
+    def __init__(self, name_or_path: str = DEFAULT_ENCODER, *, device: str = "cpu") -> None:
         self.name = name_or_path
         self._model = load_sentence_transformer(name_or_path, device)
         self._lock = threading.Lock()
@@ -111,7 +110,7 @@ def text_encoder(name: str, *, embed: Callable[[str], Any] | None = None, finger
     if embed is None:
         raise ModelError(
             "the index encoder 'model' needs the served model's embeddings, and this engine lends none: "
-            f"use --index-encoder {DEFAULT_MODEL}"
+            f"use --index-encoder {DEFAULT_ENCODER}"
         )
     return ModelTextEncoder(embed, fingerprint)
 

@@ -106,3 +106,17 @@ class KnowsPrefixCost(Protocol):
     def prefix_pays(self, held: int, tokens: int) -> bool:
         """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
         ...
+
+
+@runtime_checkable
+class FollowsWeights(Protocol):
+    """An engine that tells which weights its model has, and can be told to look again."""
+
+    @property
+    def unidentified(self) -> str:
+        """Why the epoch is empty; empty if it is not."""
+        ...
+
+    def weights_changed(self) -> object:
+        """Fingerprints the model anew, where a change may be seen late otherwise."""
+        ...

@@ -5,6 +5,7 @@ donor's question has another right answer than this one. (Not for blend, which d
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ def dry_run(
     for number, sample in enumerate(chosen, start=1):
         prepared = engine.prepare(prompter.request(sample))
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
-        lookup = cache.lookup(prepared, engine.epoch)
-        planned = cache.plan(prepared, lookup)
+        prepared = replace(prepared, epoch=engine.epoch)
+        decision = cache.find(prepared)
+        planned = decision.plan
         hit = planned.method in ("exact", "adopt", "blend")
         donor = planned.donors[0] if hit else None
         right = None
@@ -53,11 +55,11 @@ def dry_run(
                 "donor_answer": donor.answer if donor else None,
                 "right": right,
                 "reason": planned.reason,
-                "statuses": dict(lookup.statuses),
-                "lookup_ms": 1e3 * lookup.seconds,
+                "statuses": dict(decision.statuses),
+                "lookup_ms": 1e3 * decision.seconds,
             }
         )
-        cache.record(prepared, lookup, planned, _not_run(sample, len(prepared.token_ids)), engine.epoch)
+        cache.record(prepared, decision, planned, _not_run(sample, len(prepared.token_ids)))
         cache.flush()
         watch.sample(number, len(chosen), None)
     cache.close()

@@ -12,7 +12,7 @@ def sizes_of(cache: HierarchicalCache) -> dict[str, Any]:
         "store_bytes": stats.bytes,
         "store_entries": stats.entries,
         "bytes_per_chunk": round(stats.bytes / stats.entries) if stats.entries else 0,
-        "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.levels),
+        "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.finder.levels),
         "evictions": dict(stats.evictions),
         "corrupt": stats.corrupt,
     }

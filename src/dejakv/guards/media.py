@@ -20,6 +20,7 @@ class MediaGuard:
     """
 
     name = "media"
+    waived_for_blend = False
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         here, there = media_of(request, donor)

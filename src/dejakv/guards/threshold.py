@@ -17,12 +17,13 @@ class ThresholdGuard:
     thresholds  by the level a match names (`semantic_text`, `embedding:prompt`, ...); any number in [-1, 1], 0 included
     default     for levels that are not named; None: the guard abstains on them
 
-    A request's own threshold takes the place of the semantic text level's.
+    A request's own threshold can only tighten: the higher of the two counts.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
     default: float | None = None
     name: str = "threshold"
+    waived_for_blend: bool = False
 
     def __post_init__(self) -> None:
         for level, least in {**self.thresholds, "other levels": self.default}.items():
@@ -33,8 +34,8 @@ class ThresholdGuard:
         if match.level == "exact_text":
             return Verdict("accept", self.name, "equal text")
         least = self.thresholds.get(match.level, self.default)
-        if request.threshold is not None and match.level == "semantic_text":
-            least = request.threshold
+        if request.threshold is not None:
+            least = request.threshold if least is None else max(least, request.threshold)
         if least is None:
             return Verdict("abstain", self.name, f"no threshold is set for {match.level}")
         if match.score >= least:

@@ -14,6 +14,7 @@ class VisionGuard:
     """
 
     name = "vision"
+    waived_for_blend = False
 
     def __init__(self, least: float) -> None:
         self.least = least

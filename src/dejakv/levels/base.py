@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,11 @@ class Level(Protocol):
 
     name: str
 
+    @property
+    def status_names(self) -> tuple[str, ...]:
+        """Its rows in the status table: `(name,)` for most."""
+        ...
+
     def search(self, query: Query) -> Search: ...
 
     def add(self, donor: str, query: Query) -> None: ...
@@ -76,3 +81,30 @@ class Level(Protocol):
     def remove(self, donor: str) -> None: ...
 
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class ComparesText(Protocol):
+    """A level that compares a vector of the text, which is stored with the chunk."""
+
+    def vector(self, text: str, partition: str | None = None) -> NDArray[np.float32] | None:
+        """The vector that a text is compared by; None for a text that has none."""
+        ...
+
+
+@runtime_checkable
+class HasThresholds(Protocol):
+    """A level that leaves the judgment of scores to the threshold guard."""
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """Least score by the level that a match names."""
+        ...
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A level whose vectors depend on an encoder: vectors of another fingerprint are of no use."""
+
+    @property
+    def fingerprint(self) -> str: ...

@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from dejakv.config import SIMILARITY_THRESHOLD
 from dejakv.errors import ConfigError
-
-DEFAULT_THRESHOLD = 0.85
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class LayerSpec:
 
     name: str
     dim: int | None
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: float = SIMILARITY_THRESHOLD
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -52,7 +51,7 @@ class LayerSpec:
                 f"--embedding-layer {text!r}: the dimension {dim!r} is no whole number: write for example {name}:512"
             ) from None
         try:
-            threshold = float(parts[2]) if len(parts) == 3 else DEFAULT_THRESHOLD
+            threshold = float(parts[2]) if len(parts) == 3 else SIMILARITY_THRESHOLD
         except ValueError:
             raise ConfigError(
                 f"--embedding-layer {text!r}: the threshold {parts[2]!r} is no number: write for example {name}:{dim}:0.82"

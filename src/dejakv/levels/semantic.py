@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from typing import overload
 
+from dejakv.config import SIMILARITY_THRESHOLD
 from dejakv.encoders.base import TextEncoder
 from dejakv.encoders.window import varying_part
 from dejakv.errors import ConfigError, InputError
@@ -35,14 +36,16 @@ class SemanticTextCache:
     def __init__(
         self,
         encoder: TextEncoder,
-        threshold: float = 0.85,
+        threshold: float = SIMILARITY_THRESHOLD,
         chunk_window: int = 0,
         *,
         preamble: str = "",
         index: str = "flat",
     ) -> None:
         if not -1.0 <= threshold <= 1.0:
-            raise ConfigError(f"threshold={threshold} is no cosine: give a number from -1 to 1 (0.85 is usual)")
+            raise ConfigError(
+                f"threshold={threshold} is no cosine: give a number from -1 to 1 ({SIMILARITY_THRESHOLD} is usual)"
+            )
         if chunk_window < 0:
             raise ConfigError(f"chunk_window={chunk_window} is negative: give a number of characters, 0 for all")
         self.encoder = encoder
@@ -104,17 +107,15 @@ class SemanticTextCache:
         vector = self.vector(query.text, query.request.partition)
         if vector is None:
             return Search((), {self.name: "skip"})
-        matches = self.search_vector(vector, query.space, query.request.threshold)
+        matches = self.search_vector(vector, query.space)
         return Search(matches, {self.name: "hit" if matches else "miss"})
 
-    def search_vector(
-        self, vector: Vector | None, space: str = _DEFAULT_SPACE, threshold: float | None = None
-    ) -> tuple[Match, ...]:
-        """Up to 8 matches for a vector that is there already, best first; `threshold` takes the place of the cache's."""
+    def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
+        """Up to 8 matches for a vector that is there already, best first."""
         index = self._spaces.get(space) if self._spaces is not None else None
         if vector is None or index is None:
             return ()
-        least, name = self.threshold if threshold is None else threshold, self.name
+        least, name = self.threshold, self.name
         return tuple([Match(id, name, score) for id, score in index.search(vector, MAX_MATCHES, least)])
 
     @overload

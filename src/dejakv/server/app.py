@@ -19,7 +19,7 @@ from dejakv.server.figures import registry_of
 from dejakv.server.gate import Gate, Keys
 from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem
 from dejakv.server.service import Service
-from dejakv.server.settings import ServerSettings
+from dejakv.server.settings import SIM_THRESHOLD, ServerSettings
 from dejakv.server.worker import Worker
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
     """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless told otherwise."""
     return SemanticCacheConfig(
         reuse=settings.reuse,
-        similarity_threshold=0.8,
+        similarity_threshold=SIM_THRESHOLD,
         index_encoder=settings.index_encoder,
         max_cached_blocks=settings.max_items,
         max_bytes=settings.max_bytes,

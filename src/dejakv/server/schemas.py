@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dejakv.server.settings import SIM_THRESHOLD
+
 Stop = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -20,7 +22,7 @@ class GenerateRequest(BaseModel):
     temperature: float = Field(default=0.7, ge=0, le=10)
     top_p: float = Field(default=0.9, gt=0, le=1)
     use_semshare: bool | None = None
-    sim_threshold: float = Field(default=0.8, ge=-1, le=1)
+    sim_threshold: float = Field(default=SIM_THRESHOLD, ge=-1, le=1)
     store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
 

@@ -8,6 +8,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dejakv.pictures import LIMITS
 
+SIM_THRESHOLD = 0.8
+"""Least cosine of a donor on the server, and what `sim_threshold` is where a request does not give it (SemShareKV's)."""
+
 
 class ServerSettings(BaseSettings):
     """Sizes in bytes, times in seconds.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,3 +110,35 @@ class Store(Protocol):
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """A store that decides before a state is copied out of the engine whether it is going to take it."""
+
+    def wants(self, id: str, tokens: int, partition: str) -> bool: ...
+
+
+@runtime_checkable
+class Touches(Protocol):
+    """A store that orders entries by use, and is told of uses that a tier in front has served."""
+
+    def touch(self, id: str) -> None: ...
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """A store that can keep an entry from being evicted. `pin` is False for an unknown entry."""
+
+    def pin(self, id: str) -> bool: ...
+
+    def unpin(self, id: str) -> None: ...
+
+
+@runtime_checkable
+class Notices(Protocol):
+    """A store that other processes write to as well."""
+
+    def notice(self) -> bool:
+        """Tells the listeners which entries other processes have taken out. False if some may have been missed."""
+        ...

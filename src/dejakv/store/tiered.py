@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.base import Chunk, ChunkMeta, Notices, Pinning, Store, StoreStats, Touches
 from dejakv.store.counters import Counters, Listeners
 
 Fill = Literal["write", "read"]
@@ -27,6 +27,10 @@ class TieredStore:
         self._only_in_front: set[str] = set()
         self._counters = Counters()
         self._listeners = Listeners()
+        tiers = (front, back)
+        self._touching = [tier for tier in tiers if isinstance(tier, Touches)]
+        self._pinning = [tier for tier in tiers if isinstance(tier, Pinning)]
+        self._noticing = [tier for tier in tiers if isinstance(tier, Notices)]
         front.on_evict(self._left_front)
         back.on_evict(self._left_back)
 
@@ -57,7 +61,9 @@ class TieredStore:
                 self._follow_back(id)
         else:
             # Or the back would evict what is used most, as it never sees it used.
-            _touch(self.back, id)
+            for tier in self._touching:
+                if tier is self.back:
+                    tier.touch(id)
         if chunk is None:
             self._counters.miss()
         else:
@@ -100,7 +106,7 @@ class TieredStore:
 
     def notice(self) -> bool:
         """Takes from the front what other processes have taken out of the back. True, as nothing is missed."""
-        for tier in self._tiers_with("notice"):
+        for tier in self._noticing:
             if not tier.notice() and tier is self.back:
                 for meta in list(self.front.metas()):
                     if meta.id not in self._only_in_front and self.back.meta(meta.id) is None:
@@ -109,16 +115,16 @@ class TieredStore:
 
     def touch(self, id: str) -> None:
         """Notes a use in both tiers."""
-        _touch(self.front, id)
-        _touch(self.back, id)
+        for tier in self._touching:
+            tier.touch(id)
 
     def pin(self, id: str) -> bool:
         """Keeps the entry in the tiers that have it and know pins. False if none does."""
-        held = [bool(tier.pin(id)) for tier in self._tiers_with("pin")]
+        held = [tier.pin(id) for tier in self._pinning]
         return any(held)
 
     def unpin(self, id: str) -> None:
-        for tier in self._tiers_with("unpin"):
+        for tier in self._pinning:
             tier.unpin(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
@@ -146,12 +152,3 @@ class TieredStore:
         # If the front has it, its own removal tells the listeners.
         if not self.front.delete(id):
             self._listeners.tell([id])
-
-    def _tiers_with(self, method: str) -> list[Any]:
-        return [tier for tier in (self.front, self.back) if hasattr(tier, method)]
-
-
-def _touch(store: Store, id: str) -> None:
-    touch = getattr(store, "touch", None)
-    if touch is not None:
-        touch(id)

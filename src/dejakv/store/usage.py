@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
-from dejakv.store.base import Store
+from dejakv.store.base import Pinning, Store
 
 
 class Pins:
@@ -36,13 +36,12 @@ def pinned(store: Store, id: str) -> Generator[bool]:
 
     Not needed for safety: a chunk that was got stays readable when its entry is evicted.
     """
-    pin, unpin = getattr(store, "pin", None), getattr(store, "unpin", None)
-    held = bool(pin is not None and pin(id))
+    held = isinstance(store, Pinning) and store.pin(id)
     try:
         yield held
     finally:
-        if held and unpin is not None:
-            unpin(id)
+        if held and isinstance(store, Pinning):
+            store.unpin(id)
 
 
 class PendingUses:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.base import Admits, Chunk, ChunkMeta, Pinning, Store, StoreStats, Touches
 
 
 class WrapperStore:
@@ -10,11 +10,13 @@ class WrapperStore:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
+        self._admits = inner if isinstance(inner, Admits) else None
+        self._touches = inner if isinstance(inner, Touches) else None
+        self._pins = inner if isinstance(inner, Pinning) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether it would pay to capture this prompt's state; True if the inner store does not say."""
-        wants = getattr(self.inner, "wants", None)
-        return wants is None or bool(wants(id, tokens, partition))
+        return self._admits is None or self._admits.wants(id, tokens, partition)
 
     def put(self, chunk: Chunk) -> bool:
         return self.inner.put(chunk)
@@ -39,19 +41,16 @@ class WrapperStore:
 
     def touch(self, id: str) -> None:
         """Notes a use that a tier in front has served."""
-        touch = getattr(self.inner, "touch", None)
-        if touch is not None:
-            touch(id)
+        if self._touches is not None:
+            self._touches.touch(id)
 
     def pin(self, id: str) -> bool:
         """Keeps the entry until `unpin`; False if the inner store has no pins."""
-        pin = getattr(self.inner, "pin", None)
-        return bool(pin is not None and pin(id))
+        return self._pins is not None and self._pins.pin(id)
 
     def unpin(self, id: str) -> None:
-        unpin = getattr(self.inner, "unpin", None)
-        if unpin is not None:
-            unpin(id)
+        if self._pins is not None:
+            self._pins.unpin(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self.inner.on_evict(listener)

@@ -62,7 +62,7 @@ def _blend(engine, prompt, donor, **options):
 
 def _forget_promotions(engine):
     """A prompt that was blended runs exactly the next time; these tests want it blended again."""
-    engine.connector._scheduler.finder.cache.promotions.clear()
+    engine.connector._scheduler.lookups.cache.finder.promotions.clear()
 
 
 def _ladder(engine, truth):

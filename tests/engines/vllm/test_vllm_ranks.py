@@ -21,9 +21,9 @@ def _chunk(name):
     return Chunk(replace(META, id=name), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
 
 
-def _side(**finder):
+def _side(**lookups):
     adapters = SimpleNamespace(base="start")
-    return SchedulerSide(ConnectorSettings(), SimpleNamespace(adapters=adapters, **finder), 32, Counts(), ranks=2)
+    return SchedulerSide(ConnectorSettings(), SimpleNamespace(adapters=adapters, **lookups), 32, Counts(), ranks=2)
 
 
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
@@ -84,14 +84,14 @@ def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
     for answers, back in [((True, True), True), ((True, False), False), ((False, True), False), ((True, True), True)]:
         side.reset()
         assert side.generations.unknown
-        epochs.append(side.finder.adapters.base)
+        epochs.append(side.lookups.adapters.base)
         old = side.generations.number - 1
         side.heard(StepReport(weights=[(old, True), (old, True)]))  # of the generation before
         side.heard(StepReport(weights=[(side.generations.number, answers[0])]))
-        assert side.finder.adapters.base == epochs[-1]
+        assert side.lookups.adapters.base == epochs[-1]
         side.heard(StepReport(weights=[(side.generations.number, answers[1])]))
         assert not side.generations.unknown
-        assert side.finder.adapters.base == ("start" if back else epochs[-1])
+        assert side.lookups.adapters.base == ("start" if back else epochs[-1])
     assert len(set(epochs)) == len(epochs), "no two generations share an epoch, nor do two processes"
     side.heard(StepReport(changed=True))
     assert "without a reset" in side.generations.problem

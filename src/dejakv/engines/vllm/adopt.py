@@ -4,22 +4,26 @@ Nothing is injected, so nothing can be poisoned; the answer is the answer to the
 `Adopter` finds and judges donors; `AdoptingLLM` rewrites prompts for an offline `LLM`, `middleware` for the OpenAI server.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dejakv.build import build_guards, build_levels
-from dejakv.config import DEFAULT_ENCODER, SemanticCacheConfig
+import numpy as np
+
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import Completion, Prepared
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.errors import ConfigError
-from dejakv.guards.chain import judge
+from dejakv.find.ask import Ask
+from dejakv.find.decision import Decision
 from dejakv.identity import digest_of
-from dejakv.levels.base import Match, Query
-from dejakv.promotion import Promotions
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import Tensor
+from dejakv.store.memory import MemoryStore
+
+_NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
+"""Stands where a prompt's state would: vLLM has that."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +41,32 @@ class Asked:
     donor: str | None = None
     no_store: bool = False
 
-    @property
-    def id(self) -> str:
-        return digest_of("adopt", self.partition, self.context, self.text)[:40]
-
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the client is told. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text."""
+    """What the client is told. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: what it comes from,
+    for `Adopter.learn`."""
 
     method: str = "none"
     level: str = ""
     donor: str | None = None
     score: float | None = None
     reason: str = ""
+    decision: Decision | None = field(default=None, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"dejakv": asdict(self)}
+        names = [item.name for item in fields(self) if item.name != "decision"]
+        return {"dejakv": {name: getattr(self, name) for name in names}}
 
 
 class Adopter:
     """Earlier prompts, by what they say. Thread-safe. What differs in context, media or partition never meets.
 
-    config       similarity_threshold, index_encoder, lexical_guard, chunk_window, min... as for the other engines
+    config       similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other engines
     max_donors   prompts remembered; the one used longest ago goes first
     embeddings   lends `embed_text` if `index_encoder` is `model`
+
+    A cache without state: what stands in it are prompts, and the characters of a text take the place of tokens.
     """
 
     def __init__(
@@ -69,13 +74,10 @@ class Adopter:
     ) -> None:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
-        self.config = config or SemanticCacheConfig(reuse="adopt", index_encoder=DEFAULT_ENCODER)
-        self._levels = build_levels(self.config, embeddings)
-        self._guards = build_guards(self.config, self._levels)
-        self._donors: OrderedDict[str, Asked] = OrderedDict()
-        self._promotions = Promotions()
-        self._limit = max_donors
-        self._lock = threading.Lock()
+        self.config = config or SemanticCacheConfig(reuse="adopt")
+        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, min_gain=0)
+        self._store = MemoryStore(max_entries=max_donors)
+        self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
     def find(self, asked: Asked) -> tuple[str, Provenance]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
@@ -86,63 +88,30 @@ class Adopter:
 
     def learn(self, asked: Asked, provenance: Provenance) -> None:
         """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""
-        if provenance.method == "adopt":
-            self._promotions.note(asked.id, asked.partition)
+        decision = provenance.decision
+        if decision is None or not asked.text.strip():
             return
-        if asked.no_store or not asked.text.strip() or asked.id in self._donors:
-            return
-        query = self._query(asked)
-        for level in self._levels:
-            level.add(asked.id, query)
-        self._promotions.forget(asked.id)
-        with self._lock:
-            self._donors[asked.id] = asked
-            gone = [self._donors.popitem(last=False)[0] for _ in range(len(self._donors) - self._limit)]
-        for donor in gone:
-            for level in self._levels:
-                level.remove(donor)
+        ran = Completion("", (), decision.tokens, 0, capture=lambda: _NO_STATE)
+        self._cache.record(_prepared(asked), decision, decision.plan, ran)
 
     def __len__(self) -> int:
-        return len(self._donors)
+        return self._store.stats().entries
 
     def _find(self, asked: Asked) -> tuple[str, Provenance]:
-        if asked.id in self._donors:
-            return asked.text, Provenance(reason="this very prompt ran before: vLLM's prefix cache has it")
-        if self._promotions.due(asked.id):
-            return asked.text, Provenance(reason="promoted: served approximately before, exact from now on")
-        if asked.donor is not None:
-            return self._named(asked)
-        query, reason = self._query(asked), "no donor"
-        for level in self._levels:
-            for match in level.search(query).matches:
-                donor = self._donors.get(match.donor)
-                if donor is None or (donor.partition, donor.context) != (asked.partition, asked.context):
-                    continue
-                if asked.threshold is not None and match.score < asked.threshold:
-                    reason = f"score {match.score:.3f} is below the request's {asked.threshold:g}"
-                    continue
-                verdict = judge(self._guards, query.request, _meta(donor), match)
-                if verdict.decision == "accept":
-                    return self._taken(donor, match)
-                reason = f"{verdict.guard}: {verdict.reason}"
-        return asked.text, Provenance(reason=reason)
+        ask = Ask("adopt", asked.threshold, asked.donor, asked.no_store)
+        decision = self._cache.find(_prepared(asked), ask)
+        chosen = decision.plan
+        if chosen.method == "adopt" and chosen.match is not None:
+            donor = chosen.donors[0]
+            self._store.touch(donor.id)
+            return donor.prompt, Provenance("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
+        same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
+        return asked.text, Provenance(reason=same or chosen.reason or "no donor", decision=decision)
 
-    def _named(self, asked: Asked) -> tuple[str, Provenance]:
-        donor = self._donors.get(asked.donor or "")
-        if donor is None or (donor.partition, donor.context) != (asked.partition, asked.context):
-            return asked.text, Provenance(reason="the donor that the request names is not known in its partition")
-        return self._taken(donor, Match(donor.id, "named", 1.0))
 
-    def _taken(self, donor: Asked, match: Match) -> tuple[str, Provenance]:
-        with self._lock:
-            if donor.id in self._donors:
-                self._donors.move_to_end(donor.id)
-        return donor.text, Provenance("adopt", match.level, donor.id, match.score)
-
-    @staticmethod
-    def _query(asked: Asked) -> Query:
-        request = Request(id=asked.id, prompt=asked.text, chunk=asked.text, partition=asked.partition)
-        return Query(request, digest_of("space", asked.partition, asked.context)[:40])
+def _prepared(asked: Asked) -> Prepared:
+    request = Request(id="", prompt=asked.text, chunk=asked.text, partition=asked.partition)
+    return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
 
 
 class AdoptingLLM:
@@ -199,7 +168,3 @@ def _media_digests(data: Mapping[str, Any]) -> list[str] | None:
                 return None
             digests.append(digest_of(item.mode, str(item.size), item.tobytes()))
     return digests
-
-
-def _meta(donor: Asked) -> ChunkMeta:
-    return ChunkMeta(donor.id, donor.partition, "", (), donor.text, donor.text)

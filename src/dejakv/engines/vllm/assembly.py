@@ -4,16 +4,17 @@
 from pathlib import Path
 from typing import Any
 
-from dejakv.build import build_guards, build_levels
+from dejakv.build import build_guards, build_levels, fingerprints_of
+from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.adapters import Adapters
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
-from dejakv.engines.vllm.finder import ConnectorCache, Finder
 from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
 from dejakv.engines.vllm.llama import Decoder, why_not
+from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
 from dejakv.engines.vllm.saver import Saver
@@ -47,13 +48,13 @@ def make_scheduler_side(
         tokenizer = tokenizer_of(vllm_config)
         embeddings = InputEmbeddings(_folder(vllm_config), tokenizer, base) if config.index_encoder == "model" else None
         levels = build_levels(config, embeddings)
-        embedder = fingerprint_of({level.name: str(getattr(level, "fingerprint", "")) for level in levels})
-        cache = ConnectorCache(store, levels, build_guards(config, levels), config, embedder=embedder)
+        embedder = fingerprint_of(fingerprints_of(levels))
+        cache = HierarchicalCache(store, levels, build_guards(config, levels), config, embedder=embedder)
         decode = embeddings.text_of if embeddings else lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        finder = Finder(cache, settings, adapters, decode)
+        lookups = Lookups(cache, settings, adapters, decode)
     else:
-        finder = Finder(ConnectorCache(store, (), (), config), settings, adapters)
-    return SchedulerSide(settings, finder, compat.hash_block_tokens(kv_cache_config), counts, ranks=ranks)
+        lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
+    return SchedulerSide(settings, lookups, compat.hash_block_tokens(kv_cache_config), counts, ranks=ranks)
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:

@@ -216,7 +216,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.finder.close()
+            self._scheduler.lookups.close()
         if self._worker is not None:
             self._worker.close()
         if self._inner is not None:

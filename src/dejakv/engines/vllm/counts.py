@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dejakv.engines.vllm.finder import Found
+    from dejakv.engines.vllm.lookups import Found
     from dejakv.engines.vllm.messages import Loaded
 
 

@@ -58,20 +58,8 @@ def spans_of(features: Any) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def prepare(request: Any, text: str = "", *, blending: bool = False) -> Prepared:
-    """A vLLM request as the cache takes it. `text` is the prompt for the levels that compare text; unless the request is
-    `blending` they are kept out of the lookup."""
-    spans = spans_of(request.mm_features)
+def prepare(request: Any, text: str, epoch: str) -> Prepared:
+    """A vLLM request as the cache takes it. `text` is the prompt for the levels that compare text."""
     token_ids = tuple(request.prompt_token_ids)
-    ours = Request(
-        id=request.request_id,
-        prompt=text,
-        chunk=text,
-        partition=partition_of(request.cache_salt),
-        reuse="blend" if blending else "exact",
-        metadata={
-            "media_key": digest_of(*(span.digest for span in spans))[:32] if spans else "",
-            "exact_only": not blending,
-        },
-    )
-    return Prepared(ours, token_ids, spans)
+    ours = Request(id=request.request_id, prompt=text, chunk=text, partition=partition_of(request.cache_salt))
+    return Prepared(ours, token_ids, spans_of(request.mm_features), epoch=epoch)

@@ -12,9 +12,9 @@ from typing import Any
 
 from dejakv.engines.vllm.compat import rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.finder import Finder, Found
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.keys import partition_of
+from dejakv.engines.vllm.lookups import Found, Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -34,7 +34,7 @@ class SchedulerSide:
     """
 
     settings: ConnectorSettings
-    finder: Finder
+    lookups: Lookups
     hash_tokens: int
     counts: Counts
     no_blend: str = ""
@@ -47,13 +47,13 @@ class SchedulerSide:
     _outdated: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
-        self.generations = Generations(self.finder.adapters.base, self.ranks)
+        self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self._saves_heard = Answers[str](self.ranks)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
-        self.finder.adapters.note(request.lora_request)
+        self.lookups.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, self._deadline(), reason=wish.problem)
         tracked.generation = self.generations.number
@@ -70,7 +70,7 @@ class SchedulerSide:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.wish = wish
             if not self.generations.unknown:
-                tracked.lookup = self.finder.submit(request, wish)
+                tracked.lookup = self.lookups.submit(request, wish)
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
@@ -101,7 +101,7 @@ class SchedulerSide:
     def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
         """The lookup of a request that came before the workers had said what weights they have."""
         if not self.generations.unknown:
-            tracked.lookup, tracked.deadline = self.finder.submit(tracked.request, tracked.wish), self._deadline()
+            tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
         elif time.monotonic() >= tracked.deadline:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
@@ -138,7 +138,7 @@ class SchedulerSide:
                 self._order_save(tracked, blocks_of(request_id), release=False)
         scheduled = map(self.requests.get, output.num_scheduled_tokens)
         running = [tracked for tracked in scheduled if tracked is not None]
-        self.finder.adapters.step(tracked.request.lora_request for tracked in running)
+        self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
         computing = any(not tracked.saved for tracked in running)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
@@ -163,7 +163,7 @@ class SchedulerSide:
             self.no_blend = report.blend_problem
         for number, same in report.weights:
             self.generations.heard(number, same)
-            self.finder.adapters.base = self.generations.epoch
+            self.lookups.adapters.base = self.generations.epoch
         if report.changed:
             self.reset(CHANGED)
 
@@ -184,7 +184,7 @@ class SchedulerSide:
         problem  why nothing may be stored or used after this reset either
         """
         self.generations.begin(problem)
-        self.finder.adapters.base = self.generations.epoch
+        self.lookups.adapters.base = self.generations.epoch
         self._outdated.update(self._saving)
         self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
@@ -198,9 +198,9 @@ class SchedulerSide:
             self.counts.add("saves_dropped", why)
         elif chunk_id in self._outdated and meta is not None:
             self.counts.add("saves_dropped", "a reset: the weights may have changed")
-            self.finder.drop(meta)
+            self.lookups.drop(meta)
         elif meta is not None:
-            self.finder.stored(meta)
+            self.lookups.stored(meta)
             self.counts.add("saves")
         self._outdated.discard(chunk_id)
 
@@ -215,7 +215,7 @@ class SchedulerSide:
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
         elif tracked.approximate and found is not None:
-            self.finder.cache.promotions.note(found.key, partition_of(tracked.request.cache_salt))
+            self.lookups.cache.finder.promotions.note(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
 
     def _deadline(self) -> float:
@@ -244,7 +244,7 @@ class SchedulerSide:
         assert found is not None
         if found.method == "none" or found.donor is None:
             return self._no(tracked, tracked.reason or found.reason)
-        doubt = self.finder.adapters.doubt(request.lora_request)
+        doubt = self.lookups.adapters.doubt(request.lora_request)
         if doubt:
             return self._no(tracked, doubt)
         gain = self._stop(found, request) - local
@@ -280,7 +280,7 @@ class SchedulerSide:
         if why:
             self.counts.add("saves_dropped", why)
             return False
-        if not self.finder.adapters.may_store(tracked.request.lora_request):
+        if not self.lookups.adapters.may_store(tracked.request.lora_request):
             self.counts.add("saves_dropped", "LoRA: which weights computed it is not proven")
             return False
         self._saving[meta.id] = meta

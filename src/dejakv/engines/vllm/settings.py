@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import BlendMap, BlendSelector, SemanticCacheConfig
+from dejakv.config import DEFAULT_ENCODER, SIMILARITY_THRESHOLD, BlendMap, BlendSelector, SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.find.ask import Ask
 from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class ConnectorSettings:
     refresh_s: Seconds = 5.0
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
-    similarity_threshold: Cosine = 0.85
-    index_encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
+    similarity_threshold: Cosine = SIMILARITY_THRESHOLD
+    index_encoder: str = DEFAULT_ENCODER
     lexical_guard: bool = True
     chunk_window: Count = 0
     blend_share: Share = 0.15
@@ -157,6 +158,10 @@ class Wish:
     no_store: bool = False
     donor: str | None = None
     problem: str = ""
+
+    def ask(self, *, similar: bool) -> Ask:
+        """The same for the finder; `similar`: see `Ask`."""
+        return Ask(self.mode, self.threshold, self.donor, self.no_store, similar)
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None, settings: ConnectorSettings) -> "Wish":

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from dejakv.engines.vllm.finder import Found
+from dejakv.engines.vllm.lookups import Found
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
 

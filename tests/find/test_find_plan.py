@@ -1,8 +1,10 @@
 import pytest
 
+from dejakv.find.ask import Ask, Mode
+from dejakv.find.found import Found
+from dejakv.find.plan import plan
+from dejakv.find.prefix import PrefixHit
 from dejakv.levels.base import Match
-from dejakv.planner import plan
-from dejakv.prefix import PrefixHit
 from dejakv.store.base import ChunkMeta
 
 
@@ -15,36 +17,38 @@ PREFIX = (PrefixHit("other", 70), meta("other"))
 
 
 def test_nothing_found_runs_in_full() -> None:
-    assert plan(100, None, None, (), same=False, asked="adopt", min_gain=0).method == "none"
+    assert plan(100, Found(), Ask("adopt")).method == "none"
 
 
 def test_the_exact_prefix_is_always_there() -> None:
-    found = plan(100, PREFIX, None, (), same=False, asked="exact", min_gain=0)
+    found = plan(100, Found(prefix=PREFIX), Ask())
     assert (found.method, found.reused, found.donors[0].id) == ("prefix", 70, "other")
 
 
 def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
-    for asked in ("exact", "adopt", "blend"):
-        found = plan(100, PREFIX, MATCH, (meta("donor"),), same=True, asked=asked, min_gain=1000)  # type: ignore[arg-type]
-        assert (found.method, found.reused, found.approximate) == ("exact", 99, False)
+    found = Found(MATCH, (meta("donor"),), PREFIX)
+    modes: tuple[Mode, ...] = ("off", "exact", "adopt", "blend")
+    for mode in modes:
+        chosen = plan(100, found, Ask(mode), same=True, min_gain=1000)
+        assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
 
 
 def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
-    found = plan(100, None, MATCH, (meta("donor"),), same=False, asked="exact", min_gain=0)
+    found = plan(100, Found(MATCH, (meta("donor"),)), Ask())
     assert found.method == "none"
     assert "not asked for" in found.reason
 
 
 @pytest.mark.parametrize(("min_gain", "method"), [(29, "adopt"), (30, "prefix")])
 def test_only_the_gain_beyond_the_exact_prefix_counts(min_gain: int, method: str) -> None:
-    found = plan(100, PREFIX, MATCH, (meta("donor"),), same=False, asked="adopt", min_gain=min_gain)
+    found = plan(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain)
     assert found.method == method
     assert found.approximate == (method == "adopt")
 
 
 def test_blend_must_beat_the_prefix_with_the_rows_it_computes() -> None:
     donors = (meta("donor"),)
-    taken = plan(100, None, MATCH, donors, same=False, asked="blend", min_gain=80, share=0.2)
-    refused = plan(100, PREFIX, MATCH, donors, same=False, asked="blend", min_gain=16, share=0.2)
+    taken = plan(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2)
+    refused = plan(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2)
     assert (taken.method, taken.reused) == ("blend", 80)
     assert (refused.method, "min_gain" in refused.reason) == ("prefix", True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dejakv import promotion
-from dejakv.promotion import Promotions
+from dejakv.find import promotion
+from dejakv.find.promotion import Promotions
 
 
 def test_a_prompt_is_due_until_it_ran_exactly() -> None:

@@ -1,0 +1,211 @@
+"""Find, judge, plan: for a request, the cheapest way to run it that its caller allows.
+
+    decision = finder.find(prepared, Ask("blend"))
+    decision.plan.method, decision.plan.donors, decision.plan.reason
+
+It knows neither torch nor an engine. What it finds is described in a store; whose state that is, and how it is run, is the
+caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front that rewrites prompts.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dejakv.config import MediaPolicy, SemanticCacheConfig
+from dejakv.counts import PartitionCounts
+from dejakv.engines.base import Prepared
+from dejakv.errors import ConfigError
+from dejakv.find.ask import Ask
+from dejakv.find.decision import Decision
+from dejakv.find.found import Found
+from dejakv.find.plan import Plan, plan
+from dejakv.find.prefix import PrefixHit, PrefixIndex
+from dejakv.find.promotion import Promotions
+from dejakv.guards.base import Guard, Verdict
+from dejakv.guards.chain import judge
+from dejakv.identity import digest_of, exact_key, media_key
+from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
+from dejakv.request import Request
+from dejakv.store.base import ChunkMeta, Store
+
+Embed = Callable[[Request], Vectors]
+PrefixPays = Callable[[int, int], bool]
+NAMED = "named"
+"""Level of a donor that the caller named."""
+
+
+def no_vectors(_: Request) -> Vectors:
+    return {}
+
+
+def space_of(prepared: Prepared, media: MediaPolicy) -> str:
+    """What separates requests that must never match: partition, epoch and, with `media="exact"`, the media."""
+    request = prepared.request
+    digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
+    apart = media_key(digests) if media == "exact" else ("media" if digests else "")
+    return digest_of("space", request.partition, prepared.epoch, apart)[:40]
+
+
+class Finder:
+    """Levels, guards and plan over one store. Thread-safe; partitions and epochs never see each other.
+
+    levels   tried in order; the first whose donor passes the guards wins
+    guards   asked for whatever is not exact
+    embed    computes the latent layers' vectors of a request, called only when a latent level asks
+    embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        levels: Sequence[Level] = (),
+        guards: Sequence[Guard] = (),
+        config: SemanticCacheConfig | None = None,
+        *,
+        embed: Embed = no_vectors,
+        embedder: str = "",
+    ) -> None:
+        self.config = config or SemanticCacheConfig()
+        self.store = store
+        self.levels = tuple(levels)
+        self._of_text = [level for level in levels if isinstance(level, ComparesText)]
+        self.guards = tuple(guards)
+        self.embed = embed
+        self.embedder = embedder
+        self.promotions = Promotions()
+        self.counts = PartitionCounts()
+        self._prefix = PrefixIndex(store)
+
+    def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
+        """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
+
+        pays  whether an exact prefix of so many tokens makes a prompt of so many faster; None: every one does
+
+        Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
+        """
+        began = time.perf_counter()
+        request = replace(prepared.request, threshold=ask.threshold)
+        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
+        query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
+        statuses: dict[str, Status] = {}
+        found = self._find(query, key, prepared.epoch, ask, statuses)
+        found = replace(found, prefix=self._longest_prefix(prepared, pays) if self.config.exact_prefix else None)
+        statuses["kv_cache"] = "hit" if found.match or found.prefix else "miss"
+        self.counts.lookup(request.partition, found.verdicts)
+        exact = plan(len(prepared.token_ids), Found(prefix=found.prefix), Ask())
+        chosen = self._plan(prepared, key, found, ask, exact)
+        self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
+        return Decision(
+            key, len(prepared.token_ids), ask, chosen, exact, found, query, statuses, time.perf_counter() - began
+        )
+
+    def add(self, meta: ChunkMeta) -> None:
+        """Makes a stored chunk findable."""
+        if meta.kind != "kv":
+            return
+        request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
+        known = meta.embedder == self.embedder
+        query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
+        if self.config.exact_prefix:
+            self._prefix.add(meta)
+        for level in self.levels:
+            level.add(meta.id, query)
+
+    def remove(self, donor: str) -> None:
+        """Makes a chunk unfindable."""
+        self._prefix.remove(donor)
+        for level in self.levels:
+            level.remove(donor)
+
+    def vectors(self, query: Query) -> Vectors:
+        """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
+        vectors = dict(query.vectors)
+        for level in self._of_text:
+            text = level.vector(query.text, query.request.partition)
+            if text is not None:
+                vectors["text"] = text
+        return vectors
+
+    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, exact: Plan) -> Plan:
+        same = bool(found.donors) and found.donors[0].id == key
+        if ask.method != "exact" and not same and self.promotions.due(key):
+            self.counts.promotion(prepared.request.partition)
+            return replace(exact, reason="promoted: served approximately before, exact from now on")
+        config = self.config
+        return plan(
+            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend_share
+        )  # fmt: skip
+
+    def _find(self, query: Query, key: str, epoch: str, ask: Ask, statuses: dict[str, Status]) -> Found:
+        own = self._of_caller(key, query.request, epoch)
+        if ask.donor is not None:
+            return self._named(ask.donor, own, query.request, epoch)
+        verdicts: list[Verdict] = []
+        match: Match | None = None
+        donors: list[ChunkMeta] = []
+        guards = [guard for guard in self.guards if ask.method != "blend" or not guard.waived_for_blend]
+        for level in self.levels if ask.similar else ():
+            if match is not None:
+                _skip(level, statuses)
+                continue
+            try:
+                search = level.search(query)
+            except ConfigError:
+                raise  # a setting is wrong, and its message says which
+            except Exception as error:  # a level may be foreign code: its failure costs its own hits
+                statuses[level.name] = "skip"
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}: {error}"))
+                continue
+            statuses.update(search.statuses)
+            for candidate in _own_first(search.matches, own):
+                meta = (
+                    own
+                    if own is not None and candidate.donor == key
+                    else self._of_caller(candidate.donor, query.request, epoch)
+                )
+                if meta is None:
+                    continue
+                if meta is not own:
+                    verdict = judge(guards, query.request, meta, candidate)
+                    verdicts.append(verdict)
+                    if verdict.decision != "accept":
+                        continue
+                match = match or candidate
+                donors.append(meta)
+                if len(donors) >= (self.config.blend_donors if ask.method == "blend" else 1) or meta is own:
+                    break
+            if match is None and search.matches:
+                statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
+        return Found(match, tuple(donors), verdicts=tuple(verdicts))
+
+    def _named(self, donor: str, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
+        """The donor that the caller named, or the prompt's own state, which is always better."""
+        meta = own or self._of_caller(donor, request, epoch)
+        if meta is None:
+            unknown = Verdict("reject", NAMED, "the donor that the request names is not known in its partition")
+            return Found(verdicts=(unknown,))
+        return Found(Match(meta.id, NAMED if own is None else "exact_text", 1.0), (meta,))
+
+    def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
+        """The description of a stored chunk, if it is of the request's own partition and epoch."""
+        meta = self.store.meta(id)
+        return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
+
+    def _longest_prefix(self, prepared: Prepared, pays: PrefixPays | None) -> tuple[PrefixHit, ChunkMeta] | None:
+        hit = self._prefix.longest(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
+        if hit is None or (pays is not None and not pays(hit.tokens, len(prepared.token_ids))):
+            return None
+        meta = self.store.meta(hit.donor)
+        return (hit, meta) if meta is not None else None
+
+
+def _skip(level: Level, statuses: dict[str, Status]) -> None:
+    for name in level.status_names:
+        statuses.setdefault(name, "skip")
+
+
+def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:
+    """The prompt's own chunk goes before others with equal text: what can be exact is exact."""
+    if own is not None and matches and matches[0].level == "exact_text":
+        return [replace(matches[0], donor=own.id)]
+    return sorted(matches, key=lambda match: own is None or match.donor != own.id)

@@ -1,0 +1,30 @@
+"""What there is for a request, before a plan is made of it."""
+
+from dataclasses import dataclass
+
+from dejakv.find.prefix import PrefixHit
+from dejakv.guards.base import Verdict
+from dejakv.levels.base import Match
+from dejakv.store.base import ChunkMeta
+
+
+@dataclass(frozen=True)
+class Found:
+    """Donors and an exact prefix.
+
+    match     the best donor that passed the guards; `donors` its description first, further ones only for blend
+    prefix    the longest exact prefix that is worth loading
+    verdicts  what the guards said of each candidate they saw
+    """
+
+    match: Match | None = None
+    donors: tuple[ChunkMeta, ...] = ()
+    prefix: tuple[PrefixHit, ChunkMeta] | None = None
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def refused(self) -> str:
+        """Why there is no match although something was found: the first rejection, which is the best candidate's."""
+        if self.match is not None:
+            return ""
+        return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")

@@ -1,0 +1,208 @@
+"""One finder for all: what a request asks for, what it may have, and what it is told."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import Prepared
+from dejakv.errors import ConfigError
+from dejakv.find.ask import Ask
+from dejakv.find.finder import Finder, space_of
+from dejakv.guards.base import Verdict
+from dejakv.guards.lexical import LexicalGuard
+from dejakv.guards.threshold import ThresholdGuard
+from dejakv.identity import Span, exact_key
+from dejakv.levels.base import Match, Query, Search
+from dejakv.request import Media, Request
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.memory import MemoryStore
+
+
+class Likes:
+    """A level that finds the donors it is told, with their scores."""
+
+    name = "semantic_text"
+    status_names = ("semantic_text",)
+
+    def __init__(self, scores: dict[str, float], problem: Exception | None = None) -> None:
+        self.scores = scores
+        self.problem = problem
+        self.asked = 0
+
+    def search(self, query: Query) -> Search:
+        self.asked += 1
+        if self.problem is not None:
+            raise self.problem
+        matches = tuple(Match(donor, self.name, score) for donor, score in self.scores.items())
+        return Search(matches, {self.name: "hit" if matches else "miss"})
+
+    def add(self, donor: str, query: Query) -> None:
+        """Knows its donors."""
+
+    def remove(self, donor: str) -> None:
+        """Knows its donors."""
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+def prompt(tokens: tuple[int, ...], text: str = "what is it?", epoch: str = "e", partition: str = "p") -> Prepared:
+    return Prepared(Request("r", text, text, partition=partition), tokens, epoch=epoch)
+
+
+ASKED = prompt(tuple(range(100)))
+SIMILAR = prompt(tuple(range(200, 300)), "what was it?")
+PREFIXED = prompt((*range(64), *range(400, 440)), "what begins like it?")
+
+
+def finder_of(*stored: Prepared, level: Likes | None = None, guards: tuple[Any, ...] = (), **settings: Any) -> Finder:
+    store = MemoryStore()
+    made = Finder(store, [level] if level is not None else [], guards, SemanticCacheConfig(**settings))
+    for item in stored:
+        meta = described(item)
+        store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32")))
+        made.add(meta)
+    return made
+
+
+def described(item: Prepared) -> ChunkMeta:
+    request = item.request
+    return ChunkMeta(id_of(item), request.partition, item.epoch, item.token_ids, request.prompt, request.chunk)
+
+
+def id_of(item: Prepared) -> str:
+    return exact_key(item.request.partition, item.epoch, item.token_ids, ())
+
+
+def similar(score: float = 0.9) -> Likes:
+    return Likes({id_of(SIMILAR): score})
+
+
+@pytest.mark.parametrize("mode", ["adopt", "blend"])
+def test_a_donor_is_used_as_it_is_asked_for(mode: Any) -> None:
+    made = finder_of(SIMILAR, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    assert made.find(ASKED, Ask(mode)).plan.method == mode
+    refused = made.find(ASKED, Ask("exact")).plan
+    assert (refused.method, "not asked for" in refused.reason) == ("none", True)
+
+
+@pytest.mark.parametrize(("own", "method"), [(0.5, "adopt"), (0.95, "none")])
+def test_a_request_can_only_tighten_the_threshold(own: float, method: str) -> None:
+    made = finder_of(SIMILAR, level=similar(0.9), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    assert made.find(ASKED, Ask("adopt", threshold=own)).plan.method == method
+    strict = finder_of(SIMILAR, level=similar(0.7), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    assert strict.find(ASKED, Ask("adopt", threshold=own)).plan.method == "none"
+
+
+def test_the_reason_is_the_best_candidates_rejection() -> None:
+    other = prompt(tuple(range(500, 600)), "who was it?")
+    level = Likes({id_of(SIMILAR): 0.7, id_of(other): 0.6})
+    made = finder_of(SIMILAR, other, level=level, guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    assert made.find(ASKED, Ask("adopt")).plan.reason == "threshold: score 0.700 is below 0.8"
+
+
+def test_blend_does_without_the_guards_of_words_and_adopt_does_not() -> None:
+    far = replace(SIMILAR, request=replace(SIMILAR.request, chunk="turn off the lamp", prompt="turn off the lamp"))
+    guards = (ThresholdGuard({"semantic_text": 0.8}), LexicalGuard())
+    made = finder_of(far, level=Likes({id_of(far): 0.9}), guards=guards)
+    assert made.find(ASKED, Ask("blend")).plan.method == "blend"
+    assert made.find(ASKED, Ask("adopt")).plan.reason.startswith("lexical")
+
+
+def test_a_request_that_is_not_to_be_compared_asks_no_level() -> None:
+    level = similar()
+    made = finder_of(SIMILAR, PREFIXED, level=level, guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    decision = made.find(ASKED, Ask("blend", similar=False))
+    assert (decision.plan.method, decision.plan.reused, level.asked) == ("prefix", 64, 0)
+
+
+def test_a_prefix_that_does_not_pay_is_not_used() -> None:
+    made = finder_of(PREFIXED)
+    asked: list[tuple[int, int]] = []
+
+    def pays(held: int, tokens: int) -> bool:
+        asked.append((held, tokens))
+        return False
+
+    decision = made.find(ASKED, Ask(), pays=pays)
+    assert (decision.plan.method, decision.statuses["kv_cache"], asked) == ("none", "miss", [(64, 100)])
+
+
+def test_a_level_that_fails_costs_its_own_hits_alone() -> None:
+    made = finder_of(PREFIXED, level=Likes({}, RuntimeError("down")))
+    decision = made.find(ASKED, Ask("adopt"))
+    assert (decision.plan.method, decision.statuses["semantic_text"]) == ("prefix", "skip")
+    assert decision.plan.reason == "semantic_text: the level failed: RuntimeError: down"
+
+
+def test_a_level_whose_settings_are_wrong_is_no_miss() -> None:
+    with pytest.raises(ConfigError, match="wrong"):
+        finder_of(level=Likes({}, ConfigError("wrong"))).find(ASKED, Ask("adopt"))
+
+
+def test_a_named_donor_needs_no_level_and_no_guard() -> None:
+    made = finder_of(SIMILAR, guards=(LexicalGuard(),))
+    chosen = made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan
+    assert (chosen.method, chosen.donors[0].id) == ("blend", id_of(SIMILAR))
+    assert made.find(ASKED, Ask("exact", donor=id_of(SIMILAR))).plan.method == "none"
+
+
+@pytest.mark.parametrize("other", [{"partition": "q"}, {"epoch": "f"}])
+def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, str]) -> None:
+    foreign = prompt(SIMILAR.token_ids, "what was it?", **other)
+    made = finder_of(foreign, PREFIXED)
+    decision = made.find(ASKED, Ask("blend", donor=id_of(foreign)))
+    assert (decision.plan.method, decision.plan.reused) == ("prefix", 64)
+    assert "not known in its partition" in decision.plan.reason
+
+
+def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
+    made = finder_of(ASKED, SIMILAR)
+    assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
+
+
+def test_a_prompt_that_was_served_approximately_runs_exactly() -> None:
+    made = finder_of(SIMILAR, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    made.promotions.note(id_of(ASKED), "p")
+    for donor in (None, id_of(SIMILAR)):
+        chosen = made.find(ASKED, Ask("blend", donor=donor)).plan
+        assert (chosen.method, chosen.reason[:9]) == ("none", "promoted:")
+    assert made.counts.of("p").promotions == 2
+    assert made.find(ASKED, Ask("exact")).plan.reason.startswith("not asked for")
+
+
+def test_every_find_counts_one_lookup_and_its_rejections() -> None:
+    made = finder_of(SIMILAR, level=similar(0.1), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    for mode in ("off", "exact", "adopt", "blend"):
+        made.find(ASKED, Ask(mode))
+    counts = made.counts.of("p")
+    assert (counts.lookups, counts.rejections, counts.hits) == (4, {"threshold": 4}, {})
+
+
+def test_media_keep_spaces_apart_however_they_are_known() -> None:
+    picture = Media(b"1")
+    text = replace(ASKED, request=replace(ASKED.request, media=()))
+    by_bytes = replace(ASKED, request=replace(ASKED.request, media=(picture,)))
+    by_digest = replace(text, spans=(Span(2, 3, picture.digest),))
+    assert space_of(by_bytes, "exact") == space_of(by_digest, "exact") != space_of(text, "exact")
+    other = replace(text, spans=(Span(2, 3, Media(b"2").digest),))
+    assert space_of(other, "exact") != space_of(by_digest, "exact")
+    assert space_of(other, "similar") == space_of(by_digest, "similar") != space_of(text, "similar")
+
+
+def test_a_guard_that_cannot_say_accepts_nobody() -> None:
+    class Shrugs:
+        name = "shrugs"
+        waived_for_blend = False
+
+        def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+            return Verdict("abstain", self.name, "who knows")
+
+        def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
+            """Learns nothing."""
+
+    made = finder_of(SIMILAR, level=similar(), guards=(Shrugs(),))
+    assert made.find(ASKED, Ask("adopt")).plan.reason == "chain: all guards abstained"
