@@ -116,8 +116,9 @@ MISTAKES = [
 ]
 
 
-STAGES = ("loading ", "warming up")
-"""What a run says on standard error while it goes on, before a mistake that only a loaded model can show."""
+STAGES = ("starting", "loading ", "warming up")
+"""What a run says on standard error while it goes on, before a mistake that only a model's configuration or the loaded
+model can show, and what it says after ten seconds on a busy machine."""
 
 
 @pytest.fixture
