@@ -65,6 +65,12 @@ def test_an_unknown_preset_lists_the_known() -> None:
         settings_from("nope", {}, {})
 
 
+def test_a_folder_for_encoder_outputs_switches_them_on(tmp_path: Path) -> None:
+    given = {"fusion_cache_dir": str(tmp_path)}
+    assert settings_from("shapes", {}, given).cache.enable_fusion_cache
+    assert not settings_from("shapes", {}, {**given, "enable_fusion_cache": False}).cache.enable_fusion_cache
+
+
 def test_every_setting_is_documented() -> None:
     text = SemanticCacheConfig.__doc__ or ""
     plain = {"exact_prefix", "exact_text", "semantic_text", "index", "policy", "image_root", "enable_fusion_cache"}
