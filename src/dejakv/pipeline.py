@@ -108,7 +108,8 @@ class Pipeline:
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
-        from dejakv.reuse.blend import BlendConfig, run_blend  # torch, only where blend is asked for
+        from dejakv.engines.blending import run_blend  # torch, only where blend is asked for
+        from dejakv.reuse.blend import BlendConfig
 
         config = self.cache.config
         settings = BlendConfig(map=config.blend_map, selector=config.blend_selector, share=config.blend_share)

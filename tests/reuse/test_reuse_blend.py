@@ -8,12 +8,13 @@ import pytest
 
 from dejakv.datasets.docs import change, edit, make_document, merge, prompt_of, unrelated
 from dejakv.datasets.docs_document import Document
+from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
+from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.identity import Span
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport, run_blend, with_media
-from dejakv.reuse.explain import explain, to_html, to_terminal
+from dejakv.reuse.blend import BlendConfig, BlendReport, with_media
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_store import LRUCacheStore, make_item
 from dejakv.store.base import Chunk, ChunkMeta
@@ -150,7 +151,7 @@ def test_an_engine_that_blends_by_itself_is_asked_for_it(engine):
     assert asked == [(ready, donor, 0.3)]
     assert report.blended
     assert report.share == pytest.approx(7 / len(ready.token_ids))
-    own.says = "not today"
+    own.says = BlendReport(len(ready.token_ids), reason="not today")
     got = run_blend(own, ready, [donor])
     assert (got.details["blend"].reason, got.details["blend"].blended) == ("not today", False)
     assert got.computed_tokens == len(ready.token_ids)

@@ -26,9 +26,9 @@ def explain_command(
 
     from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.errors import ConfigError
+    from dejakv.experiments.explain import explain, to_html, to_terminal
     from dejakv.experiments.output import make_folder, replace_file
     from dejakv.reuse.blend import BlendConfig
-    from dejakv.reuse.explain import explain, to_html, to_terminal
 
     if max_new_tokens < 1:
         raise ConfigError("--max-new-tokens must be at least 1")

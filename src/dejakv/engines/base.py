@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Chunk, Tensor
+
+if TYPE_CHECKING:
+    from dejakv.reuse.blend import BlendConfig, BlendReport
+
+OnToken = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Engine(Protocol):
         *,
         start: Start | None = None,
         sampling: Sampling | None = None,
-        on_token: Callable[[int, str], None] | None = None,
+        on_token: OnToken | None = None,
     ) -> Completion: ...
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -119,4 +124,25 @@ class FollowsWeights(Protocol):
 
     def weights_changed(self) -> object:
         """Fingerprints the model anew, where a change may be seen late otherwise."""
+        ...
+
+
+@runtime_checkable
+class Blends(Protocol):
+    """An engine that answers a prompt from the state of similar ones, token by token."""
+
+    def blend(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Chunk],
+        config: "BlendConfig",
+        *,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+    ) -> "Completion | BlendReport":
+        """The completion with its report as `details["blend"]`, also where the engine ran the prompt exactly by itself; the
+        report alone if nothing was run, with the reason.
+
+        Raises: InputError, and ModelError for state of another model.
+        """
         ...

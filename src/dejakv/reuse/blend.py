@@ -1,29 +1,21 @@
 """Blend: take a similar donor's state token by token, and compute the rows that need it (SemShareKV, arXiv 2509.24832).
 
-    completion = run_blend(engine, prepared, donors, BlendConfig())
-    completion.details["blend"].share     # mean share of rows that were computed
-
-The answer is approximate, so the state it leaves is never captured and never a donor.
+Settings, what it took, and the two steps that know tokens alone: the token map and what must be computed. An engine does the
+rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never captured and never a donor.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from dejakv.engines.base import Completion, Engine, Prepared
-from dejakv.errors import ConfigError, ModelError
+from dejakv.errors import ConfigError
 from dejakv.identity import Span
-from dejakv.request import Sampling
 from dejakv.reuse.need import Need, Rule, need
 from dejakv.reuse.schedule import SCHEDULES, Schedule, parse, with_mean
 from dejakv.reuse.selector import SELECTORS
-from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import MAPS, Donors, Embed, Ids, TokenMap, token_map
 from dejakv.settings import Count, Positive, Share, check_fields
-from dejakv.store.base import Chunk
 
 
 @dataclass(frozen=True)
@@ -113,23 +105,6 @@ class BlendReport:
         return bool(self.rows) or self.computed is not None
 
 
-class Blends(Protocol):
-    """`engine.blend` of an engine that blends where its state is, instead of running what is planned here."""
-
-    def __call__(
-        self,
-        prepared: Prepared,
-        donors: Sequence[Chunk],
-        config: BlendConfig,
-        *,
-        sampling: Sampling | None,
-        on_token: Callable[[int, str], None] | None,
-    ) -> Completion | str:
-        """The completion with its report as `details["blend"]`, whether it was blended or not; a string if nothing was run,
-        for that reason."""
-        ...
-
-
 def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: Ids | None) -> tuple[TokenMap, Need]:
     """The token map and what must be computed, for one prompt."""
     found = token_map(
@@ -142,95 +117,6 @@ def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: I
     return found, needed
 
 
-def run_blend(
-    engine: Engine,
-    prepared: Prepared,
-    donors: Sequence[Chunk],
-    config: BlendConfig | None = None,
-    *,
-    sampling: Sampling | None = None,
-    on_token: Callable[[int, str], None] | None = None,
-    instead: Callable[[], Completion] | None = None,
-) -> Completion:
-    """Answers a prompt from the donors' state. `details["blend"]` is a `BlendReport`.
-
-    instead  how to answer a prompt that is not blended; None: computed in full
-
-    What cannot or should not be blended (an engine or model without it, positions that pictures make, a prompt that has too
-    little in common with its donors) is computed in full, and the report says why.
-    """
-    config = config or BlendConfig()
-    begun = time.perf_counter()
-    own: Blends | None = getattr(engine, "blend", None)
-    if own is not None:
-        done = own(prepared, donors, config, sampling=sampling, on_token=on_token)
-        if isinstance(done, Completion):
-            return done
-        planned, report = None, BlendReport(len(prepared.token_ids), reason=done)
-    else:
-        planned, report = plan_blend(engine, prepared, donors, config)
-    planning = time.perf_counter() - begun
-    if planned is None:
-        completion = instead() if instead is not None else engine.run(prepared, sampling=sampling, on_token=on_token)
-    else:
-        run: Any = engine.run
-        completion = run(prepared, sampling=sampling, on_token=on_token, planned=planned)
-        trace = planned.cache.trace
-        active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
-        report = replace(report, rows=tuple(trace.counts), active=active)
-    report = replace(report, plan_s=planning)
-    loaded = sum(chunk.tensor.nbytes for chunk in donors) if planned is not None else 0
-    return replace(
-        completion,
-        ttft_s=completion.ttft_s + planning,
-        latency_s=completion.latency_s + planning,
-        inject_s=completion.inject_s + planning,
-        bytes_loaded=completion.bytes_loaded + loaded,
-        details={**completion.details, "blend": report},
-    )
-
-
-def plan_blend(
-    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: BlendConfig
-) -> tuple[Any, BlendReport]:
-    """The planned cache, or None with the reason in the report."""
-    tokens = len(prepared.token_ids)
-    if engine.name != "transformers":
-        return None, BlendReport(tokens, reason=f"the engine {engine.name} cannot blend")
-    if any(chunk.meta.epoch not in ("", engine.epoch) for chunk in chunks):
-        return None, BlendReport(tokens, reason="a donor's state is of another model")
-    if prepared.spans and _places_by_picture(engine.model):
-        return None, BlendReport(tokens, reason="pictures change this model's positions: its keys cannot be moved")
-    from dejakv.engines.transformers.blend import plan_cache
-    from dejakv.engines.transformers.blend_check import seams_of
-    from dejakv.reuse.selector import Selector
-
-    try:
-        layers = len(seams_of(engine.model).layers)
-    except ModelError as error:
-        return None, BlendReport(tokens, reason=str(error))
-    target = with_media(prepared.token_ids, prepared.spans)
-    held = Donors.of(*(with_media(chunk.meta.token_ids, chunk.meta.spans) for chunk in chunks))
-    begun = time.perf_counter()
-    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
-    report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
-    if needed.share > config.max_share:
-        return None, replace(report, reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike")
-    schedule = config.schedule_for(layers)
-    rows = sum(max(share, needed.share) for share in schedule.shares) / layers
-    if rows > config.max_computed:
-        return None, replace(
-            report, reason=f"blending would compute {rows:.0%} of the rows: the exact prefix is cheaper"
-        )
-    states = [chunk.tensor for chunk in chunks]
-    planned = plan_cache(
-        engine.model, prepared.token_ids, states, held, found, needed,
-        schedule, Selector(config.selector, config.seed),
-        threshold=config.threshold if config.by_need else None,
-    )  # fmt: skip
-    return planned, report
-
-
 def with_media(token_ids: Sequence[int], spans: Sequence[Span]) -> Ids:
     """Token ids in which a picture's placeholders have ids of their own (negative), from its digest and their order: so a
     placeholder fits only the same row of the same picture."""
@@ -239,8 +125,3 @@ def with_media(token_ids: Sequence[int], spans: Sequence[Span]) -> Ids:
         base = int(span.digest[:10], 16)
         ids[span.start : span.start + span.length] = -(base * (1 << 16) + np.arange(span.length) + 1)
     return ids
-
-
-def _places_by_picture(model: Any) -> bool:
-    text = model.config.get_text_config()
-    return "mrope_section" in str(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or "")

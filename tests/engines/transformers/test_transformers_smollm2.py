@@ -13,10 +13,11 @@ import torch
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared, Start
+from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, run_blend
+from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, ChunkMeta
 
 PASSAGES = [

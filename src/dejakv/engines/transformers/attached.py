@@ -9,12 +9,12 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
 from dejakv.engines.transformers.batches import Row, joined, rows_of
+from dejakv.engines.transformers.blend import PlannedBlend
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prompts import spans_of
 from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
@@ -80,21 +80,19 @@ class AttachedModel(TransformersEngine):
         prepared: Prepared | None = request.metadata.get("prepared")
         return replace(prepared, request=request) if prepared is not None else super().prepare(request)
 
-    def run(
+    def _run(
         self,
         prepared: Prepared,
-        *,
-        start: Start | None = None,
-        sampling: Sampling | None = None,
-        on_token: Callable[[int, str], None] | None = None,
-        planned: PlannedCache | None = None,
+        source: Start | PlannedBlend | None,
+        sampling: Sampling | None,
+        on_token: OnToken | None,
     ) -> Completion:
         """Runs with the arguments of the call that is being served."""
         options: dict[str, Any] = dict(prepared.request.metadata["options"])
         asked: Prepared = prepared.request.metadata["prepared"]
         if options.get("streamer") is not None and asked.token_ids != prepared.token_ids:
             options["streamer"] = _AskedFirst(options["streamer"], asked.token_ids)
-        completion = self.generate(prepared, options, start=start, on_token=on_token, planned=planned)
+        completion = self.generate(prepared, options, source, on_token)
         self._output = (completion.details["output"], len(prepared.token_ids))
         return completion
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.cache_utils import Cache
 
-from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.base import Completion, OnToken, Prepared, Start
+from dejakv.engines.blending import later
 from dejakv.engines.transformers import decoding
+from dejakv.engines.transformers.blend import PlannedBlend
+from dejakv.engines.transformers.blending import plan_blend, told
 from dejakv.engines.transformers.capabilities import (
     Capabilities,
     check_attention,
@@ -23,22 +24,23 @@ from dejakv.engines.transformers.capabilities import (
 )
 from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.continuation import continuation
-from dejakv.engines.transformers.decoding import Clock, OnToken
+from dejakv.engines.transformers.decoding import Clock
+from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
-from dejakv.engines.transformers.planned import PlannedCache
 from dejakv.engines.transformers.prefix_cost import PrefixCost
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import InputError, ModelChangedError, ModelError
-from dejakv.request import DEFAULT_PARTITION, Media, Request, Sampling
-from dejakv.vectors import normalized
+from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.store.base import Chunk
 
 
-class TransformersEngine:
+class TransformersEngine(Embeddings):
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
@@ -84,10 +86,6 @@ class TransformersEngine:
         """
         loaded = load(model, dtype, device, attn, trust_remote_code)
         return cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
 
     @property
     def context(self) -> int:
@@ -150,14 +148,41 @@ class TransformersEngine:
         start: Start | None = None,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
-        planned: PlannedCache | None = None,
     ) -> Completion:
         """Computes the tokens that `start` does not hold, and the answer.
 
         The answer's `token_ids` include the end token if one was sampled. With beams `on_token` is called for the best
-        beam after the search. `planned` takes the place of `start`: a cache that decides itself what is computed.
-        Raises: InputError, and ModelError for a state of another model.
+        beam after the search. Raises: InputError, and ModelError for a state of another model.
         """
+        return self._run(prepared, start, sampling, on_token)
+
+    def blend(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Chunk],
+        config: BlendConfig,
+        *,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion | BlendReport:
+        """See `Blends`."""
+        begun = time.perf_counter()
+        planned, report = plan_blend(self, prepared, donors, config)
+        if planned is None:
+            return report
+        planning = time.perf_counter() - begun
+        completion = self._run(prepared, planned, sampling, on_token)
+        loaded = sum(chunk.tensor.nbytes for chunk in donors)
+        completion = replace(completion, bytes_loaded=completion.bytes_loaded + loaded)
+        return later(completion, planning, replace(told(planned, report), plan_s=planning))
+
+    def _run(
+        self,
+        prepared: Prepared,
+        source: Start | PlannedBlend | None,
+        sampling: Sampling | None,
+        on_token: OnToken | None,
+    ) -> Completion:
         sampling = sampling or prepared.request.sampling
         room = self.context - len(prepared.token_ids)
         arguments = {
@@ -165,18 +190,18 @@ class TransformersEngine:
             **decoding.special_tokens(self.model, self.tokenizer),
         }
         with self._lock, decoding.seeded(sampling.seed, self.device):
-            return self.generate(prepared, arguments, start=start, on_token=on_token, planned=planned)
+            return self.generate(prepared, arguments, source, on_token)
 
     def generate(
         self,
         prepared: Prepared,
         arguments: Mapping[str, Any],
-        *,
-        start: Start | None = None,
+        source: Start | PlannedBlend | None = None,
         on_token: OnToken | None = None,
-        planned: PlannedCache | None = None,
     ) -> Completion:
-        """`run` with `generate`'s own arguments; what it returned is in `details["output"]`."""
+        """`run` or `blend` with `generate`'s own arguments; what it returned is in `details["output"]`."""
+        planned = source if isinstance(source, PlannedBlend) else None
+        start = source if isinstance(source, Start) else None
         clock = Clock()
         n = len(prepared.token_ids)
         self._check_length(n)
@@ -240,31 +265,6 @@ class TransformersEngine:
     def prefix_pays(self, held: int, tokens: int) -> bool:
         """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
         return self._prefix_cost.pays(held, tokens)
-
-    def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input embeddings `[tokens, hidden]` float32 of plain tokens; the decoder does not run."""
-        with torch.inference_mode():
-            ids = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
-            return self.model.get_input_embeddings()(ids).float().cpu().numpy()
-
-    def embed_text(self, text: str) -> NDArray[np.float32]:
-        """Mean of a text's input embeddings at length 1, `[hidden]` float32. Raises: InputError for an empty text."""
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise InputError("an empty text has no embedding: give a text")
-        return normalized(self.embed_tokens(ids).mean(0))
-
-    def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
-        """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
-        the run is counted with the next request. Raises: InputError."""
-        if self.vision is None:
-            raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
-        with self._lock:
-            self._check_model()
-            features = self.vision.features(media, partition)
-            self.vision.uncounted += self.vision.take_runs()
-        rows = features[0] if features.dim() == 3 else features
-        return normalized(rows.float().mean(0).numpy())
 
     def _check_model(self, expected: str = "") -> None:
         """Raises: ModelChangedError if the model is not the one that state was looked up for."""

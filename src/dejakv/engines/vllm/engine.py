@@ -26,7 +26,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import InputError
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request, Sampling
-from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, Tensor
 from dejakv.vectors import normalized
 
@@ -108,17 +108,17 @@ class VLLMEngine:
         *,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
-    ) -> Completion | str:
+    ) -> Completion | BlendReport:
         """Answers from the first donor's state, which the connector blends; `details["blend"]` is a `BlendReport`. What the
-        connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
+        connector finds that it cannot blend, it runs exactly, and says why. A report alone is of a prompt that was not run at all.
 
         Raises: InputError.
         """
         if self.arm != "cache":
-            return f"the arm {self.arm} reuses nothing of the connector's"
+            return BlendReport(len(prepared.token_ids), reason=f"the arm {self.arm} reuses nothing of the connector's")
         why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
         if why:
-            return why
+            return BlendReport(len(prepared.token_ids), reason=why)
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
         return named.with_report(self._run(prepared, wish, sampling, on_token))
 

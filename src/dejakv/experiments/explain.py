@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dejakv.engines.blending import run_blend
 from dejakv.errors import InputError
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport, find, run_blend
+from dejakv.reuse.blend import BlendConfig, BlendReport, find
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk, ChunkMeta

@@ -1,0 +1,50 @@
+"""A blend, or whatever is run where there is none: what a pipeline needs of an engine that may or may not blend."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dejakv.engines.base import Blends, Completion, Engine, OnToken, Prepared
+from dejakv.request import Sampling
+from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.store.base import Chunk
+
+
+def run_blend(
+    engine: Engine,
+    prepared: Prepared,
+    donors: Sequence[Chunk],
+    config: BlendConfig | None = None,
+    *,
+    sampling: Sampling | None = None,
+    on_token: OnToken | None = None,
+    instead: Callable[[], Completion] | None = None,
+) -> Completion:
+    """Answers a prompt from the donors' state. `details["blend"]` is a `BlendReport`.
+
+    instead  how to answer a prompt that is not blended; None: computed in full
+
+    What cannot or should not be blended (an engine or model without it, positions that pictures make, a prompt that has too
+    little in common with its donors) is computed in full, and the report says why.
+    """
+    begun = time.perf_counter()
+    if isinstance(engine, Blends):
+        done = engine.blend(prepared, donors, config or BlendConfig(), sampling=sampling, on_token=on_token)
+    else:
+        done = BlendReport(len(prepared.token_ids), reason=f"the engine {engine.name} cannot blend")
+    if isinstance(done, Completion):
+        return done
+    tried = time.perf_counter() - begun
+    ran = instead() if instead is not None else engine.run(prepared, sampling=sampling, on_token=on_token)
+    return later(ran, tried, replace(done, plan_s=tried))
+
+
+def later(completion: Completion, planning: float, report: BlendReport) -> Completion:
+    """The completion with the time that went before it, seconds, and with the report."""
+    return replace(
+        completion,
+        ttft_s=completion.ttft_s + planning,
+        latency_s=completion.latency_s + planning,
+        inject_s=completion.inject_s + planning,
+        details={**completion.details, "blend": report},
+    )

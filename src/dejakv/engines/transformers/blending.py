@@ -1,0 +1,64 @@
+"""A blend of the transformers engine: whether a prompt can be blended, and the cache that does it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dejakv.engines.base import Prepared
+from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
+from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.errors import ModelError
+from dejakv.reuse.blend import BlendConfig, BlendReport, find, with_media
+from dejakv.reuse.selector import Selector
+from dejakv.reuse.sentences import sentence_ends
+from dejakv.reuse.token_map import Donors
+from dejakv.store.base import Chunk
+
+
+def plan_blend(
+    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: BlendConfig
+) -> tuple[PlannedBlend | None, BlendReport]:
+    """The planned cache, or None with the reason in the report."""
+    tokens = len(prepared.token_ids)
+    if any(chunk.meta.epoch not in ("", engine.epoch) for chunk in chunks):
+        return None, BlendReport(tokens, reason="a donor's state is of another model")
+    if prepared.spans and places_by_picture(engine.model):
+        return None, BlendReport(tokens, reason="pictures change this model's positions: its keys cannot be moved")
+    try:
+        layers = len(seams_of(engine.model).layers)
+    except ModelError as error:
+        return None, BlendReport(tokens, reason=str(error))
+    target = with_media(prepared.token_ids, prepared.spans)
+    held = Donors.of(*(with_media(chunk.meta.token_ids, chunk.meta.spans) for chunk in chunks))
+    begun = time.perf_counter()
+    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
+    report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
+    if needed.share > config.max_share:
+        return None, replace(report, reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike")
+    schedule = config.schedule_for(layers)
+    rows = sum(max(share, needed.share) for share in schedule.shares) / layers
+    if rows > config.max_computed:
+        return None, replace(
+            report, reason=f"blending would compute {rows:.0%} of the rows: the exact prefix is cheaper"
+        )
+    states = [chunk.tensor for chunk in chunks]
+    planned = plan_cache(
+        engine.model, prepared.token_ids, states, held, found, needed,
+        schedule, Selector(config.selector, config.seed),
+        threshold=config.threshold if config.by_need else None,
+    )  # fmt: skip
+    return planned, report
+
+
+def told(planned: PlannedBlend, report: BlendReport) -> BlendReport:
+    """The report of a blend that has run: rows by layer."""
+    trace = planned.cache.trace
+    active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
+    return replace(report, rows=tuple(trace.counts), active=active)
+
+
+def places_by_picture(model: Any) -> bool:
+    """Whether a picture shapes the positions of the tokens behind it (M-RoPE)."""
+    text = model.config.get_text_config()
+    return "mrope_section" in str(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or "")
