@@ -1,7 +1,7 @@
 """How good a blend is to be, by name: the three settings that `--blend-quality` chooses from.
 
 Every default of what ranks rows and how many are computed is taken from here. What the names cost and give on SmolLM2 is in
-docs/results/frontier-smollm2.md; `dejakv frontier --model smollm2-135m --only strict --only default --only loose` measures it again.
+docs/results/frontier-smollm2.md; `dejakv frontier --model smollm2-135m --only strict --only default --only loose` measures them again.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,11 @@ class Quality:
 
 
 QUALITIES: dict[BlendQuality, Quality] = {
-    "strict": Quality("value", 0.3),
-    "default": Quality("value", 0.15),
+    # Less than half of the default's divergence, at which a prompt is still computed clearly faster than in full.
+    "strict": Quality("query", 0.4),
+    # What the question attends to: at this share a fifth of the divergence that V, K and V or chance leave.
+    "default": Quality("query", 0.2),
+    # What changed and the question, by the map alone: moved passages diverge, edited ones do not.
     "loose": Quality("similarity", 0.0),
 }
 DEFAULT: BlendQuality = "default"
