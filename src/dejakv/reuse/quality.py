@@ -4,7 +4,9 @@ Every default of what ranks rows and how many are computed is taken from here. W
 docs/results/frontier-smollm2.md; `dejakv frontier --model smollm2-135m --only strict --only default --only loose` measures them again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 BlendMap = Literal["context", "embedding", "lsh", "align"]
@@ -12,7 +14,7 @@ BlendSelector = Literal["value", "kv", "similarity", "query", "random"]
 BlendQuality = Literal["strict", "default", "loose"]
 
 MAP: BlendMap = "context"
-"""The token map of all three: with another one no share of rows that is worth it mends the answers."""
+"""The token map of all three. With another one no share that saves much mends the answers."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Quality:
     share: float
 
 
-QUALITIES: dict[BlendQuality, Quality] = {
+_QUALITIES: dict[BlendQuality, Quality] = {
     # Less than half of the default's divergence, at which a prompt is still computed clearly faster than in full.
     "strict": Quality("query", 0.4),
     # What the question attends to: at this share a fifth of the divergence that V, K and V or chance leave.
@@ -32,6 +34,7 @@ QUALITIES: dict[BlendQuality, Quality] = {
     # What changed and the question, by the map alone: moved passages diverge, edited ones do not.
     "loose": Quality("similarity", 0.0),
 }
+QUALITIES: Mapping[BlendQuality, Quality] = MappingProxyType(_QUALITIES)
 DEFAULT: BlendQuality = "default"
 
 
