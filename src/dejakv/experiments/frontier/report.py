@@ -149,7 +149,7 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         if row["selector"] in ("full", NOISE):
             how = "computed in full" if row["selector"] == "full" else "full, other dtype"
         elif row["quality"]:
-            how = f"{row['quality']}: {row['selector']}, {row['share']:.0%}"
+            how = row["quality"]
         elif ours or paper:
             how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}"
         else:
