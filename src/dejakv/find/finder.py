@@ -133,7 +133,7 @@ class Finder:
             return replace(exact, reason="promoted: served approximately before, exact from now on")
         config = self.config
         return plan(
-            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend_share
+            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share
         )  # fmt: skip
 
     def _find(self, query: Query, key: str, epoch: str, ask: Ask, statuses: dict[str, Status]) -> Found:
