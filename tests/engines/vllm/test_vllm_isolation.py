@@ -78,11 +78,8 @@ def test_named_donor_of_another_partition(engine):
     (foreign,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": donor, "no_store": True})
     (nowhere,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": "0" * 40, "no_store": True})
     assert foreign.told["method"] == nowhere.told["method"] == "none"
-    assert (
-        foreign.told["reason"]
-        == nowhere.told["reason"]
-        == "the donor that the request names is not known in its partition"
-    )
+    unknown = "named: the donor that the request names is not known in its partition"
+    assert foreign.told["reason"] == nowhere.told["reason"] == unknown
     (own,) = engine.ask([near], salt="one", wish={"mode": "blend", "donor": donor, "no_store": True})
     assert own.told["method"] == "blend"
     assert own.told["donor"] == donor
