@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.identity import Span
-from dejakv.shares import BLOCK, RUN, Share, Shares, run_hashes
+from dejakv.shares import BLOCK, RUN, Share, Shares
 
 
 def plain(prompts: list[list[int]]) -> list[Share]:
@@ -102,10 +102,3 @@ def test_a_growing_table_loses_nothing() -> None:
         assert shares.add(ids).anywhere == 0
     for ids in prompts:
         assert shares.add([5, *ids]).anywhere == 699
-
-
-def test_hashes_of_different_runs_differ() -> None:
-    """A hundred thousand windows of two tokens' text: weak hashes collide here."""
-    tokens = np.random.default_rng(1).integers(0, 2, 100_000)
-    windows = {tokens[start : start + RUN].tobytes() for start in range(len(tokens) - RUN + 1)}
-    assert len(np.unique(run_hashes(tokens))) == len(windows)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from dejakv.identity import Span
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.run_hashes import Hashes, run_hashes
+from dejakv.tokens import with_media
 
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""
@@ -20,8 +22,6 @@ RUN = 32
 
 MAX_SLOTS = 1 << 27
 """Slots of a partition's table, 1 GiB. It takes 80 million different runs; what comes after is looked up, but not remembered."""
-
-Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Shares:
     def add(self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()) -> Share:
         """Counts one prompt against the earlier ones of its partition, and remembers it. As when a prompt is served, its last
         token never counts as found: it is computed for the answer. A picture's tokens are equal where the pictures are."""
-        tokens = _with_media(ids, spans)
+        tokens = with_media(ids, spans)
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
         runs = self._runs.setdefault(partition, _HashSet(self._max_slots))
         covered = _covered(tokens, runs)
@@ -93,44 +93,13 @@ def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
     """Which tokens stand in runs that were seen. The prompt's own runs are remembered then."""
     if len(tokens) < RUN:
         return np.zeros(len(tokens), np.bool_)
-    hashes = run_hashes(tokens)
+    hashes = run_hashes(tokens, RUN)
     known = seen.contains(hashes)
     seen.add(hashes[~known])
     edges = np.zeros(len(tokens) + 1, np.int64)
     edges[: len(known)] += known
     edges[RUN:] -= known
     return np.cumsum(edges)[:-1] > 0
-
-
-def run_hashes(tokens: NDArray[np.int64]) -> Hashes:
-    """A 64-bit hash of every run of `RUN` tokens, `[n - RUN + 1]`, never 0: hashes of halves are combined, five times over."""
-    hashes = _mixed(tokens.astype(np.uint64))
-    width = 1
-    while width < RUN:
-        hashes = _mixed(hashes[:-width] * _LEFT + hashes[width:])
-        width *= 2
-    return np.maximum(hashes, np.uint64(1))
-
-
-_LEFT = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood, 2014)."""
-    values = values + _LEFT
-    values = (values ^ (values >> np.uint64(30))) * _FIRST
-    values = (values ^ (values >> np.uint64(27))) * _SECOND
-    return values ^ (values >> np.uint64(31))
-
-
-def _with_media(ids: Sequence[int], spans: Sequence[Span]) -> NDArray[np.int64]:
-    tokens = np.asarray(ids, dtype=np.int64)
-    if spans:
-        tokens = tokens.copy()
-    for span in spans:
-        tokens[span.start : span.start + span.length] = -1 - (int(span.digest[:14], 16) + np.arange(span.length))
-    return tokens
 
 
 class _HashSet:

@@ -12,9 +12,8 @@ from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.explain import explain, to_html, to_terminal
-from dejakv.identity import Span
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport, with_media
+from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_store import LRUCacheStore, make_item
 from dejakv.store.base import Chunk, ChunkMeta
@@ -173,15 +172,6 @@ def test_settings_are_checked_and_schedules_follow_them():
             BlendConfig(**wrong)
     with pytest.raises(ConfigError, match="names 3 layers"):
         BlendConfig(schedule="1,0.5,0.1").schedule_for(2)
-
-
-def test_pictures_have_tokens_of_their_own():
-    ids = with_media((1, 7, 7, 2, 7), (Span(1, 2, "ab" * 32),))
-    assert ids[0] == 1
-    assert ids[1] < 0
-    assert ids[1] != ids[2]
-    assert ids[4] == 7
-    assert np.array_equal(ids[1:3], with_media((7, 7), (Span(0, 2, "ab" * 32),)))
 
 
 def test_sentence_ends_are_found_in_a_tokenizer(engine):

@@ -4,13 +4,9 @@ Settings, what it took, and the two steps that know tokens alone: the token map 
 rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never captured and never a donor.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dejakv.errors import ConfigError
-from dejakv.identity import Span
 from dejakv.reuse.need import Need, Rule, need
 from dejakv.reuse.quality import DEFAULT, MAP, QUALITIES
 from dejakv.reuse.schedule import SCHEDULES, Schedule, parse, with_mean
@@ -116,13 +112,3 @@ def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: I
         min_similarity=config.min_similarity, budget=None if config.by_need else config.share,
     )  # fmt: skip
     return found, needed
-
-
-def with_media(token_ids: Sequence[int], spans: Sequence[Span]) -> Ids:
-    """Token ids in which a picture's placeholders have ids of their own (negative), from its digest and their order: so a
-    placeholder fits only the same row of the same picture."""
-    ids = np.asarray(token_ids, dtype=np.int64).copy()
-    for span in spans:
-        base = int(span.digest[:10], 16)
-        ids[span.start : span.start + span.length] = -(base * (1 << 16) + np.arange(span.length) + 1)
-    return ids

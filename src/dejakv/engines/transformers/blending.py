@@ -9,11 +9,12 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.errors import ModelError
-from dejakv.reuse.blend import BlendConfig, BlendReport, find, with_media
+from dejakv.reuse.blend import BlendConfig, BlendReport, find
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk
+from dejakv.tokens import with_media
 
 
 def plan_blend(

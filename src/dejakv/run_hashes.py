@@ -1,0 +1,48 @@
+"""Hashes of all runs of equally many tokens in a text, by which equal runs are found."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+
+
+def run_hashes(tokens: NDArray[np.int64], width: int) -> Hashes:
+    """A 64-bit hash of every run of `width` tokens, `[n - width + 1]`, never 0; empty for fewer tokens.
+
+    Hashes of runs of 1, 2, 4, ... tokens are combined, each from two of half the width, and those that make up `width` joined.
+    """
+    count = len(tokens) - width + 1
+    if count < 1:
+        return np.empty(0, np.uint64)
+    doubled = _mixed(tokens.astype(np.uint64))
+    whole: Hashes | None = None
+    held, size = 0, 1
+    while True:
+        if width & size:
+            whole = doubled if whole is None else _joined(whole, doubled[held:])
+            held += size
+        if held == width:
+            assert whole is not None
+            return np.maximum(whole[:count], np.uint64(1))
+        doubled = _joined(doubled, doubled[size:])
+        size *= 2
+
+
+_LEFT = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _joined(left: Hashes, right: Hashes) -> Hashes:
+    both = min(len(left), len(right))
+    return _mixed(left[:both] * _LEFT + right[:both])
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood, 2014)."""
+    values = values + _LEFT
+    values ^= values >> np.uint64(30)
+    values *= _FIRST
+    values ^= values >> np.uint64(27)
+    values *= _SECOND
+    values ^= values >> np.uint64(31)
+    return values
