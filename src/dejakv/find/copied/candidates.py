@@ -37,7 +37,7 @@ class Candidates:
         )
 
 
-def candidates(target: Ids, index: CopiedIndex, most: int = MAX_CANDIDATES) -> tuple[Candidates, Holders]:
+def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Candidates, Holders]:
     """Candidates for the runs of a prompt, and the holders they are of."""
     found = fingerprints(target)
     by_key = np.argsort(found.keys, kind="stable")

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.find.copied.candidates import candidates
+from dejakv.find.copied.candidates import MAX_CANDIDATES, candidates
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.find.copied.index import CopiedIndex
 from dejakv.find.copied.verify import Runs, TokensOf, verified
@@ -66,15 +66,24 @@ class Cover:
         return tuple(self.loads)
 
 
-def cover(target: Ids, index: CopiedIndex, tokens_of: TokensOf, least: int = GUARANTEED, *, worth: int = 1) -> Cover:
+def cover(
+    target: Ids,
+    index: CopiedIndex,
+    tokens_of: TokensOf,
+    least: int = GUARANTEED,
+    *,
+    worth: int = 1,
+    most: int = MAX_CANDIDATES,
+) -> Cover:
     """Covers a prompt `[n]` with runs of at least `least` tokens that segments of the index hold.
 
     The run that adds most tokens comes first; of equal ones that of a donor in use, then that of the donor which holds most of
     the prompt, then the newest. What a longer run has covered is cut off; what is left is taken if it is `worth` tokens long.
+    At most `most` places are compared, or one for each of the prompt's fingerprints if those are more.
 
     Complete for `least >= GUARANTEED` where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
     """
-    places, holders = candidates(target, index)
+    places, holders = candidates(target, index, most)
     if not len(places):
         return Cover(len(target), dropped=places.dropped)
     found = verified(target, places, holders.names, tokens_of, least)

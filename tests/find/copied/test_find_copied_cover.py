@@ -1,0 +1,167 @@
+"""Every run of 32 tokens is found, whatever surrounds it; what is found is equal text and does not overlap."""
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.find.copied.plain import check_runs, checked, covered_by, indexed, places
+
+from dejakv.find.copied.candidates import candidates
+from dejakv.find.copied.cover import Cover, Run, cover
+from dejakv.find.copied.fingerprints import GUARANTEED, fingerprints
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    length=st.integers(GUARANTEED, 200),
+    around=st.lists(st.integers(0, 100), min_size=4, max_size=4),
+    alphabet=st.sampled_from([2, 3, 50, 50_000]),
+    seed=SEEDS,
+)
+def test_a_planted_run_is_found_in_its_full_length(length: int, around: list[int], alphabet: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    run = rng.integers(0, 50_000, length)
+    noise = [rng.integers(0, alphabet, size) for size in around]
+    text = np.concatenate([noise[0], [-1], run, [-2], noise[1]])
+    target = np.concatenate([noise[2], [-3], run, [-4], noise[3]])
+    found = checked(target, {"text": text})
+    assert Run(len(noise[2]) + 1, length, "text", len(noise[0]) + 1) in found.runs
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=st.lists(st.lists(st.integers(0, 11), max_size=6), min_size=2, max_size=6), seed=SEEDS)
+@example(pieces=[[0, 1, 2], [0, 9, 2, 1]], seed=0)
+def test_covered_are_the_tokens_that_brute_force_covers(pieces: list[list[int]], seed: int) -> None:
+    """Texts put together of twelve passages of two to fifty thousand different tokens, some cut, some periodic."""
+    rng = np.random.default_rng(seed)
+    alphabets = rng.choice([2, 3, 50, 50_000], 12)
+    passages = [rng.integers(0, size, rng.integers(1, 90)) for size in alphabets]
+    passages[0] = np.tile(rng.integers(0, 9, 5), 8)
+    *texts, target = [np.concatenate([np.empty(0, np.int64), *(passages[n] for n in text)]) for text in pieces]
+    held = {str(number): text for number, text in enumerate(texts)}
+    assert places(checked(target, held)) == covered_by(target, held)
+
+
+@settings(max_examples=50, deadline=None)
+@given(least=st.integers(GUARANTEED, 64), shared=st.integers(20, 80), seed=SEEDS)
+def test_runs_below_the_least_length_are_left_out(least: int, shared: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    run = rng.integers(0, 50_000, shared)
+    found = checked(np.append(run, -1), {"text": np.append(run, -2)}, least)
+    assert found.covered == (shared if shared >= least else 0)
+
+
+def test_the_longest_run_comes_first_and_others_are_clipped() -> None:
+    words = np.arange(300)
+    texts = {"long": words[50:250].copy(), "short": words[:100].copy(), "end": words[200:].copy()}
+    found = checked(words, texts)
+    assert found.runs == (Run(0, 50, "short", 0), Run(50, 200, "long", 0), Run(250, 50, "end", 50))
+    assert found.share == 1.0
+    assert dict(found.loads) == {"long": 200, "short": 50, "end": 50}
+    assert found.donors[0] == "long"
+
+
+def test_what_is_left_of_a_clipped_run_must_be_worth_it() -> None:
+    words = np.arange(200)
+    texts = {"long": words[:150].copy(), "short": words[100:155].copy()}
+    assert checked(words, texts).covered == 155
+    assert checked(words, texts, worth=6).covered == 150
+
+
+def test_of_equal_runs_the_newest_is_taken() -> None:
+    words = np.arange(100)
+    assert checked(words, {"old": words.copy(), "new": words.copy()}).donors == ("new",)
+
+
+def test_a_donor_in_use_comes_before_a_newer_one() -> None:
+    first, second = np.arange(100), np.arange(1000, 1060)
+    target = np.concatenate([first, [-1], second])
+    both = np.concatenate([second, [-2], first])
+    assert checked(target, {"both": both, "newer": second.copy()}).donors == ("both",)
+
+
+def test_of_two_that_are_not_in_use_the_one_that_holds_more_of_the_prompt_is_taken() -> None:
+    one, other = np.arange(100), np.arange(1000, 1100)
+    target = np.concatenate([one, [-1], other])
+    both = np.concatenate([other, [-2], one])
+    assert checked(target, {"both": both, "one": one.copy(), "other": other.copy()}).donors == ("both",)
+
+
+def test_rows_that_serve_two_places_are_loaded_once() -> None:
+    passage = np.arange(80)
+    found = checked(np.concatenate([passage, [-1], passage[10:70]]), {"text": passage})
+    assert found.covered == 140
+    assert dict(found.loads) == {"text": 80}
+
+
+def test_a_prompt_of_one_token_is_covered_with_few_comparisons() -> None:
+    sevens = np.full(100_000, 7)
+    texts = {str(number): np.full(20_000 + number, 7) for number in range(20)} | {"whole": sevens}
+    found = checked(sevens, texts)
+    assert found.covered == len(sevens)
+    assert found.candidates < 1000
+
+
+def test_a_long_prompt_is_covered_by_as_many_donors_as_it_takes() -> None:
+    rng = np.random.default_rng(0)
+    texts = {str(number): rng.integers(0, 49_152, 2_500) for number in range(40)}
+    found = checked(np.concatenate(list(texts.values())), texts)
+    assert found.covered == 100_000
+    assert sorted(found.donors, key=int) == list(texts)
+
+
+def test_short_and_empty_prompts_are_covered_by_nothing() -> None:
+    words = np.arange(100)
+    for length in (0, 1, 17, 31):
+        assert checked(words[:length], {"text": words}) == Cover(length)
+    assert checked(words[:32], {"text": words}).covered == 32
+
+
+def test_a_donor_that_is_gone_is_counted_and_another_takes_its_place() -> None:
+    words = np.arange(100)
+    texts = {"old": words[:60].copy(), "gone": words.copy()}
+    index = indexed(texts)
+    del texts["gone"]
+    found = cover(words, index, texts.get)
+    assert found.runs == (Run(0, 60, "old", 0),)
+    assert found.gone == 1
+
+
+def test_tokens_that_changed_behind_the_index_are_not_used() -> None:
+    words = np.arange(100)
+    other, shorter = words.copy(), words[:40].copy()
+    other[50] = -1
+    index = indexed({"other": words, "shorter": words})
+    texts = {"other": other, "shorter": shorter}
+    found = cover(words, index, texts.get)
+    check_runs(words, texts, found)
+    assert found.covered == 99
+
+
+def test_a_bound_on_candidates_is_kept_and_counted_and_leaves_no_place_out() -> None:
+    rng = np.random.default_rng(0)
+    passages = [rng.integers(0, 49_152, 40) for _ in range(12)]
+    texts = {f"{number} {copy}": np.append(passages[number], copy) for number in range(12) for copy in range(10)}
+    target = np.concatenate([token for passage in passages for token in (passage, np.array([-1]))])
+    index = indexed(texts)
+    bound = len(fingerprints(target))
+    found, _ = candidates(target, index, 1)
+    assert len(found) == bound
+    assert found.dropped == 120 - bound
+    held = cover(target, index, texts.get, most=1)
+    assert (held.candidates, held.dropped) == (bound, 120 - bound)
+    check_runs(target, texts, held)
+    assert held.covered == 480
+
+
+def test_runs_beyond_fingerprints_with_too_many_holders_are_followed() -> None:
+    """Thirty texts share a passage in which most places of the older ones are not held: they are found by what is around it."""
+    rng = np.random.default_rng(3)
+    passage = rng.integers(0, 49_152, 400)
+    texts = {
+        str(number): np.concatenate([rng.integers(0, 49_152, 50), passage, rng.integers(0, 49_152, 50)])
+        for number in range(30)
+    }
+    found = checked(texts["0"], texts)
+    assert found.runs == (Run(0, 500, "0", 0),)

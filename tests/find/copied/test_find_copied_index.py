@@ -1,0 +1,184 @@
+"""The index of one space: additions, removals, the cap of holders, memory, threads."""
+
+import threading
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.find.copied.plain import check_runs, covered_by, indexed, places
+
+from dejakv.find.copied.cover import cover
+from dejakv.find.copied.fingerprints import fingerprints
+from dejakv.find.copied.index import CopiedIndex
+from dejakv.find.copied.tier import MAX_HOLDERS
+from dejakv.tokens import Ids
+
+
+def texts_of(count: int, tokens: int = 400, seed: int = 0) -> dict[str, Ids]:
+    rng = np.random.default_rng(seed)
+    return {str(number): rng.integers(0, 49_152, tokens) for number in range(count)}
+
+
+def donors(index: CopiedIndex, target: Ids, texts: dict[str, Ids]) -> tuple[str, ...]:
+    return cover(target, index, texts.get).donors
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "shrink"]), st.integers(0, 20)), max_size=60),
+    seed=st.integers(0, 1 << 32),
+)
+def test_after_any_additions_and_removals_what_is_held_is_found_and_nothing_else(
+    steps: list[tuple[str, int]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    texts = {str(number): rng.integers(0, 49_152, 40 + 20 * number) for number in range(21)}
+    index, held = CopiedIndex(), dict[str, Ids]()
+    for what, number in steps:
+        name = str(number)
+        if what == "add":
+            assert index.add(name, fingerprints(texts[name])) == (name not in held)
+            held[name] = texts[name]
+        elif what == "remove":
+            assert index.remove(name) == (held.pop(name, None) is not None)
+        else:
+            oldest = list(held)
+            gone = index.shrink(index.nbytes * 3 // 4)
+            assert gone == oldest[: len(gone)]
+            held = {name: text for name, text in held.items() if name not in gone}
+    assert len(index) == len(held)
+    assert all((name in index) == (name in held) for name in texts)
+    target = np.concatenate(list(texts.values()))
+    found = cover(target, index, texts.get)
+    check_runs(target, texts, found)
+    assert places(found) == covered_by(target, held)
+
+
+def test_a_text_that_was_removed_and_comes_again_is_found() -> None:
+    texts = texts_of(3)
+    index = indexed(texts)
+    assert index.remove("1")
+    assert donors(index, texts["1"], texts) == ()
+    assert not index.remove("1")
+    assert index.add("1", fingerprints(texts["1"]))
+    assert donors(index, texts["1"], texts) == ("1",)
+
+
+def test_memory_is_that_of_what_is_held_however_much_passed_through() -> None:
+    texts = texts_of(400, 2_000)
+    index = CopiedIndex()
+    sizes: list[int] = []
+    for number, (name, text) in enumerate(texts.items()):
+        index.add(name, fingerprints(text))
+        if number >= 20:
+            index.remove(str(number - 20))
+            sizes.append(index.nbytes)
+    assert max(sizes) < 4 * 21 * 2_000
+    for name in texts:
+        index.remove(name)
+    assert (len(index), index.entries) == (0, 0)
+    assert index.nbytes < 1_000
+
+
+def test_at_most_four_bytes_a_token() -> None:
+    texts = texts_of(100, 4_000)
+    assert indexed(texts).nbytes < 4 * 400_000
+
+
+def test_a_fingerprint_keeps_its_newest_holders() -> None:
+    words = np.arange(40)
+    index = indexed({str(number): words for number in range(100)})
+    holders = index.holders(np.unique(fingerprints(words).keys))
+    counts = np.bincount(holders.keys)
+    assert counts.tolist() == [MAX_HOLDERS] * len(counts)
+    assert {holders.names[number] for number in holders.numbers.tolist()} == {str(number) for number in range(84, 100)}
+
+
+def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
+    words = np.arange(40)
+    index = CopiedIndex()
+    for number in range(100):
+        index.add(str(number), fingerprints(words))
+        if number < 10:
+            index.used([str(number)] * (number + 1))
+    holders = index.holders(np.unique(fingerprints(words).keys))
+    names = {holders.names[number] for number in holders.numbers.tolist()}
+    assert names == {str(number) for number in [*range(2, 10), *range(92, 100)]}
+
+
+def test_removed_holders_do_not_count_as_holders() -> None:
+    words = np.arange(40)
+    index = indexed({"first": words, **{str(number): words for number in range(MAX_HOLDERS - 1)}})
+    for number in range(MAX_HOLDERS - 1):
+        index.remove(str(number))
+    for number in range(100, 100 + MAX_HOLDERS - 1):
+        index.add(str(number), fingerprints(words))
+    holders = index.holders(np.unique(fingerprints(words).keys))
+    assert "first" in {holders.names[number] for number in holders.numbers.tolist()}
+
+
+def test_a_limit_takes_the_oldest_out() -> None:
+    texts = texts_of(40)
+    index = indexed(texts)
+    limit = index.nbytes // 2
+    gone = index.shrink(limit)
+    assert gone == [str(number) for number in range(len(gone))]
+    assert 18 <= len(gone) <= 22
+    assert index.nbytes <= limit
+    assert donors(index, texts["39"], texts) == ("39",)
+    assert donors(index, texts["0"], texts) == ()
+    assert index.shrink(limit) == []
+    assert len(index.shrink(0)) == 40 - len(gone)
+
+
+def test_texts_without_fingerprints_are_not_held() -> None:
+    index = CopiedIndex()
+    assert not index.add("short", fingerprints(np.arange(31)))
+    assert len(index) == 0
+    assert not index.remove("short")
+    assert len(index.holders(np.array([1, 2], np.uint32)).keys) == 0
+
+
+def test_searches_while_others_add_and_remove() -> None:
+    """Texts that stay are always found; those that come and go are found whole or not at all."""
+    texts = texts_of(120, 300)
+    stay = {name: texts[name] for name in list(texts)[:20]}
+    index = indexed(stay)
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def change(names: list[str]) -> None:
+        try:
+            for _ in range(6):
+                for name in names:
+                    index.add(name, fingerprints(texts[name]))
+                for name in names:
+                    index.remove(name)
+        except BaseException as error:
+            failed.append(error)
+
+    def search(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            while not done.is_set():
+                kept, passing = str(rng.integers(0, 20)), str(rng.integers(20, 120))
+                target = np.concatenate([texts[kept], texts[passing]])
+                found = cover(target, index, texts.get)
+                check_runs(target, texts, found)
+                assert found.covered in (300, 600)
+                assert kept in found.donors
+        except BaseException as error:
+            failed.append(error)
+
+    names = list(texts)[20:]
+    changing = [threading.Thread(target=change, args=(names[part::2],)) for part in range(2)]
+    searching = [threading.Thread(target=search, args=(seed,)) for seed in range(2)]
+    for thread in [*changing, *searching]:
+        thread.start()
+    for thread in changing:
+        thread.join()
+    done.set()
+    for thread in searching:
+        thread.join()
+    assert not failed
+    assert len(index) == 20
