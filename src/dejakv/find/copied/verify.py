@@ -1,6 +1,6 @@
 """Candidates compared token by token: runs in their full length, and nothing that is not equal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,10 +42,8 @@ def verified(target: Ids, found: Candidates, names: Sequence[str], tokens_of: To
     """The longest runs of at least `least` tokens around the candidates, each once."""
     held: dict[int, NDArray[np.int64]] = {}
     gone = 0
-    bounds = np.flatnonzero(np.diff(found.numbers, prepend=-1))
     lengths = np.zeros(len(found), np.int64)
-    for start, stop in zip(bounds.tolist(), [*bounds[1:].tolist(), len(found)], strict=True):
-        number = int(found.numbers[start])
+    for number, start, stop in _by_segment(found.numbers):
         tokens = tokens_of(names[number])
         if tokens is None:
             gone += 1
@@ -67,6 +65,12 @@ def verified(target: Ids, found: Candidates, names: Sequence[str], tokens_of: To
     return Runs(numbers[kept], diagonals[kept], starts[kept], stops[kept], gone)
 
 
+def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
+    """Stretches of one number in sorted numbers: number, start, stop."""
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    return zip(numbers[starts].tolist(), starts.tolist(), np.append(starts, len(numbers))[1:].tolist(), strict=True)
+
+
 def _equal(
     target: Ids, held: dict[int, NDArray[np.int64]], numbers: Ids, diagonals: Ids, first: Ids, stop: Ids
 ) -> tuple[Ids, Ids, Ids]:
@@ -78,10 +82,9 @@ def _equal(
     mine = np.arange(int(widths.sum())) + (first - begins)[window]
     theirs = mine + diagonals[window]
     same = np.empty(len(mine), np.bool_)
-    bounds = np.flatnonzero(np.diff(numbers, prepend=-1))
-    for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(numbers)], strict=True):
+    for number, begin, end in _by_segment(numbers):
         part = slice(int(begins[begin]), int(ends[end - 1]))
-        same[part] = held[int(numbers[begin])][theirs[part]] == target[mine[part]]
+        same[part] = held[number][theirs[part]] == target[mine[part]]
     # A run begins where a token is equal and the one before, in the same window, is not.
     opens, closes = same.copy(), same.copy()
     opens[1:] &= ~same[:-1]

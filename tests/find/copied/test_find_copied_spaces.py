@@ -1,0 +1,208 @@
+"""Copied text over a store: partitions and epochs apart, pictures by digest, a limit of memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dejakv.engines.base import Prepared
+from dejakv.errors import ConfigError
+from dejakv.find.copied.counts import CopiedCounts
+from dejakv.find.copied.cover import Cover, Run
+from dejakv.find.copied.index import CopiedIndex
+from dejakv.find.copied.spaces import CopiedText, tokens_from
+from dejakv.identity import Span, exact_key
+from dejakv.request import Request
+from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.memory import MemoryStore
+from dejakv.testing.chunks import make_chunk
+
+WORDS = list(range(1_000, 1_100))
+ONE, OTHER = "aa" * 32, "bb" * 32
+
+
+def stored(
+    store: MemoryStore, tokens: Sequence[int], partition: str = "p", epoch: str = "e", spans: tuple[Span, ...] = ()
+) -> ChunkMeta:
+    chunk = make_chunk()
+    id = exact_key(partition, epoch, tokens, [span.digest for span in spans])
+    meta = replace(chunk.meta, id=id, partition=partition, epoch=epoch, token_ids=tuple(tokens), spans=spans)
+    assert store.put(Chunk(meta, chunk.tensor))
+    return meta
+
+
+def search(
+    copied: CopiedText,
+    tokens: Sequence[int],
+    partition: str = "p",
+    epoch: str = "e",
+    spans: tuple[Span, ...] = (),
+) -> Cover:
+    request = Request(id="r", prompt="", chunk="", partition=partition)
+    return copied.search(Prepared(request, tuple(tokens), spans), epoch)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(1 << 30)
+
+
+@pytest.fixture
+def copied(store: MemoryStore) -> CopiedText:
+    copied = CopiedText(tokens_from(store))
+    store.on_evict(copied.remove)
+    return copied
+
+
+def test_a_moved_passage_is_found_in_a_stored_chunk(store: MemoryStore, copied: CopiedText) -> None:
+    meta = stored(store, [1, 2, *WORDS, 3])
+    assert copied.add(meta)
+    assert not copied.add(meta)
+    found = search(copied, [9, *WORDS, 8])
+    assert found.runs == (Run(1, 100, meta.id, 2),)
+    assert copied.counts("p") == CopiedCounts(searches=1, hits=1, tokens=102, covered=100, candidates=1)
+
+
+def test_partitions_and_epochs_do_not_see_each_other(store: MemoryStore, copied: CopiedText) -> None:
+    copied.add(stored(store, WORDS, "p", "e"))
+    assert search(copied, WORDS, "q", "e").runs == ()
+    assert search(copied, WORDS, "p", "f").runs == ()
+    assert search(copied, WORDS, "p", "e").covered == 100
+    assert copied.counts("q") == CopiedCounts(searches=1, tokens=100)
+    assert copied.counts("p").searches == 2
+    assert copied.counts().searches == 3
+
+
+def test_what_one_partition_stores_takes_nothing_from_another(store: MemoryStore) -> None:
+    """Neither holders of a fingerprint nor memory: the guarded partition's chunk stays, whatever the other adds."""
+    copied = CopiedText(tokens_from(store), max_bytes=20_000)
+    mine = stored(store, WORDS, "mine")
+    copied.add(mine)
+    for number in range(200):
+        copied.add(stored(store, [*WORDS, *range(10_000 * number, 10_000 * number + 300)], "other"))
+    assert copied.counts("other").evicted > 0
+    assert copied.counts("mine") == CopiedCounts()
+    found = search(copied, WORDS, "mine")
+    assert found.runs == (Run(0, 100, mine.id, 0),)
+    assert found.candidates == 1
+
+
+def test_a_run_never_spans_another_picture(store: MemoryStore, copied: CopiedText) -> None:
+    before, after = list(range(100, 140)), list(range(200, 250))
+    tokens = [*before, *[7] * 60, *after]
+    meta = stored(store, tokens, spans=(Span(40, 60, ONE),))
+    copied.add(meta)
+    same = search(copied, tokens, spans=(Span(40, 60, ONE),))
+    assert same.runs == (Run(0, 150, meta.id, 0),)
+    other = search(copied, tokens, spans=(Span(40, 60, OTHER),))
+    assert other.runs == (Run(0, 40, meta.id, 0), Run(100, 50, meta.id, 100))
+    assert search(copied, tokens).covered == 90
+
+
+def test_what_leaves_the_store_is_not_found(store: MemoryStore, copied: CopiedText) -> None:
+    meta = stored(store, WORDS)
+    copied.add(meta)
+    store.delete(meta.id)
+    assert search(copied, WORDS).runs == ()
+    assert len(copied) == 0
+    assert meta.id not in copied
+    assert copied.nbytes == 0
+    assert not copied.remove(meta.id)
+
+
+def test_a_chunk_that_is_gone_without_notice_is_counted(store: MemoryStore) -> None:
+    copied = CopiedText(tokens_from(store))
+    meta = stored(store, WORDS)
+    copied.add(meta)
+    store.delete(meta.id)
+    assert search(copied, WORDS).runs == ()
+    assert copied.counts("p").gone == 1
+
+
+def test_the_oldest_leave_when_the_limit_is_reached(store: MemoryStore) -> None:
+    copied = CopiedText(tokens_from(store), max_bytes=50_000)
+    metas = [stored(store, range(10_000 * number, 10_000 * number + 2_000)) for number in range(40)]
+    for meta in metas:
+        copied.add(meta)
+        assert meta.id in copied
+        assert copied.nbytes <= 50_000
+    held = [meta.id in copied for meta in metas]
+    assert held == sorted(held)
+    assert 5 <= sum(held) < 40
+    assert copied.counts("p").evicted == 40 - sum(held)
+    assert search(copied, metas[-1].token_ids).covered == 2_000
+    assert search(copied, metas[0].token_ids).covered == 0
+    assert copied.add(metas[0])
+
+
+def test_a_chunk_beyond_the_limit_is_refused_and_pushes_nothing_out(store: MemoryStore) -> None:
+    copied = CopiedText(tokens_from(store), max_bytes=10_000)
+    small = stored(store, WORDS)
+    copied.add(small)
+    assert not copied.add(stored(store, range(20_000, 40_000)))
+    assert copied.counts("p") == CopiedCounts(refused=1)
+    assert small.id in copied
+
+
+def test_the_index_is_rebuilt_from_the_store(store: MemoryStore, copied: CopiedText) -> None:
+    for number in range(10):
+        copied.add(stored(store, range(1_000 * number, 1_000 * number + 500)))
+    again = CopiedText(tokens_from(store))
+    for meta in store.metas():
+        again.add(meta)
+    target = [*range(3_100, 3_200), -1 % 2**32, *range(7_000, 7_200)]
+    assert search(again, target).runs == search(copied, target).runs
+    assert len(again) == 10
+
+
+def test_what_a_search_uses_stays_among_the_holders(store: MemoryStore, copied: CopiedText) -> None:
+    """A hundred newer chunks share the passage; the one that a search has used is still held for it."""
+    first = stored(store, [*WORDS, *range(50)])
+    copied.add(first)
+    search(copied, [*WORDS, *range(50)])
+    for number in range(100):
+        copied.add(stored(store, [5_000 + number, *WORDS]))
+    assert search(copied, [*WORDS, *range(20)]).donors == (first.id,)
+
+
+def test_counts_can_be_forgotten(store: MemoryStore, copied: CopiedText) -> None:
+    search(copied, WORDS)
+    copied.forget("p")
+    assert copied.counts("p") == CopiedCounts()
+
+
+@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"least": 0}])
+def test_bounds_below_one_are_refused(store: MemoryStore, wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        CopiedText(tokens_from(store), **wrong)
+
+
+def test_a_space_that_empties_while_others_add_loses_nothing(store: MemoryStore) -> None:
+    """Three threads add and remove the only chunks of one space, so that its index comes and goes all the time."""
+    copied = CopiedText(tokens_from(store))
+    metas = [stored(store, range(1_000 * number, 1_000 * number + 64)) for number in range(3)]
+    failed: list[BaseException] = []
+
+    def come_and_go(meta: ChunkMeta) -> None:
+        try:
+            for _ in range(300):
+                assert copied.add(meta)
+                assert search(copied, meta.token_ids).donors == (meta.id,)
+                assert copied.remove(meta.id)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(meta,)) for meta in metas]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert (len(copied), copied.nbytes) == (0, 0)
+
+
+def test_an_empty_index_takes_next_to_nothing() -> None:
+    assert CopiedIndex().nbytes < 1_000
+    assert np.isfinite(Cover(0).share)
