@@ -54,16 +54,25 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Candidates, 
 
 def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Candidates:
     """Windows of one diagonal that touch are one. A run goes on for less than a window beyond its outer fingerprints."""
-    order = np.lexsort((places, diagonals, numbers))
-    numbers, diagonals, places = numbers[order], diagonals[order], places[order]
-    if not len(order):
+    if not len(numbers):
         return Candidates(numbers, diagonals, places, places)
+    order = _order(numbers, diagonals, places, n)
+    numbers, diagonals, places = numbers[order], diagonals[order], places[order]
     apart = (np.diff(numbers) != 0) | (np.diff(diagonals) != 0) | (np.diff(places) > GUARANTEED + WINDOW - 1)
     starts = np.concatenate([[0], np.flatnonzero(apart) + 1])
     ends = np.append(starts[1:], len(order)) - 1
     first = np.maximum(places[starts] - (WINDOW - 1), np.maximum(0, -diagonals[starts]))
     stop = np.minimum(places[ends] + K + (WINDOW - 1), n)
     return Candidates(numbers[starts], diagonals[starts], first, stop)
+
+
+def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
+    """Sorted by segment, diagonal and place: as one number where it fits, which takes a fifth of the time."""
+    lowest, low = int(numbers.min()), int(diagonals.min())
+    width = int(diagonals.max()) - low + 1
+    if (int(numbers.max()) - lowest + 1) * width * n >= 1 << 63:
+        return np.lexsort((places, diagonals, numbers))
+    return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
 
 
 def _bounded(found: Candidates, most: int) -> Candidates:

@@ -1,6 +1,7 @@
 """A sorted, immutable part of an index: places of fingerprints in packed arrays, 12 bytes each."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,6 @@ class Tier:
     def nbytes(self) -> int:
         return self.entries.nbytes + self.positions.nbytes
 
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Segment number of each place."""
-        return (self.entries & _LOW).astype(np.int64)
-
     def ranges(self, keys: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First place and number of places of each key; sorted keys are quickest."""
         low = keys.astype(np.uint64) << _HALF
@@ -58,14 +54,19 @@ class Tier:
 
     def renumbered(self, new: NDArray[np.int64]) -> "Tier":
         """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""
-        numbers = new[self.numbers]
+        numbers = new[numbers_of(self.entries)]
         kept = numbers >= 0
         entries = (self.entries[kept] & ~_LOW) | numbers[kept].astype(np.uint64)
         return Tier(entries, self.positions[kept])
 
     def capped(self, uses: NDArray[np.uint32]) -> "Tier":
         """With at most `MAX_HOLDERS` places a fingerprint."""
-        return self.only(within_cap(self.entries, uses))
+        return self.only(within_cap(self.entries >> _HALF, numbers_of(self.entries), uses))
+
+
+def numbers_of(entries: Entries) -> NDArray[np.int64]:
+    """Segment number of each entry."""
+    return (entries & _LOW).astype(np.int64)
 
 
 def merged(older: Tier, newer: Tier) -> Tier:
@@ -82,30 +83,31 @@ def merged(older: Tier, newer: Tier) -> Tier:
     return Tier(entries, positions)
 
 
-def within_cap(entries: Entries, uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Which of the sorted entries stay if a fingerprint keeps `MAX_HOLDERS`: up to half of them places in the segments used most,
-    the others the newest. `uses[number]` tells how often a segment was used."""
-    kept = np.ones(len(entries), np.bool_)
-    if len(entries) <= MAX_HOLDERS:
-        return kept
-    keys = entries >> _HALF
-    if not (keys[MAX_HOLDERS:] == keys[:-MAX_HOLDERS]).any():
+def within_cap(keys: NDArray[Any], numbers: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which places stay if a fingerprint keeps `MAX_HOLDERS`: up to half of them places in the segments used most, the others the
+    newest. Sorted by key, then number; `uses[number]` tells how often a segment was used."""
+    kept = np.ones(len(keys), np.bool_)
+    if len(keys) <= MAX_HOLDERS or not (keys[MAX_HOLDERS:] == keys[:-MAX_HOLDERS]).any():
         return kept
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     lengths = np.diff(starts, append=len(keys))
-    group = np.repeat(np.arange(len(starts)), lengths)
-    many = np.flatnonzero(lengths[group] > MAX_HOLDERS)
-    group = group[many]
-    used = uses[(entries[many] & _LOW).astype(np.int64)].astype(np.int64)
-    most_used = (used > 0) & (_rank(group, used, many) < MAX_HOLDERS // 2)
-    kept[many] = _rank(group, most_used.astype(np.int64), many) < MAX_HOLDERS
+    crowded = lengths > MAX_HOLDERS
+    many = np.flatnonzero(np.repeat(crowded, lengths))
+    lengths = lengths[crowded]
+    group = np.repeat(np.arange(len(lengths)), lengths)
+    favoured = _most_used(group, uses[numbers[many]])
+    room = MAX_HOLDERS - np.bincount(group[favoured], minlength=len(lengths))
+    others = np.cumsum(~favoured)
+    newer = others[np.cumsum(lengths) - 1][group] - others
+    kept[many] = favoured | (newer < room[group])
     return kept
 
 
-def _rank(group: NDArray[np.int64], worth: NDArray[np.int64], age: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place of each in its group, the highest worth first, of equal ones the newest. `group` is sorted."""
-    order = np.lexsort((-age, -worth, group))
-    first = np.searchsorted(group, group)
-    rank = np.empty(len(group), np.int64)
-    rank[order] = np.arange(len(group)) - first
-    return rank
+def _most_used(group: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """The half of `MAX_HOLDERS` of each group used most, of equally used ones the newest; fewer where fewer were used."""
+    favoured = np.zeros(len(group), np.bool_)
+    used = np.flatnonzero(uses)
+    order = used[np.lexsort((-used, -uses[used].astype(np.int64), group[used]))]
+    rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    favoured[order[rank < MAX_HOLDERS // 2]] = True
+    return favoured
