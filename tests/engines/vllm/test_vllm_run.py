@@ -176,6 +176,5 @@ def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
     assert why(text, own, asked) == ""
     assert "without media" in why(picture, own, asked)
     assert "another model" in why(text, foreign, asked)
-    assert "share=0.2" in why(text, own, BlendConfig(share=0.5))
-    assert "tail=None" in why(text, own, BlendConfig(share=0.2, tail=3))
+    assert "choose value, kv or similarity" in why(text, own, BlendConfig(selector="query"))
     assert "started without blend" in why(text, own, asked, ConnectorSettings())

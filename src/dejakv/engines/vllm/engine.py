@@ -39,7 +39,7 @@ class VLLMEngine:
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
-        self.arm = arm
+        self.arm = self._own = arm
         self.epoch = shared.epoch
 
     @classmethod
@@ -63,10 +63,11 @@ class VLLMEngine:
         """Tokens that prompt and answer may have together."""
         return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
 
-    def for_arm(self, arm: str) -> "VLLMEngine":
-        """The same model for one arm of a comparison, with nothing shared between arms but the weights."""
+    def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
+        """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
+        arms of one kind."""
         other = copy.copy(self)
-        other.arm = arm
+        other.arm, other._own = arm, name or arm
         return other
 
     def prepare(self, request: Request) -> Prepared:
@@ -107,8 +108,8 @@ class VLLMEngine:
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
     ) -> Completion | str:
-        """Answers from the first donor's state, which the connector blends; `details["blend"]` is a `BlendReport`. What the
-        connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
+        """Answers from the first donor's state, which the connector blends as `config` says, whatever it was started with;
+        `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
 
         Raises: InputError.
         """
@@ -117,6 +118,7 @@ class VLLMEngine:
         why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
         if why:
             return why
+        named.blend_as(config)
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
         return named.with_report(self._run(prepared, wish, sampling, on_token))
 
@@ -182,7 +184,7 @@ class VLLMEngine:
     def _salt(self, prepared: Prepared) -> str:
         """What keeps arms and partitions apart; in `none` each request is alone."""
         alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
-        return f"{self.arm}{alone}:{prepared.request.partition}"
+        return f"{self._own}{alone}:{prepared.request.partition}"
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32."""
@@ -220,7 +222,7 @@ class VLLMEngine:
             pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
-            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self.arm
+            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self._own
             prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
         try:
             return compat.render(self._shared.llm, prompt)

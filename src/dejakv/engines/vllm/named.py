@@ -5,7 +5,7 @@ prompt differ, since the connector knows the partition as a digest of the `cache
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from dejakv.engines.base import Completion, Prepared
@@ -14,9 +14,6 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.identity import exact_key
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
-
-_OF_A_REQUEST = "max_computed"
-"""What a request may spend beyond its exact prefix. vLLM's prefix is its own, and the connector's `min_gain` guards it."""
 
 
 def why_not(
@@ -29,13 +26,23 @@ def why_not(
         return "blend is for prompts without media"
     if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
         return "a donor's state is of another model"
-    mine = settings.blend_config()
-    names = [item.name for item in fields(mine) if item.name != _OF_A_REQUEST]
-    other = [name for name in names if getattr(mine, name) != getattr(asked, name)]
-    if other:
-        values = ", ".join(f"{name}={getattr(mine, name)!r}" for name in other)
-        return f"this vLLM was started to blend with {values}: ask for the same, or start it with what is asked for"
+    if asked.selector == "query":
+        return (
+            "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
+        )
     return ""
+
+
+def blend_as(asked: BlendConfig) -> None:
+    """Has the connector of this process blend the next request in this way. Its one request at a time is ours.
+
+    `max_computed` does not count: vLLM's prefix is its own, and the connector's `min_gain` guards it.
+    """
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    blender = get_kv_transfer_group().worker_side.blender
+    if blender is not None:
+        blender.config = asked
 
 
 def wish_for(donor: ChunkMeta, salt: str, epoch: str) -> dict[str, Any]:
