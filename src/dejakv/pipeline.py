@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.base import Completion, Engine, Prepared, Start
+from dejakv.engines.base import Completion, Engine, KnowsPrefixCost, Prepared, Start
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.levels.base import Status
 from dejakv.lookup import Lookup
@@ -67,7 +67,7 @@ class Pipeline:
             changed()
 
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
-        lookup = cache.lookup(prepared, prepared.epoch)
+        lookup = self._worth(cache.lookup(prepared, prepared.epoch), len(prepared.token_ids))
         chosen = cache.plan(prepared, lookup)
         completion, chosen = self._run(prepared, chosen, lookup, clock)
         if cache.config.enable_fusion_cache:
@@ -77,6 +77,15 @@ class Pipeline:
             return answer
         stored = cache.record(prepared, lookup, chosen, completion, prepared.epoch)
         return replace(answer, record=replace(answer.record, stored=stored))
+
+    def _worth(self, lookup: Lookup, tokens: int) -> Lookup:
+        """The lookup without an exact prefix that would make the request slower."""
+        if lookup.prefix is None or not isinstance(self.engine, KnowsPrefixCost):
+            return lookup
+        if self.engine.prefix_pays(lookup.prefix[0].tokens, tokens):
+            return lookup
+        status = "hit" if lookup.match else "miss"
+        return replace(lookup, prefix=None, statuses={**lookup.statuses, "kv_cache": status})
 
     def _run(self, prepared: Prepared, chosen: Plan, lookup: Lookup, clock: "_FirstToken") -> tuple[Completion, Plan]:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""

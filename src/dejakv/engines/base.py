@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,4 +96,13 @@ class Engine(Protocol):
 
     def embed_image(self, media: Media) -> NDArray[np.float32]:
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
+        ...
+
+
+@runtime_checkable
+class KnowsPrefixCost(Protocol):
+    """An engine in which a short prefix of a long prompt can cost more than it saves. In others every prefix pays."""
+
+    def prefix_pays(self, held: int, tokens: int) -> bool:
+        """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
         ...

@@ -104,8 +104,3 @@ def token_map(
     if name == "lsh":
         return lsh_map(ids, donors, embed, bits=bits, seed=seed, rope_weight=rope_weight)
     raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")
-
-
-def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of length one (rows of zeros stay)."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.reuse.segments import Segments, counterparts, segments
-from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap, normalized
+from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
+from dejakv.vectors import normalized
 
 REACH = 12
 LEVELS = ((12, 12), (12, 2), (2, 12), (6, 5), (5, 4))

@@ -29,11 +29,13 @@ from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.planned import PlannedCache
+from dejakv.engines.transformers.prefix_cost import PrefixCost
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.request import DEFAULT_PARTITION, Media, Request, Sampling
+from dejakv.vectors import normalized
 
 
 class TransformersEngine:
@@ -60,6 +62,7 @@ class TransformersEngine:
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
+        self._prefix_cost = PrefixCost.of(self.model, self._attention)
         self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
         self._follow()
 
@@ -235,6 +238,10 @@ class TransformersEngine:
             details={"output": output},
         )
 
+    def prefix_pays(self, held: int, tokens: int) -> bool:
+        """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
+        return self._prefix_cost.pays(held, tokens)
+
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32 of plain tokens; the decoder does not run."""
         with torch.inference_mode():
@@ -246,7 +253,7 @@ class TransformersEngine:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not ids:
             raise InputError("an empty text has no embedding: give a text")
-        return _unit(self.embed_tokens(ids).mean(0))
+        return normalized(self.embed_tokens(ids).mean(0))
 
     def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
         """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
@@ -258,7 +265,7 @@ class TransformersEngine:
             features = self.vision.features(media, partition)
             self.vision.uncounted += self.vision.take_runs()
         rows = features[0] if features.dim() == 3 else features
-        return _unit(rows.float().mean(0).numpy())
+        return normalized(rows.float().mean(0).numpy())
 
     def _check_model(self, expected: str = "") -> None:
         """Raises: ModelChangedError if the model is not the one that state was looked up for."""
@@ -295,7 +302,3 @@ class TransformersEngine:
                 f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
                 "shorten the prompt or choose a model with a longer context"
             )
-
-
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)

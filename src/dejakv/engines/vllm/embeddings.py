@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import ModelError
+from dejakv.vectors import normalized
 
 _SUFFIX = "embed_tokens.weight"
 _TEXTS_KEPT = 64
@@ -48,8 +49,7 @@ class InputEmbeddings:
         ids = self._ids.get(text) or tuple(self._tokenizer.encode(text, add_special_tokens=False))
         if not ids:
             return np.zeros(self._table.shape[1], dtype=np.float32)
-        mean = self.embed_tokens(ids).mean(axis=0)
-        return mean / max(float(np.linalg.norm(mean)), 1e-12)
+        return normalized(self.embed_tokens(ids).mean(axis=0))
 
     def _read(self) -> NDArray[np.float32]:
         from safetensors import safe_open

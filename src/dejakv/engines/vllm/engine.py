@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.offline import Offline, start
-from dejakv.engines.vllm.prompts import collapsed, spans_of, unit
+from dejakv.engines.vllm.prompts import collapsed, spans_of
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import InputError
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request, Sampling
 from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, Tensor
+from dejakv.vectors import normalized
 
 OnToken = Callable[[int, str], None]
 CAPTURE_TIMEOUT_S = 10.0
@@ -199,7 +200,7 @@ class VLLMEngine:
         ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
         if not ids:
             raise InputError("an empty text has no embedding: give a question")
-        return unit(self.embed_tokens(ids).mean(axis=0))
+        return normalized(self.embed_tokens(ids).mean(axis=0))
 
     def embed_image(self, media: Media) -> NDArray[np.float32]:
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
@@ -211,7 +212,7 @@ class VLLMEngine:
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
         with torch.inference_mode():
             (rows,) = self._model().embed_multimodal(**batched)
-        return unit(rows.float().mean(dim=0).cpu().numpy())
+        return normalized(rows.float().mean(dim=0).cpu().numpy())
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""

@@ -1,10 +1,7 @@
-"""Prompts with media on their way into the offline engine, and vectors on their way out."""
+"""Prompts with media on their way into the offline engine."""
 
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dejakv.identity import Span
 from dejakv.request import Media
@@ -24,8 +21,3 @@ def collapsed(token_ids: Sequence[int], spans: Sequence[Span]) -> list[int]:
         ids += [*token_ids[end : span.start], token_ids[span.start]]
         end = span.start + span.length
     return [*ids, *token_ids[end:]]
-
-
-def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The vector at length one; zeros stay."""
-    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
