@@ -8,6 +8,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import settings_from
 from dejakv.presets import about, names, preset
+from dejakv.reuse.quality import QUALITIES
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ from dejakv.presets import about, names, preset
         ({"policy": "random"}, "lru, lfu"),
         ({"max_bytes": -1}, "negative"),
         ({"blend_share": 1.2}, "0 to 1"),
+        ({"blend_quality": "best"}, "strict, default, loose"),
     ],
 )
 def test_a_wrong_setting_names_the_remedy(setting: dict[str, Any], says: str) -> None:
@@ -63,6 +65,15 @@ def test_flags_win_over_the_preset() -> None:
 def test_an_unknown_preset_lists_the_known() -> None:
     with pytest.raises(ConfigError, match=r"shapes.*opt-125m"):
         settings_from("nope", {}, {})
+
+
+def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:
+    assert SemanticCacheConfig().blend == QUALITIES["default"]
+    for name, quality in QUALITIES.items():
+        assert SemanticCacheConfig(blend_quality=name).blend == quality
+        own = SemanticCacheConfig(blend_quality=name, blend_selector="random", blend_share=0.0)
+        assert (own.blend.selector, own.blend.share) == ("random", 0.0)
+        assert SemanticCacheConfig(blend_quality=name, blend_share=0.5).blend.selector == quality.selector
 
 
 def test_every_setting_is_documented() -> None:

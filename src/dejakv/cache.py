@@ -110,7 +110,7 @@ class HierarchicalCache:
             same=same,
             asked=asked,
             min_gain=config.min_gain,
-            share=config.blend_share,
+            share=config.blend.share,
             refused=refused,
         )
 

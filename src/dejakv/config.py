@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dejakv.errors import ConfigError
+from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector, Quality, quality_of
 from dejakv.settings import Cosine, Count, Folder, Positive, Share, check_fields, from_mapping
 
 ReuseMethod = Literal["exact", "adopt", "blend"]
@@ -12,8 +13,6 @@ MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
 EvictionPolicy = Literal["lru", "lfu"]
 IndexKind = Literal["flat", "hnsw", "lsh"]
-BlendMap = Literal["context", "embedding", "lsh", "align"]
-BlendSelector = Literal["value", "kv", "similarity", "query", "random"]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -42,9 +41,12 @@ class SemanticCacheConfig:
     min_tokens            shorter prompts are not stored
     second_sight          store a prompt only when it comes the second time
     max_write_rate        bytes a second the store may take, 0 for no limit
+    blend_quality         `strict`, `default` or `loose`: more rows for answers nearer to full computation's, or fewer for speed
+                          (see `dejakv.reuse.quality`)
     blend_share           share of rows that `blend` recomputes in the layers it does not compute whole; more where more
-                          has changed
-    blend_map, blend_selector, blend_donors  see `dejakv.reuse.blend.BlendConfig`
+                          has changed. None: the quality's
+    blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
+    blend_map, blend_donors  token map (see `dejakv.reuse.blend.BlendConfig`), and how many prompts a blend takes state from
     """
 
     reuse: ReuseMethod = "exact"
@@ -74,9 +76,10 @@ class SemanticCacheConfig:
     min_tokens: Count = 0
     second_sight: bool = False
     max_write_rate: Count = 0
-    blend_map: BlendMap = "context"
-    blend_selector: BlendSelector = "value"
-    blend_share: Share = 0.15
+    blend_quality: BlendQuality = DEFAULT
+    blend_map: BlendMap = MAP
+    blend_selector: BlendSelector | None = None
+    blend_share: Share | None = None
     blend_donors: Positive = 2
     image_root: Folder | None = None
 
@@ -92,6 +95,11 @@ class SemanticCacheConfig:
                 "media='similar' lets the vision layer decide, but there is none: add --embedding-layer vision:DIM:THRESHOLD"
                 " and --embedding-hook vision or prompt_vision"
             )
+
+    @property
+    def blend(self) -> Quality:
+        """What ranks the rows of a blend and how many are computed."""
+        return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":

@@ -124,7 +124,7 @@ class Pipeline:
         from dejakv.reuse.blend import BlendConfig, run_blend  # torch, only where blend is asked for
 
         config = self.cache.config
-        settings = BlendConfig(map=config.blend_map, selector=config.blend_selector, share=config.blend_share)
+        settings = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
         held = lookup.prefix[0].tokens if lookup.prefix else 0
         spare = 1.0 - (held + config.min_gain) / len(prepared.token_ids)  # what the exact prefix leaves to save
         settings = replace(settings, max_computed=max(0.0, spare))

@@ -39,7 +39,7 @@ def plan(
     same: bool,
     asked: ReuseMethod,
     min_gain: int,
-    share: float = 0.15,
+    share: float = 0.0,
     refused: str = "",
 ) -> Plan:
     """Chooses for a prompt of `tokens` tokens.
@@ -47,7 +47,7 @@ def plan(
     prefix   the longest exact prefix there is
     match    the donor that the guards let pass, `donors` its state's description first
     same     the donor's token ids and media equal the request's: exact reuse, whatever was asked
-    share    rows that blend would recompute
+    share    of the rows that blend would recompute at least
     refused  why there is no match although something was found
     """
     held = prefix[0].tokens if prefix else 0

@@ -5,14 +5,21 @@ from typing import Annotated
 
 import typer
 
+from dejakv.reuse.quality import DEFAULT, MAP
+
 
 def explain_command(
     donor: Annotated[str, typer.Option(help="The earlier prompt, or @FILE.")],
     target: Annotated[str, typer.Option(help="The new prompt, or @FILE.")],
     model: Annotated[str, typer.Option(help="Bundled name, folder or hub id.")] = "docs-lm",
-    token_map: Annotated[str, typer.Option("--map", help="context, embedding, lsh or align.")] = "context",
-    selector: Annotated[str, typer.Option(help="value, kv, similarity, query or random.")] = "value",
-    share: Annotated[float, typer.Option(help="Share of rows computed behind complete layers.")] = 0.15,
+    token_map: Annotated[str, typer.Option("--map", help="context, embedding, lsh or align.")] = MAP,
+    blend_quality: Annotated[str, typer.Option(help="strict, default or loose.")] = DEFAULT,
+    selector: Annotated[
+        str | None, typer.Option(help="value, kv, similarity, query or random, if not the quality's.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Share of rows computed behind complete layers, if not the quality's.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Not more than the share, even where more has changed.")
     ] = False,
@@ -24,6 +31,7 @@ def explain_command(
     """Show which token takes whose KV and which rows are recomputed."""
     from rich.console import Console
 
+    from dejakv.config import SemanticCacheConfig
     from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.errors import ConfigError
     from dejakv.experiments.output import make_folder, replace_file
@@ -36,7 +44,9 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
-    config = BlendConfig(map=token_map, selector=selector, share=share, by_need=not strict)
+    given = {"blend_quality": blend_quality, "blend_map": token_map, "blend_selector": selector, "blend_share": share}
+    quality = SemanticCacheConfig.from_dict(given).blend
+    config = BlendConfig(map=token_map, selector=quality.selector, share=quality.share, by_need=not strict)
     engine = TransformersEngine.from_pretrained(model, dtype, device)
     explained = explain(engine, _text(donor), _text(target), config, max_new_tokens=max_new_tokens)
     to_terminal(explained, Console(soft_wrap=True))

@@ -68,9 +68,16 @@ def run_command(
         bool | None, typer.Option("--second-sight", help="Store a prompt when it comes again.")
     ] = None,
     max_write_rate: Annotated[int | None, typer.Option(help="Bytes a second the store may take; 0: no limit.")] = None,
+    blend_quality: Annotated[
+        Text, typer.Option(help="strict (more rows, nearer to full computation), default or loose (fewer, faster).")
+    ] = None,
     blend_map: Annotated[Text, typer.Option(help="Token map of blend.")] = None,
-    blend_selector: Annotated[Text, typer.Option(help="Selector of blend.")] = None,
-    blend_share: Annotated[float | None, typer.Option(help="Share of rows that blend recomputes.")] = None,
+    blend_selector: Annotated[
+        Text, typer.Option(help="What ranks the rows of blend, if not as its quality says.")
+    ] = None,
+    blend_share: Annotated[
+        float | None, typer.Option(help="Share of rows that blend recomputes, if not its quality's.")
+    ] = None,
     cache_mode: Annotated[
         Text, typer.Option(help="live, dry-run (decoder not run), shares (tokenizer alone) or off.")
     ] = None,
@@ -111,7 +118,7 @@ def run_command(
         "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
-        "blend_map": blend_map, "blend_selector": blend_selector, "blend_share": blend_share, "image_root": image_root,
+        "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector, "blend_share": blend_share, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "exact_text": False if disable_exact_cache else None,

@@ -21,6 +21,7 @@ def serve_command(
             help="What /v1/generate does for a request that does not say: exact (unless given), adopt or blend."
         ),
     ] = None,
+    blend_quality: Annotated[Text, typer.Option(help="strict, default or loose: rows that a blend computes.")] = None,
     cache_dir: Annotated[Text, typer.Option(help="Keep the cache here over restarts.")] = None,
     api_keys_file: Annotated[Text, typer.Option(help="One key a line; each is a partition of its own.")] = None,
     max_queue: Annotated[int | None, typer.Option(help="Requests that may wait.")] = None,
@@ -42,6 +43,7 @@ def serve_command(
 
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
+        "blend_quality": blend_quality,
         "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
         "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code,
     }  # fmt: skip

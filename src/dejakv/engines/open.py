@@ -50,6 +50,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         min_gain=config.min_gain,
         lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
         index_encoder="none",
+        blend_quality=config.blend_quality,
         blend_share=config.blend_share,
         blend_map=config.blend_map,
         blend_selector=config.blend_selector,

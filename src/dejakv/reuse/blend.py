@@ -18,6 +18,7 @@ from dejakv.errors import ConfigError, ModelError
 from dejakv.identity import Span
 from dejakv.request import Sampling
 from dejakv.reuse.need import Need, Rule, need
+from dejakv.reuse.quality import DEFAULT, MAP, QUALITIES
 from dejakv.reuse.schedule import SCHEDULES, Schedule, parse, with_mean
 from dejakv.reuse.selector import SELECTORS
 from dejakv.reuse.sentences import sentence_ends
@@ -47,9 +48,9 @@ class BlendConfig:
     bits, rope_weight, seed  of the maps `embedding` and `lsh` and the selector `random`
     """
 
-    map: str = "context"
-    selector: str = "value"
-    share: Share = 0.15
+    map: str = MAP
+    selector: str = QUALITIES[DEFAULT].selector
+    share: Share = QUALITIES[DEFAULT].share
     by_need: bool = True
     rule: Rule | None = None
     schedule: str = "constant"

@@ -9,15 +9,15 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from dejakv.errors import ConfigError
+from dejakv.reuse.quality import BlendSelector
 
-SelectorName = Literal["value", "kv", "similarity", "query", "random"]
-SELECTORS: tuple[SelectorName, ...] = get_args(SelectorName)
+SELECTORS: tuple[BlendSelector, ...] = get_args(BlendSelector)
 
 
 @dataclass(frozen=True)

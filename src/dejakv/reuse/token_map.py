@@ -9,19 +9,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError, InputError
+from dejakv.reuse.quality import BlendMap
 
 Ids = NDArray[np.int64]
 Embed = Callable[[Any], NDArray[np.float32]]
 """Input embeddings `[k, hidden]` of `[k]` token ids. Negative ids (media, ends of donors) are never asked for."""
 
-MapName = Literal["context", "embedding", "lsh", "align"]
-MAPS: tuple[MapName, ...] = get_args(MapName)
+MAPS: tuple[BlendMap, ...] = get_args(BlendMap)
 
 
 @dataclass(frozen=True)

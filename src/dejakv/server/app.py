@@ -93,5 +93,6 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         partitions=partitions,
         encoder_bytes=settings.encoder_bytes,
         cache_dir=settings.cache_dir,
+        blend_quality=settings.blend_quality,
         blend_share=settings.blend_share,
     )

@@ -7,12 +7,14 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dejakv.pictures import LIMITS
+from dejakv.reuse.quality import DEFAULT, BlendQuality
 
 
 class ServerSettings(BaseSettings):
     """Sizes in bytes, times in seconds.
 
     reuse               what `/v1/generate` does for a request that does not say; OpenAI's endpoints are exact then
+    blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` in place of its own share
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
                         partition of its own. Without keys everybody is one partition
@@ -46,7 +48,8 @@ class ServerSettings(BaseSettings):
     reuse: Literal["exact", "adopt", "blend"] = "exact"
     allow_approximate: bool = True
     index_encoder: str = "model"
-    blend_share: float = Field(default=0.15, ge=0, le=1)
+    blend_quality: BlendQuality = DEFAULT
+    blend_share: float | None = Field(default=None, ge=0, le=1)
     api_keys: str | None = None
     api_keys_file: Path | None = None
     operator_key: str | None = None

@@ -151,7 +151,7 @@ class Finder:
             same=same,
             asked=asked,
             min_gain=self._settings.min_gain,
-            share=self._settings.blend_share,
+            share=self.cache.config.blend.share,
             refused=refused,
         )
         exact = self._exact(lookup, chosen.reason)

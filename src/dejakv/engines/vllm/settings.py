@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import BlendMap, BlendSelector, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector
 from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ class ConnectorSettings:
     similarity_threshold, index_encoder, lexical_guard, chunk_window
                        how a donor is found and judged for blend (see SemanticCacheConfig); index_encoder `none`: only
                        donors that a request names are blended
+    blend_quality      `strict`, `default` or `loose` (see `dejakv.reuse.quality`)
     blend_share, blend_map, blend_selector, blend_max_share
-                       share of rows recomputed, how tokens are mapped and rows chosen, and the share above which a prompt
-                       that needs it is computed in full
+                       share of rows recomputed and how they are chosen, where it is not to be the quality's; how tokens
+                       are mapped; and the share above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
     inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
     inner_isolated     the inner connector keys by cache_salt and LoRA; without it only requests that have neither reach it
@@ -69,9 +71,10 @@ class ConnectorSettings:
     index_encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
     lexical_guard: bool = True
     chunk_window: Count = 0
-    blend_share: Share = 0.15
-    blend_map: BlendMap = "context"
-    blend_selector: BlendSelector = "value"
+    blend_quality: BlendQuality = DEFAULT
+    blend_share: Share | None = None
+    blend_map: BlendMap = MAP
+    blend_selector: BlendSelector | None = None
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -103,10 +106,11 @@ class ConnectorSettings:
         """How the worker blends. Raises ConfigError where the settings do not fit."""
         from dejakv.reuse.blend import BlendConfig  # torch, only where blend is asked for
 
+        quality = self.cache_config().blend
         return BlendConfig(
             map=self.blend_map,
-            selector=self.blend_selector,
-            share=self.blend_share,
+            selector=quality.selector,
+            share=quality.share,
             max_share=self.blend_max_share,
         )
 
@@ -135,6 +139,7 @@ class ConnectorSettings:
             second_sight=self.second_sight,
             max_write_rate=self.max_write_rate,
             cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
+            blend_quality=self.blend_quality,
             blend_share=self.blend_share,
             blend_map=self.blend_map,
             blend_selector=self.blend_selector,
