@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads.picture import NAME as PICTURE
-from benchmarks.workloads.streams import QUALITIES
 from benchmarks.workloads.words import verdict
 
 from dejakv.experiments.output import SUMMARY, make_folder, read_object, replace_file
+from dejakv.reuse.quality import QUALITIES
 
 NAME = "workloads"
 TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend {name}" for name in QUALITIES}

@@ -12,10 +12,10 @@ from dejakv.errors import DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import read_samples
 from dejakv.experiments.settings import Arm, EngineName, RunSettings, settings_from
+from dejakv.reuse.quality import QUALITIES
 
 REQUESTS = 30
 LENGTHS = (600, 2_000)
-QUALITIES = ("strict", "default", "loose")
 STORE_BYTES = 32 * 1024**3
 """Of each arm: nothing is evicted, in the comparison as in prefix caching."""
 
@@ -54,12 +54,7 @@ def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS) -> St
 def arms_of(config: SemanticCacheConfig) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
     """The arms by name: nothing reused, prefix caching, and blend at each quality."""
     arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {"none": ("none", None), "prefix": ("prefix", None)}
-    return arms | {name: ("cache", with_quality(config, name)) for name in QUALITIES}
-
-
-def with_quality(config: SemanticCacheConfig, quality: str) -> SemanticCacheConfig:
-    """Blend at this quality."""
-    return replace(config, reuse="blend", blend_share={"strict": 0.3, "default": 0.15, "loose": 0.05}[quality])
+    return arms | {name: ("cache", replace(config, reuse="blend", blend_quality=name)) for name in QUALITIES}
 
 
 def in_folder(config: SemanticCacheConfig, folder: Path, quality: str) -> SemanticCacheConfig:

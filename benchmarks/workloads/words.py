@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.workloads.streams import QUALITIES
+from dejakv.reuse.quality import QUALITIES
 
 _NOT_KEPT = (
     "Donors are whole prompts that were computed exactly; what a blended prompt has beyond its donors is not kept, so a"

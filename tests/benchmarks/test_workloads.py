@@ -9,14 +9,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-
 from benchmarks.workloads import picture, report
 from benchmarks.workloads.__main__ import main
 from benchmarks.workloads.measure import finished, measure
-from benchmarks.workloads.streams import QUALITIES, Stream
+from benchmarks.workloads.streams import Stream
+
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.watch import Silent
+from dejakv.reuse.quality import QUALITIES
 
 REQUESTS = 6
 ARMS = ("none", "prefix", *QUALITIES)

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from benchmarks.workloads.paired import paired
 from benchmarks.workloads.words import verdict
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_a_constant_factor_has_no_spread() -> None:
