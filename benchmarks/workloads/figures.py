@@ -1,5 +1,6 @@
 """From the rows of a stream to every figure of its report."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from dejakv.experiments.scoring import percentile
 from dejakv.experiments.summary import Row
 
 BASE, REFERENCE = "prefix", "none"
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+"""Reasons that differ in their figures alone are counted as one."""
 
 
 def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -36,12 +39,13 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
         "flush_ms": sum(row.arms[name].flush_ms for row in rows) / len(rows),
         "methods": dict(Counter(record.method for record in records)),
-        "reasons": dict(Counter(record.reason for record in records if record.reason).most_common()),
+        "reasons": dict(Counter(_NUMBER.sub("n", record.reason) for record in records if record.reason).most_common()),
         "first_token_equal": None,
         "answers_equal": None,
         "kl_mean": None,
         "top1": None,
-        "miss": None,
+        "blended": None,
+        "missed": None,
     }
     if name != REFERENCE:
         near = [found for row in rows if (found := row.arms[name].fidelity) is not None]
@@ -51,18 +55,21 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
             **means(near),
         }
     if name not in (REFERENCE, BASE):
-        done["miss"] = _miss(rows, name)
+        done["blended"] = _part(rows, name, "blend")
+        done["missed"] = _part(rows, name, "none", "prefix")
     return done
 
 
-def _miss(rows: Sequence[Row], name: str) -> dict[str, Any]:
-    """What looking for a donor costs where none was used: the requests that ran as under prefix caching."""
-    missed = [row for row in rows if row.arms[name].record.method in ("none", "prefix")]
-    own = [row.arms[name].record.ttft_ms for row in missed]
-    base = [row.arms[BASE].record.ttft_ms for row in missed]
+def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:
+    """The requests that ran in one of these ways, beside the same ones under prefix caching."""
+    part = [row for row in rows if row.arms[name].record.method in methods]
+    own = [row.arms[name].record for row in part]
+    base = [row.arms[BASE].record.ttft_ms for row in part]
+    prompts = sum(record.prompt_tokens for record in own)
     return {
-        "requests": len(missed),
-        "ttft_ms": sum(own) / len(own) if own else None,
+        "requests": len(part),
+        "computed_share": sum(record.computed_tokens for record in own) / prompts if prompts else None,
+        "ttft_ms": sum(record.ttft_ms for record in own) / len(own) if own else None,
         "prefix_ttft_ms": sum(base) / len(base) if base else None,
-        "against_prefix": paired(base, own),
+        "against_prefix": paired(base, [record.ttft_ms for record in own]),
     }

@@ -23,7 +23,8 @@ with full computation. Intervals are 95%, by bootstrap over the requests (10,000
 - *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
 - *Requests a second*: of the answers alone. *Stored after the answer* is the time until the state was kept, which no request waited for here.
   Through vLLM it holds the copy that this comparison keeps beside the connector's own.
-- *A miss*: a request for which no donor was used, so that it ran as under prefix caching; the ratio is against the same requests there.
+- *Missed*: requests for which no donor was used, so that they ran as under prefix caching; the ratio is against the same requests there.
+  It says what a miss costs. *Blended*: the same for those that were blended.
 - *KL*: divergence of the first token from full computation's, nats. *Same likeliest token*: along full computation's answer.
 - A dash: not measured by this engine, or nothing to compare.
 """
@@ -107,11 +108,11 @@ def _stored(name: str, summary: Mapping[str, Any]) -> str:
     return f"{size / 1e6:,.0f} MB" if size else "-"
 
 
-def _miss(arm: Mapping[str, Any]) -> str:
-    miss = arm["miss"]
-    if not miss or not miss["requests"]:
+def _part(part: Mapping[str, Any] | None) -> str:
+    if not part or not part["requests"]:
         return "-"
-    return f"{miss['requests']}: {_milliseconds(miss['ttft_ms'])} / {_milliseconds(miss['prefix_ttft_ms'])} ms, {_against(miss['against_prefix'])}"
+    times = f"{_milliseconds(part['ttft_ms'])} / {_milliseconds(part['prefix_ttft_ms'])} ms"
+    return f"{part['requests']}: {times}, {_against(part['against_prefix'])}"
 
 
 _ROWS = {
@@ -131,7 +132,8 @@ _ROWS = {
     "KL of the first token": lambda arm, *_: "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}",
     "same likeliest token": lambda arm, *_: _share(arm["top1"]),
     "bytes stored": lambda _, name, summary: _stored(name, summary),
-    "a miss: TTFT / prefix's, ratio": lambda arm, *_: _miss(arm),
+    "blended: TTFT / prefix's, ratio": lambda arm, *_: _part(arm["blended"]),
+    "missed: TTFT / prefix's, ratio": lambda arm, *_: _part(arm["missed"]),
 }
 """Title and cell of every row: of an arm's figures, its name, and the stream's summary."""
 

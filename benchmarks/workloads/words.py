@@ -50,10 +50,13 @@ def _lost(arm: Mapping[str, Any]) -> bool:
 
 
 def _why(arm: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """What stood in the way: how few requests were blended, and the commonest reason of the others."""
-    blended = arm["methods"].get("blend", 0)
-    said = f"Only {blended} of {summary['samples']} requests were blended."
+    """What stood in the way: how few requests were blended and why, or how much of them was computed all the same."""
+    blended, count = arm["blended"]["requests"], summary["samples"]
+    said = f"{'Only ' if 2 * blended < count else ''}{blended} of {count} requests were blended"
+    if blended:
+        said += f", with {100 * arm['blended']['computed_share']:.0f}% of their rows computed: what has changed is computed at every quality"
+    said += "."
     if arm["reasons"]:
-        reason, count = next(iter(arm["reasons"].items()))
-        said += f" The commonest reason why a donor was not used ({count} times): {reason}."
+        reason, times = next(iter(arm["reasons"].items()))
+        said += f" The commonest reason against a donor ({times} times): {reason}."
     return f"{said} {_NOT_KEPT}"

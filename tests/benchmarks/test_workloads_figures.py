@@ -54,7 +54,7 @@ def summary_of(ratio: tuple[float, float, float], **arm: Any) -> dict[str, Any]:
         "first_token_equal": 30,
         "answers_equal": 30,
         "top1": None,
-        "methods": {"blend": 4, "none": 26},
+        "blended": {"requests": 4, "computed_share": 0.6},
         "reasons": {"words differ": 20, "min_gain": 6},
     }
     return {"samples": 30, "arms": {"default": {**values, **arm}}}
@@ -70,9 +70,18 @@ def test_what_is_faster_is_called_faster_only_beyond_the_interval() -> None:
 def test_a_bad_result_comes_with_its_reason() -> None:
     said = verdict(summary_of((1.3, 1.1, 1.5)))
     assert "Only 4 of 30 requests were blended" in said
+    assert "60% of their rows" in said
     assert "(20 times): words differ" in said
     assert "not kept" in said
-    assert "blended" not in verdict(summary_of((0.5, 0.4, 0.6)))
+    assert "requests were blended" not in verdict(summary_of((0.5, 0.4, 0.6)))
+
+
+def test_few_are_only_few_where_they_are_less_than_half() -> None:
+    said = verdict(summary_of((1.3, 1.1, 1.5), blended={"requests": 20, "computed_share": 0.6}, reasons={}))
+    assert "20 of 30 requests were blended" in said
+    assert "Only" not in said
+    none = verdict(summary_of((1.3, 1.1, 1.5), blended={"requests": 0, "computed_share": None}))
+    assert "Only 0 of 30 requests were blended." in none
 
 
 def test_what_was_changed_is_said() -> None:
