@@ -124,6 +124,20 @@ def test_blended_state_is_not_kept_and_its_prompt_is_promoted(blended: Ran) -> N
     assert donors.isdisjoint(once)
 
 
+def test_a_run_says_how_near_each_arm_stayed(shapes: Ran, blended: Ran) -> None:
+    """Prefix caching and exact reuse change nothing; a blend does, whether or not its answer shows it."""
+    for ran in (shapes, blended):
+        assert all(record["fidelity"] == {"kl": 0.0, "top1": 1.0} for record in ran.records("none"))
+        exact = ran.records("prefix") + [
+            r for method in ("none", "prefix", "exact") for r in ran.records(method=method)
+        ]
+        assert all(record["fidelity"]["kl"] < 1e-5 and record["fidelity"]["top1"] == 1.0 for record in exact)
+        assert ran.summary["kl_mean"] >= 0.0
+        assert 0.0 < ran.summary["top1"] <= 1.0
+    near = [record["fidelity"]["kl"] for record in blended.records(method="blend")]
+    assert max(near) > max(record["fidelity"]["kl"] for record in blended.records("prefix"))
+
+
 def test_what_is_not_blended_says_why_and_is_exact(blended: Ran) -> None:
     refused = [record for record in blended.records() if "too little in common" in record["reason"]]
     assert refused

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import inspect
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dejakv.errors import ConfigError
@@ -137,9 +137,26 @@ def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
     if first >= len(hashes):
         return False
     for index in range(first, len(hashes) if upto is None else upto):
-        old = bytes(hashes[index])
-        hashes[index] = hashlib.sha256(secrets.token_bytes(16) + old).digest()
+        hashes[index] = _private(hashes[index])
     return True
+
+
+def keep_private(request: Any, first: int) -> None:
+    """Makes a request's blocks from hash block `first` on private to it, those of its answer too, whatever comes before."""
+    rekey_tail(request, first)
+    hasher = request._block_hasher
+    request._block_hasher = lambda grown: [_private(block_hash) for block_hash in hasher(grown)]
+
+
+def unfile(kv_cache_manager: Any, block_size: int, block_ids: Sequence[int], tokens: int) -> None:
+    """Takes a request's blocks out of the prefix cache, but for those of its first `tokens`: once they are free they are the
+    first to be used again (`v1/core/block_pool.py`)."""
+    kv_cache_manager.block_pool.evict_blocks(set(block_ids[tokens // block_size :]))
+
+
+def _private(block_hash: Any) -> bytes:
+    """A hash in this one's place that nobody can compute again."""
+    return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
 
 
 def rank() -> int:

@@ -73,6 +73,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler_side.unfile = partial(
+            compat.unfile, kv_cache_manager, compat.block_tokens(self._kv_cache_config)
+        )
         if self._inner is not None:
             self._inner.connector.bind_kv_cache_manager(kv_cache_manager)
 

@@ -10,7 +10,8 @@ another.
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from dejakv.engines.base import Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
-from dejakv.engines.vllm.offline import Offline, start
+from dejakv.engines.vllm.continued import continued, repeated, what_to_repeat
+from dejakv.engines.vllm.offline import Offline, OnToken, asked, start
 from dejakv.engines.vllm.prompts import collapsed, spans_of
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import InputError
@@ -28,7 +30,6 @@ from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, Tensor
 from dejakv.vectors import normalized
 
-OnToken = Callable[[int, str], None]
 CAPTURE_TIMEOUT_S = 10.0
 _MEDIA_KEPT = 1_000
 
@@ -119,67 +120,90 @@ class VLLMEngine:
         why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
         if why:
             return why
-        named.blend_as(config)
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
-        return named.with_report(self._run(prepared, wish, sampling, on_token))
+        return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
     def _run(
-        self, prepared: Prepared, wish: dict[str, Any], sampling: Sampling | None, on_token: OnToken | None
+        self,
+        prepared: Prepared,
+        wish: dict[str, Any],
+        sampling: Sampling | None,
+        on_token: OnToken | None,
+        blending: BlendConfig | None = None,
     ) -> Completion:
-        from vllm import SamplingParams
-
         sampling = sampling or prepared.request.sampling
+        if sampling.num_beams != 1:
+            raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
         began = time.perf_counter()
         rendered = dict(prepared.inputs or self._donor(prepared))
         rendered["cache_salt"] = self._salt(prepared)
         count = len(prepared.token_ids)
         self._check_length(count)
-        cached = self.arm == "cache"
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
-            skip_reading_prefix_cache=True if self.arm == "none" else None,
-            extra_args={
-                "kv_transfer_params": {"dejakv": wish},
-                "ec_transfer_params": {"dejakv": {"mode": "on" if cached else "off"}},
-            },
-        )
-        if sampling.num_beams != 1:
-            raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
+        trace = self._trace()
+        limit = max(1, min(sampling.max_new_tokens, self.context - count))
+        choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        params = self._params(wish, trace, max_tokens=limit, **choice)
         encoded = self._encoder_runs()
-        engine = self._shared.llm.llm_engine
-        engine.add_request(str(next(self._shared.numbers)), rendered, params)
-        first: float | None = None
-        output: Any = None
-        seen, text = 0, ""
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                answer = output.outputs[0]
-                if answer.token_ids and first is None:
-                    first = time.perf_counter() - began
-                if on_token is not None:
-                    for token in answer.token_ids[seen:]:
-                        on_token(int(token), answer.text[len(text) :])
-                        text = answer.text
-                    seen = len(answer.token_ids)
+        named.blend_as(blending)
+        ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params, began, on_token)
         latency = time.perf_counter() - began
-        answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
-        if cached and len(answer.token_ids) == 1:
+        answer, told = ran.output.outputs[0], (ran.output.kv_transfer_params or {}).get("dejakv") or {}
+        if self.arm == "cache" and len(answer.token_ids) == 1:
             compat.settle(self._shared.llm)  # over in the step of its prefill: the copy of its state is the next step's
+        tokens = tuple(int(token) for token in answer.token_ids)
         return Completion(
             text=answer.text.strip(),
-            token_ids=tuple(int(token) for token in answer.token_ids),
+            token_ids=tokens,
             prompt_tokens=count,
-            computed_tokens=count - int(output.num_cached_tokens or 0) + int(told.get("tokens_recomputed", 0)),
+            computed_tokens=count - int(ran.output.num_cached_tokens or 0) + int(told.get("tokens_recomputed", 0)),
             encoder_runs=self._encoder_runs() - encoded,
-            ttft_s=first if first is not None else latency,
+            ttft_s=ran.first if ran.first is not None else latency,
             latency_s=latency,
             inject_s=float(told.get("load_s", 0.0)),
             bytes_loaded=int(told.get("bytes_loaded", 0)),
             capture=lambda: self._capture(told),
+            continued=continued(trace, tokens, partial(self._repeat, rendered, told, blending)),
             details={"vllm": told},
+        )
+
+    def _repeat(
+        self, rendered: dict[str, Any], told: dict[str, Any], blending: BlendConfig | None, tokens: tuple[int, ...]
+    ) -> Any:
+        """The trace of a request run again along given tokens, from the state that it had; None where it had another."""
+        count = len(rendered["prompt_token_ids"])
+        if count + len(tokens) > self.context:
+            return None
+        trace = self._trace(tokens)
+        params = self._params({"mode": "off"}, trace, max_tokens=len(tokens), temperature=0.0, ignore_eos=True)
+        side = compat.scheduler_of(self._shared.llm).connector.scheduler_side
+        named.blend_as(blending)  # other requests may have been blended in other ways since
+        side.repeating = what_to_repeat(told, count)
+        try:
+            ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params)
+        finally:
+            side.repeating = None
+        again = (ran.output.kv_transfer_params or {}).get("dejakv") or {}
+        return trace if repeated(told, again) else None
+
+    def _trace(self, tokens: tuple[int, ...] = ()) -> Any:
+        """What takes in the logits of a request's answer, None where they cannot be seen."""
+        if not self._shared.traced:
+            return None
+        from dejakv.engines.vllm.traces import Trace
+
+        return Trace(tokens)
+
+    def _params(self, wish: dict[str, Any], trace: Any, **choice: Any) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            skip_reading_prefix_cache=True if self.arm == "none" else None,
+            extra_args={
+                "kv_transfer_params": {"dejakv": wish},
+                "ec_transfer_params": {"dejakv": {"mode": "on" if self.arm == "cache" else "off"}},
+                **(trace.extra_args if trace is not None else {}),
+            },
+            **choice,
         )
 
     def _salt(self, prepared: Prepared) -> str:

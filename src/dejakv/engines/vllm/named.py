@@ -33,16 +33,15 @@ def why_not(
     return ""
 
 
-def blend_as(asked: BlendConfig) -> None:
-    """Has the connector of this process blend the next request in this way. Its one request at a time is ours.
+def blend_as(asked: BlendConfig | None) -> None:
+    """Has the connector of this process blend the next request in this way, if it is to be blended. Nothing else runs beside it.
 
     `max_computed` does not count: vLLM's prefix is its own, and the connector's `min_gain` guards it.
     """
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    if asked is not None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    blender = get_kv_transfer_group().worker_side.blender
-    if blender is not None:
-        blender.config = asked
+        get_kv_transfer_group().worker_side.blender.config = asked
 
 
 def wish_for(donor: ChunkMeta, salt: str, epoch: str) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 import itertools
 import os
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelErro
 from dejakv.models import resolve
 from dejakv.request import Media
 
+OnToken = Callable[[int, str], None]
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CPU_BLOCK_TOKENS = 32
 CPU_KV_GIB = "2"
@@ -21,12 +23,14 @@ CPU_KV_GIB = "2"
 
 @dataclass
 class Offline:
-    """What the arms of one engine have in common. `folder` holds the store where the settings name none."""
+    """What the arms of one engine have in common. `folder` holds the store where the settings name none; `traced` says that
+    logits can be seen (see `traces`)."""
 
     llm: Any
     epoch: str
     folder: Any
     settings: ConnectorSettings
+    traced: bool
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
     media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
 
@@ -60,6 +64,7 @@ def start(
     from dejakv.engines.vllm import compat
     from dejakv.engines.vllm.fingerprint import server_epoch
     from dejakv.engines.vllm.launch import checkpoint_dtype, transfer_configs
+    from dejakv.engines.vllm.traces import TraceProcessor
 
     compat.require_supported()
     compat.require_free_process()
@@ -73,6 +78,8 @@ def start(
             dtype = checkpoint_dtype(where, trust_remote_code)
         # vLLM's blocks are of 128 tokens on a CPU, and its prefix cache, which is compared with, sees whole blocks only.
         blocks = {"block_size": CPU_BLOCK_TOKENS} if current_platform.is_cpu() else {}
+        # Only the first of vLLM's two model runners takes such a processor, and only the CPU backend is sure to run that one.
+        traced = {"logits_processors": [TraceProcessor]} if current_platform.is_cpu() else {}
         llm = vllm.LLM(
             where,
             dtype=DTYPES[dtype],
@@ -81,12 +88,45 @@ def start(
             disable_log_stats=True,
             mm_processor_cache_gb=0,  # a prompt may be prepared and never run
             **transfer_configs(settings, folder.name)(where, trust_remote_code),
-            **{"enforce_eager": True, "max_num_seqs": 8} | blocks | options,
+            **{"enforce_eager": True, "max_num_seqs": 8} | blocks | traced | options,
         )
-        return Offline(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings)
+        return Offline(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings, bool(traced))
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
         compat.forget()
         folder.cleanup()
         if isinstance(error, DejaKVError):
             raise
         raise ModelError(f"vLLM does not run {model!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What became of one request.
+
+    output  vLLM's last output
+    first   seconds to the first token of the answer, None if there is none
+    """
+
+    output: Any
+    first: float | None
+
+
+def asked(
+    engine: Any, name: str, rendered: Any, params: Any, began: float = 0.0, on_token: OnToken | None = None
+) -> Asked:
+    """Runs one request of that name to its end, with nothing beside it. `began`: when its clock started."""
+    engine.add_request(name, rendered, params)
+    first: float | None = None
+    output: Any = None
+    seen, text = 0, ""
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            answer = output.outputs[0]
+            if answer.token_ids and first is None:
+                first = time.perf_counter() - began
+            if on_token is not None:
+                for token in answer.token_ids[seen:]:
+                    on_token(int(token), answer.text[len(text) :])
+                    text = answer.text
+                seen = len(answer.token_ids)
+    return Asked(output, first)

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dejakv.engines.vllm.compat import rekey_tail, was_aborted
+from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.finder import Finder, Found
 from dejakv.engines.vllm.generations import Generations
@@ -31,6 +31,9 @@ class SchedulerSide:
     no_blend     why blend is not possible here, empty if it is
     ranks        workers that each carry out every order for their part of the heads, and answer it
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
+    unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
+    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted, stored nor
+                 promoted, and nobody finds their blocks; None: requests are served
     """
 
     settings: ConnectorSettings
@@ -40,6 +43,8 @@ class SchedulerSide:
     no_blend: str = ""
     ranks: int = 1
     fail_loads: Callable[[set[str]], None] = lambda ids: None
+    unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
+    repeating: Found | None = None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
     _saves: list[Save] = field(default_factory=list[Save])
@@ -55,7 +60,8 @@ class SchedulerSide:
         """Starts the lookup of a request that vLLM has just taken in."""
         self.finder.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
-        tracked = Tracked(request, wish, None, self._deadline(), reason=wish.problem)
+        tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
+        tracked.repeats = self.repeating is not None
         tracked.generation = self.generations.number
         why = self._not_for_us(request)
         if why:
@@ -69,7 +75,7 @@ class SchedulerSide:
             elif request.skip_reading_prefix_cache:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.wish = wish
-            if not self.generations.unknown:
+            if not self.generations.unknown and not tracked.repeats:
                 tracked.lookup = self.finder.submit(request, wish)
         self.requests[request.request_id] = tracked
 
@@ -84,9 +90,12 @@ class SchedulerSide:
             return self._no(tracked, tracked.reason or why), False
         if tracked.settled:
             return 0, False
-        if tracked.lookup is None:
+        if tracked.repeats:
+            tracked.rekeyed = local // self.hash_tokens
+            keep_private(request, tracked.rekeyed)
+        if tracked.lookup is None and not tracked.repeats:
             return self._begin_lookup(tracked)
-        if tracked.found is None:
+        if tracked.found is None and tracked.lookup is not None:
             if not tracked.lookup.done():
                 if time.monotonic() < tracked.deadline:
                     return None, False
@@ -172,6 +181,8 @@ class SchedulerSide:
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return False, {}
+        if tracked.repeats and tracked.rekeyed is not None:
+            self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
         holds = False
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not was_aborted(request):
@@ -205,8 +216,9 @@ class SchedulerSide:
         self._outdated.discard(chunk_id)
 
     def _heard_load(self, loaded: Loaded) -> None:
-        self.counts.loaded(loaded)
         tracked = self.requests.get(loaded.request_id)
+        if tracked is None or not tracked.repeats:
+            self.counts.loaded(loaded)
         if tracked is None:
             return
         found = tracked.found
@@ -214,7 +226,7 @@ class SchedulerSide:
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
-        elif tracked.approximate and found is not None:
+        elif tracked.approximate and found is not None and not tracked.repeats:
             self.finder.cache.promotions.note(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
 

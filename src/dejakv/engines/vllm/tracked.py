@@ -18,6 +18,7 @@ class Tracked:
     loaded    what the worker said of the last load
     settled   no further load: it was loaded, it failed, or there is nothing to load
     generation in which the request came; after a reset its state is of no use (`generations`)
+    repeats   it repeats a request to measure it (see `SchedulerSide.repeating`)
     """
 
     request: Any
@@ -34,6 +35,7 @@ class Tracked:
     saved: bool = False
     inner: bool = False
     generation: int = 0
+    repeats: bool = False
 
     def told(self) -> dict[str, Any]:
         """What the client is told."""
