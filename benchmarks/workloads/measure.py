@@ -48,6 +48,7 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
 
     Raises: ConfigError for a folder of something else; DatasetError, ModelError, MissingExtraError.
     """
+    watch.stage(f"{stream.name}: reading the prompts")
     chosen, prompter, tokens = chosen_of(stream)
     folder = make_folder(output / stream.name)
     log = SamplesLog(folder, stream.told(), chosen, resume=True)

@@ -54,7 +54,9 @@ def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS) -> St
 def arms_of(config: SemanticCacheConfig) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
     """The arms by name: nothing reused, prefix caching, and blend at each quality."""
     arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {"none": ("none", None), "prefix": ("prefix", None)}
-    return arms | {name: ("cache", replace(config, reuse="blend", blend_quality=name)) for name in QUALITIES}
+    for name in QUALITIES:
+        arms[name] = ("cache", replace(config, reuse="blend", blend_quality=name))
+    return arms
 
 
 def in_folder(config: SemanticCacheConfig, folder: Path, quality: str) -> SemanticCacheConfig:

@@ -162,12 +162,16 @@ class VLLMEngine:
             inject_s=float(told.get("load_s", 0.0)),
             bytes_loaded=int(told.get("bytes_loaded", 0)),
             capture=lambda: self._capture(told),
-            continued=continued(trace, tokens, partial(self._repeat, rendered, told, blending)),
+            continued=continued(trace, tokens, partial(self._repeat, rendered, told, blending=blending)),
             details={"vllm": told},
         )
 
     def _repeat(
-        self, rendered: dict[str, Any], told: dict[str, Any], blending: BlendConfig | None, tokens: tuple[int, ...]
+        self,
+        rendered: dict[str, Any],
+        told: dict[str, Any],
+        tokens: tuple[int, ...],
+        blending: BlendConfig | None = None,
     ) -> Any:
         """The trace of a request run again along given tokens, from the state that it had; None where it had another."""
         count = len(rendered["prompt_token_ids"])
@@ -230,7 +234,8 @@ class VLLMEngine:
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
         import torch
 
-        rendered = self._render({"prompt": self._image_placeholder()}, (media,))
+        placeholder = str(getattr(self._shared.llm.get_tokenizer(), "image_token", None) or "<image>")
+        rendered = self._render({"prompt": placeholder}, (media,))
         (item,) = rendered["mm_kwargs"]["image"]
         values = {name: element.data for name, element in item.items()}
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
@@ -287,10 +292,6 @@ class VLLMEngine:
         from dejakv.engines.vllm.bind import bound_model
 
         return bound_model(self._shared.llm.llm_engine.vllm_config)
-
-    def _image_placeholder(self) -> str:
-        token = getattr(self._shared.llm.get_tokenizer(), "image_token", None)
-        return str(token or "<image>")
 
     def _check_length(self, count: int) -> None:
         if count >= self.context:

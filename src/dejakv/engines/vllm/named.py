@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Blend from a named donor: what `VLLMEngine` asks of the connector in its own process, and what that says it did.
 
 The pipeline finds the donor, with the levels, guards and planner of every engine; the connector blends. Their ids of one
