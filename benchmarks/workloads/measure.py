@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.workloads.figures import figures
 from benchmarks.workloads.machine import machine, versions
 from benchmarks.workloads.streams import Stream, arms_of, chosen_of, in_folder
 
+from dejakv.errors import ConfigError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.compare import close_all, serve_all
 from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
@@ -22,6 +24,7 @@ from dejakv.experiments.run import opened
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.shares import measured
 from dejakv.experiments.sizes import sizes_of
+from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Watch
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline
@@ -51,8 +54,9 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
     watch.stage(f"{stream.name}: reading the prompts")
     chosen, prompter, tokens = chosen_of(stream)
     folder = make_folder(output / stream.name)
-    log = SamplesLog(folder, stream.told(), chosen, resume=True)
     state = folder / _STATE
+    _check_state(state)
+    log = SamplesLog(folder, stream.told(), chosen, resume=True)
     before = machine()
     try:
         shutil.rmtree(state, ignore_errors=True)
@@ -61,36 +65,40 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
             for name, (kind, config) in arms_of(stream.settings.cache).items()
         }
         settings = replace(stream.settings, cache=caches["default"][1])
-        if engine is None:
-            if settings.engine == "vllm":
-                os.environ.setdefault(_KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches))))
-            watch.stage(f"{stream.name}: loading {settings.model}")
-            with opened(settings) as engine:
-                return _measure(stream, engine, caches, chosen, prompter, watch, log, folder, before)
-        return _measure(stream, engine, caches, chosen, prompter, watch, log, folder, before)
+        if settings.engine == "vllm":
+            os.environ.setdefault(_KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches))))
+        watch.stage(f"{stream.name}: loading {settings.model}")
+        with opened(settings) if engine is None else nullcontext(engine) as own:
+            pipelines = {name: pipeline_for(kind, own, config, name) for name, (kind, config) in caches.items()}
+            rows, stopped = serve_all(pipelines, chosen, settings, own, prompter, watch, log)
+            shares = measured(chosen[: len(rows)], prompter, own.prepare)
+            write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
+            close_all(pipelines)
+        return not stopped
     finally:
         log.close()
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _measure(
+def _check_state(state: Path) -> None:
+    """Raises: ConfigError for a folder that no run of ours left, so that nothing of somebody else's is removed."""
+    if os.path.lexists(state) and not read_object(state.parent / SETTINGS):
+        raise ConfigError(f"--output: {state} is there and no run made it: give another folder")
+
+
+def _summary(
     stream: Stream,
-    engine: Any,
-    caches: Mapping[str, Any],
-    chosen: Any,
-    prompter: Any,
-    watch: Watch,
-    log: SamplesLog,
-    folder: Path,
-    before: dict[str, Any],
-) -> bool:
-    pipelines: dict[str, Pipeline] = {
-        name: pipeline_for(kind, engine, config, name) for name, (kind, config) in caches.items()
-    }
-    rows, stopped = serve_all(pipelines, chosen, stream.settings, engine, prompter, watch, log)
+    rows: Sequence[Row],
+    pipelines: Mapping[str, Pipeline],
+    shares: Mapping[str, Any],
+    before: Mapping[str, Any],
+    *,
+    resumed: bool,
+) -> dict[str, Any]:
+    """Everything that the report says of a stream. `before`: the machine as it was found."""
     import torch
 
-    summary: dict[str, Any] = {
+    return {
         "workload": stream.settings.dataset,
         "engine": stream.settings.engine,
         "model": stream.settings.model,
@@ -100,16 +108,13 @@ def _measure(
         "answer_tokens": stream.settings.max_new_tokens,
         "arms": figures(rows),
         "sizes": {name: sizes_of(own.cache) for name, own in pipelines.items() if own.cache is not None},
-        **measured(chosen[: len(rows)], prompter, engine.prepare),
-        "resumed": bool(log.rows),
+        **shares,
+        "resumed": resumed,
         "command": shlex.join(["python", "-m", "benchmarks.workloads", *sys.argv[1:]]),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {**before, "threads": torch.get_num_threads(), "load_average_after": machine()["load_average"]},
         "versions": versions(),
     }
-    close_all(pipelines)
-    write_run(folder, summary)
-    return not stopped
 
 
 def kv_gib(model: str, tokens: int, stream: Stream, arms: int) -> int:

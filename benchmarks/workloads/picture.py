@@ -9,8 +9,9 @@ _BARS = (
     ("prefix", "prefix caching", "#8a8f98"),
     ("strict", "DejaKV, strict", "#a9c9ee"),
     ("default", "DejaKV, default", "#1f5fa8"),
-    ("loose", "DejaKV, loose", "#cfe0f4"),
+    ("loose", "DejaKV, loose", "#c8dcf4"),
 )
+_TITLES = {"transformers": "transformers", "vllm": "vLLM"}
 _INK = "#24292f"
 _WIDTH = 0.2
 
@@ -28,10 +29,10 @@ def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> bool:
     matplotlib.rcParams["svg.hashsalt"] = NAME  # the same figures give the same file
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, len(engines), figsize=(4.7 * len(engines) + 0.4, 4.2), squeeze=False)
+    figure, panels = plt.subplots(1, len(engines), figsize=(4.0 * len(engines) + 0.4, 4.0), squeeze=False, sharey=True)
     for panel, engine in zip(panels.flat, engines, strict=True):
         _panel(panel, [summary for summary in found if summary["engine"] == engine])
-        panel.set_title(engine, fontsize=12, color=_INK)
+        panel.set_title(_TITLES.get(engine, engine), fontsize=12, color=_INK)
     panels.flat[0].set_ylabel("mean time to first token, seconds", fontsize=11, color=_INK)
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(
@@ -64,7 +65,7 @@ def _panel(panel: Any, streams: Sequence[Mapping[str, Any]]) -> None:
                 panel.errorbar(
                     x, height, [[max(0.0, height - low)], [max(0.0, top - height)]], color=_INK, capsize=2, linewidth=1
                 )
-            text = f"{height:.1f}" if height >= 1 else f"{height:.2f}"
+            text = f"{height:.1f}" if height >= 0.1 else f"{height:.2g}"
             panel.annotate(
                 text, (x, max(top, height)), (0, 2), textcoords="offset points", ha="center", fontsize=9, color=_INK
             )

@@ -165,6 +165,12 @@ def test_a_folder_of_other_settings_or_of_somebody_else_is_refused(
     with pytest.raises(ConfigError, match="no run wrote"):
         measure(stream_of_documents(), tmp_path, Silent(), docs_engine)
     assert (foreign / "samples.jsonl").read_text() == "mine\n"
+    (foreign / "samples.jsonl").unlink()
+    (foreign / "state").mkdir()
+    (foreign / "state" / "letter.txt").write_text("mine too")
+    with pytest.raises(ConfigError, match="no run made it"):
+        measure(stream_of_documents(), tmp_path, Silent(), docs_engine)
+    assert (foreign / "state" / "letter.txt").read_text() == "mine too"
 
 
 def test_too_few_prompts_of_the_right_length(docs_engine: Any, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class SamplesLog:
                     break  # the line that was being written when the run was killed
                 if len(rows) >= len(chosen) or row.sample_id != chosen[len(rows)].id:
                     raise ConfigError(
-                        f"--resume: {self._path} holds sample {row.sample_id!r} where this run has another:"
+                        f"{self._path} holds sample {row.sample_id!r} where this run has another:"
                         " give the same data set, or another --output"
                     )
                 rows.append(row)
