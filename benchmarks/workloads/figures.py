@@ -12,7 +12,7 @@ from dejakv.experiments.scoring import percentile
 from dejakv.experiments.summary import Row
 
 BASE, REFERENCE = "prefix", "none"
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 """Reasons that differ in their figures alone are counted as one."""
 
 

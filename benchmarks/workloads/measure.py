@@ -16,12 +16,14 @@ from benchmarks.workloads.figures import figures
 from benchmarks.workloads.machine import machine, versions
 from benchmarks.workloads.streams import Stream, arms_of, chosen_of, in_folder
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.compare import close_all, serve_all
 from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
 from dejakv.experiments.run import opened
 from dejakv.experiments.samples_log import SamplesLog, check_same
+from dejakv.experiments.settings import Arm
 from dejakv.experiments.shares import measured
 from dejakv.experiments.sizes import sizes_of
 from dejakv.experiments.summary import Row
@@ -60,7 +62,7 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
     before = machine()
     try:
         shutil.rmtree(state, ignore_errors=True)
-        caches = {
+        caches: dict[str, tuple[Arm, SemanticCacheConfig]] = {
             name: (kind, in_folder(config or stream.settings.cache, state, name))
             for name, (kind, config) in arms_of(stream.settings.cache).items()
         }
