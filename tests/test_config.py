@@ -76,6 +76,12 @@ def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:
         assert SemanticCacheConfig(blend_quality=name, blend_share=0.5).blend.selector == quality.selector
 
 
+def test_a_folder_for_encoder_outputs_switches_them_on(tmp_path: Path) -> None:
+    given = {"fusion_cache_dir": str(tmp_path)}
+    assert settings_from("shapes", {}, given).cache.enable_fusion_cache
+    assert not settings_from("shapes", {}, {**given, "enable_fusion_cache": False}).cache.enable_fusion_cache
+
+
 def test_every_setting_is_documented() -> None:
     text = SemanticCacheConfig.__doc__ or ""
     plain = {"exact_prefix", "exact_text", "semantic_text", "index", "policy", "image_root", "enable_fusion_cache"}

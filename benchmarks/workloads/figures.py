@@ -10,6 +10,7 @@ from benchmarks.workloads.paired import paired
 from dejakv.experiments.fidelity import means
 from dejakv.experiments.scoring import percentile
 from dejakv.experiments.summary import Row
+from dejakv.records import Record
 
 BASE, REFERENCE = "prefix", "none"
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -38,7 +39,7 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "requests_per_second": 1e3 * len(latency) / sum(latency),
         "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
         "flush_ms": sum(row.arms[name].flush_ms for row in rows) / len(rows),
-        "methods": dict(Counter(record.method for record in records)),
+        "methods": dict(Counter(_method(record) for record in records)),
         "reasons": dict(Counter(_NUMBER.sub("n", record.reason) for record in records if record.reason).most_common()),
         "first_token_equal": None,
         "answers_equal": None,
@@ -58,6 +59,11 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         done["blended"] = _part(rows, name, "blend")
         done["missed"] = _part(rows, name, "none", "prefix")
     return done
+
+
+def _method(record: Record) -> str:
+    """How it ran. A prefix that vLLM found by itself is a prefix too."""
+    return "prefix" if record.method == "none" and record.reused_tokens else record.method
 
 
 def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:

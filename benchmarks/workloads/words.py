@@ -40,7 +40,11 @@ def _change(arm: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     first, whole = count - arm["first_token_equal"], count - arm["answers_equal"]
     if not first and not whole:
         return "It changed no answer."
-    near = "" if arm["top1"] is None else f", and the likeliest token at {100 * (1 - arm['top1']):.0f}% of the places along it"
+    near = (
+        ""
+        if arm["top1"] is None
+        else f", and the likeliest token at {100 * (1 - arm['top1']):.0f}% of the places along it"
+    )
     return f"It changed the first token of {first} and the whole answer of {whole} of {count}{near}."
 
 

@@ -27,12 +27,21 @@ def about(name: str) -> str:
 
 def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, dict[str, str]]:
     """Preset and settings of a run that names neither preset nor model: the preset of the data set's name if there is one,
-    `shapes` else. A dry run over prompts of one's own has no model to ask: it measures shares, by a general tokenizer."""
+    `shapes` without a data set. A dry run over prompts of one's own has no model to ask: it measures shares, by a general
+    tokenizer.
+
+    Raises: ConfigError where prompts of one's own are to be answered and no model is named.
+    """
+    if dataset is None:
+        return "shapes", {}
     if dataset in names():
         return dataset, {}
-    if dataset is not None and cache_mode in ("dry-run", "shares"):
+    if cache_mode in ("dry-run", "shares"):
         return None, {"model": SHARES_MODEL, "cache_mode": "shares"}
-    return "shapes", {}
+    raise ConfigError(
+        f"--dataset {dataset!r} comes with no model: give --model NAME ({SHARES_MODEL} for texts, after `dejakv models get "
+        f"{SHARES_MODEL}`), or --cache-mode dry-run, which answers nothing and needs none"
+    )
 
 
 def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

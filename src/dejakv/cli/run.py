@@ -59,7 +59,9 @@ def run_command(
     disable_lexical_guard: Annotated[bool, typer.Option("--disable-lexical-guard")] = False,
     enable_fusion_cache: Annotated[bool, typer.Option("--enable-fusion-cache")] = False,
     cache_dir: Annotated[Text, typer.Option(help="Keep the cache here; without it every run starts fresh.")] = None,
-    fusion_cache_dir: Annotated[Text, typer.Option(help="Keep encoder outputs here.")] = None,
+    fusion_cache_dir: Annotated[
+        Text, typer.Option(help="Keep encoder outputs here; implies --enable-fusion-cache.")
+    ] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget of the store in bytes.")] = None,
     max_cached_blocks: Annotated[int | None, typer.Option(help="Budget of the store in chunks; 0: none.")] = None,
     policy: Annotated[Text, typer.Option(help="lru or lfu.")] = None,
@@ -86,7 +88,8 @@ def run_command(
     temperature: Annotated[float | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option()] = None,
     noise_floor: Annotated[
-        int | None, typer.Option(help="Samples on which the model in fp32 and in bf16 are compared as well.")
+        int | None,
+        typer.Option(help="Samples on which the model in fp32 and in bf16 are compared as well (transformers engine)."),
     ] = None,
     output: Annotated[Text, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
     resume: Annotated[

@@ -32,6 +32,9 @@ def sweep_command(
         spec = make_ablation(model or ["shapes-vlm"], layer_dims(preset), preset=preset, max_samples=max_samples)
 
     def report(name: str, summary: dict[str, Any]) -> None:
+        if "error" in summary:
+            typer.echo(f"{name}: failed: {summary['error']}")
+            return
         shown = {key: summary.get(key) for key in ("hit_rate", "agreement")}
         figures = ", ".join(
             f"{key.replace('_', ' ')} {'not measured' if value is None else f'{value:.3f}'}"
@@ -41,4 +44,7 @@ def sweep_command(
 
     lines = sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, progress=report)
     skipped = len(spec["experiments"]) - len(lines)
-    typer.echo(f"{len(lines)} runs, {skipped} skipped, logged in {log_file}")
+    failed = sum(bool(line["error"]) for line in lines)
+    typer.echo(f"{len(lines) - failed} runs, {failed} failed, {skipped} skipped, logged in {log_file}")
+    if failed:
+        raise typer.Exit(1)

@@ -75,6 +75,23 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
     return VisualKVCache(max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier)
 
 
+def takes_pictures(settings: RunSettings) -> bool:
+    """Whether the model reads pictures, by its configuration; true as well where that cannot be read, which loading tells."""
+    from transformers import AutoConfig
+
+    from dejakv.models import resolve
+    from dejakv.models.gguf import SUFFIX
+
+    found = resolve(settings.model)
+    if isinstance(found, Path) and found.suffix == SUFFIX:
+        return False
+    try:
+        config = AutoConfig.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        return True
+    return hasattr(config, "vision_config")
+
+
 def open_templates(settings: RunSettings) -> Any:
     """What renders prompts for the model: its processor if it has one with a chat template, else its tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer

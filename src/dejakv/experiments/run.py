@@ -11,8 +11,8 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.datasets.workload import WorkloadOptions
-from dejakv.engines.open import open_engine, open_templates
-from dejakv.errors import ConfigError, DatasetError
+from dejakv.engines.open import open_engine, open_templates, takes_pictures
+from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import compare
 from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
@@ -56,11 +56,22 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
     ):
         summary, lines = shares_alone(settings, chosen)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
+    _check_pictures(settings, chosen)
     if engine is not None:
         return _run(settings, chosen, engine, watch, resume)
     watch.stage(f"loading {settings.model}")
     with opened(settings) as engine:
         return _run(settings, chosen, engine, watch, resume)
+
+
+def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
+    """Raises ModelError for samples with pictures and a model of text alone, before the model is loaded."""
+    pictured = next((sample for sample in chosen if sample.media), None)
+    if pictured is not None and not takes_pictures(settings):
+        raise ModelError(
+            f"sample {pictured.id} has pictures, and {settings.model} reads text alone: name an image-text model with --model,"
+            " or give a data set without pictures"
+        )
 
 
 @contextmanager

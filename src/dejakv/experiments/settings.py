@@ -49,6 +49,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, flags=True)
+        if self.noise_floor and self.engine == "vllm":
+            raise ConfigError(
+                f"--noise-floor {self.noise_floor} is measured on the transformers engine, which runs the model in fp32 and in bf16:"
+                " leave it out, or give --engine transformers"
+            )
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError(f"--arms {','.join(self.arms)!r}: give some of {', '.join(ARMS)}, each once, with commas")
 
@@ -68,5 +73,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so what they need beside them must too
+    if "fusion_cache_dir" in given:
+        given.setdefault("enable_fusion_cache", True)
     config = SemanticCacheConfig.from_dict({**base_cache, **given})
     return from_mapping(RunSettings, {**merged, "cache": config}, "a run's settings")

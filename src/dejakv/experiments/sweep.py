@@ -12,12 +12,12 @@ from typing import Any
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import state_folders
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.names import check_names
 from dejakv.experiments.output import make_folder
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.sweep_log import SweepLog, log_line
+from dejakv.experiments.sweep_log import SweepLog, failed_line, log_line
 from dejakv.settings import shown
 from dejakv.store import purge_folder
 
@@ -75,13 +75,14 @@ def sweep(
     purge: bool = False,
     progress: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs a sweep's experiments one after another, appending a line to `log_file` (.csv or .json) after each.
+    """Runs a sweep's experiments one after another, appending a line to `log_file` (.csv or .json) after each. One that cannot be
+    run is a line with its reason in `error`, and the next one follows.
 
-    resume  go on with a log: names that it already has are skipped. Without it the log must not exist
+    resume  go on with a log: what it already has is skipped, but for what failed. Without it the log must not exist
     purge   delete an experiment's cache folders before it runs
 
     Raises: ConfigError for a specification, a log or a folder that is no good, before the first run; StoreError if a folder
-    to be purged is no store; and what `run` raises.
+    to be purged is no store.
     """
     planned = list(experiments(spec, samples_dir))
     if samples_dir is not None:
@@ -94,8 +95,12 @@ def sweep(
         if purge:
             for folder in state_folders(settings):
                 purge_folder(folder)
-        summary = run(settings).summary
-        line = log_line(name, summary, notes, settings)
+        try:
+            summary = run(settings).summary
+            line = log_line(name, summary, notes, settings)
+        except DejaKVError as error:  # its own affair: the others are run
+            line = failed_line(name, error, notes, settings)
+            summary = {"error": line["error"]}
         log.append(line)
         done.append(line)
         if progress is not None:

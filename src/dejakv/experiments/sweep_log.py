@@ -17,12 +17,12 @@ COLUMNS: tuple[str, ...] = (
     "accuracy_none", "accuracy_prefix", "accuracy_cache",
     "computed_none", "computed_prefix", "computed_cache", "encoder_runs_none", "encoder_runs_cache",
     "ttft_p50_none", "ttft_p50_prefix", "ttft_p50_cache", "ttft_p95_none", "ttft_p95_prefix", "ttft_p95_cache",
-    "notes", "settings",
+    "notes", "settings", "error",
 )  # fmt: skip
 
 
 class SweepLog:
-    """What a log holds, and appending to it. The file is whole at any time: a line is in it or it is not.
+    """What a log holds (`names`: the runs that are done), and appending to it. The file is whole at any time: a line is in it or it is not.
 
     Raises: ConfigError if the file exists and is not to be resumed, if it is no log of a sweep, or cannot be written.
     """
@@ -39,10 +39,11 @@ class SweepLog:
                     f"--log-file {str(path)!r} exists: go on with it by --resume, or give another name; it is not overwritten"
                 )
             self.lines = self._read()
-        self.names = {str(line["name"]) for line in self.lines}
+        self.names = {str(line["name"]) for line in self.lines if not line["error"]}
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds the line of a run."""
+        """Adds the line of a run, in place of an earlier one that failed."""
+        self.lines = [held for held in self.lines if held["name"] != line["name"]]
         self.lines.append(line)
         if self.path.suffix == ".json":
             text = json.dumps(self.lines, indent=2) + "\n"
@@ -69,6 +70,14 @@ class SweepLog:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(f"--resume: {str(self.path)!r} is no log of a sweep ({why}): give another --log-file")
+
+
+def failed_line(name: str, error: Exception, notes: str, settings: RunSettings) -> dict[str, Any]:
+    """An experiment that could not be run: its settings, and the reason in `error`."""
+    line: dict[str, Any] = dict.fromkeys(COLUMNS)
+    values = json.dumps(vars(settings.cache), default=str)
+    told = {"name": name, "model": settings.model, "dataset": settings.dataset, "notes": notes, "settings": values}
+    return line | told | {"error": " ".join(str(error).split())}
 
 
 def _exists(path: Path) -> bool:

@@ -83,7 +83,11 @@ def _alone(lock: Path) -> Iterator[None]:
 def _room(recipe: Recipe, root: Path) -> Iterator[None]:
     try:
         yield
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        from dejakv.models.memory import is_out_of_memory  # torch, which is at hand once a copy was to be made
+
+        if not is_out_of_memory(error):
+            raise
         raise ModelError(f"too little memory to convert {recipe.name}: free {MEMORY_GB} GB, once") from error
     except OSError as error:
         if error.errno in NO_ROOM:

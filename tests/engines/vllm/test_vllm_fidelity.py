@@ -163,6 +163,7 @@ def engine_input(engine: VLLMEngine, asked: Request) -> dict[str, Any]:
 
 
 def test_the_repetition_of_an_exact_run_leaves_no_trace(engine: VLLMEngine) -> None:
+    """That of a prompt of fewer tokens than the connector looks at neither."""
     other = tuple((token + 1) % 400 + 8 for token in range(40))
     for arm in ("prefix", "cache"):
         here = engine.for_arm(arm)
@@ -171,6 +172,11 @@ def test_the_repetition_of_an_exact_run_leaves_no_trace(engine: VLLMEngine) -> N
         engine.for_arm("prefix").run(here.prepare(request(7)))
         before = copy.deepcopy(state_of(engine))
         assert done.continued(other) is not None
+        assert state_of(engine) == before
+        short = here.run(here.prepare(replace(request(9), prompt="<s> Ann lives in Rome . <q> Where ?")))
+        assert short.prompt_tokens < BLENDING.min_tokens
+        before = copy.deepcopy(state_of(engine))
+        assert short.continued(other) is not None
         assert state_of(engine) == before
 
 

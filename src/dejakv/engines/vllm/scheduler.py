@@ -61,8 +61,7 @@ class SchedulerSide:
         self.finder.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
-        tracked.repeats = self.repeating is not None
-        tracked.generation = self.generations.number
+        tracked.repeats, tracked.generation = self.repeating is not None, self.generations.number
         why = self._not_for_us(request)
         if why:
             tracked.reason, tracked.settled = why, True
@@ -84,15 +83,15 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
+        if tracked.repeats and tracked.rekeyed is None:
+            tracked.rekeyed = local // self.hash_tokens
+            keep_private(request, tracked.rekeyed)
         why = self._of_no_use(tracked)
         if why:
             tracked.used = 0
             return self._no(tracked, tracked.reason or why), False
         if tracked.settled:
             return 0, False
-        if tracked.repeats:
-            tracked.rekeyed = local // self.hash_tokens
-            keep_private(request, tracked.rekeyed)
         if tracked.lookup is None and not tracked.repeats:
             return self._begin_lookup(tracked)
         if tracked.found is None and tracked.lookup is not None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dejakv.engines.vllm.blend import Blender, Draft
-from dejakv.engines.vllm.buffers import Buffers, is_out_of_memory
+from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.engines.vllm.watch import Watch
 from dejakv.errors import InputError, ModelError
+from dejakv.models.memory import is_out_of_memory
 from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Chunk, Store
 
