@@ -228,8 +228,9 @@ def test_a_prompt_seen_for_the_first_time_is_a_counted_refusal(served: Any) -> N
 
 
 def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
-    """A conversation that goes on: most of it is an exact prefix, and the new part must be computed in any case."""
-    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_share=0.0))
+    """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
+    that compares V computes a whole layer besides."""
+    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_selector="value", blend_share=0.0))
     pipeline.answer(request("Who?", DOCUMENT.text))
     longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
     answer = pipeline.answer(longer)

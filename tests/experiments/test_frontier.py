@@ -1,17 +1,21 @@
 """The frontier: what a run writes, that a stopped one goes on, and its command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.frontier import run_frontier
 from dejakv.experiments.frontier.bench import Bench
-from dejakv.experiments.frontier.cells import cells
+from dejakv.experiments.frontier.cells import cells, text_cells
 from dejakv.experiments.frontier.docs_cases import make_case
 from dejakv.experiments.frontier.report import rows_of, table
 from dejakv.experiments.frontier.text_cases import KINDS, TextCases
+from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.quality import QUALITIES
 
 SOME = (
     "context/similarity/within/0/0",
@@ -94,6 +98,19 @@ def test_every_map_selector_and_share_is_among_the_cells():
     assert any(cell.main for cell in made)
     for cell in made:
         assert cell.config.schedule_for(4).shares[-1] == pytest.approx(cell.share)
+
+
+@pytest.mark.parametrize("made", [cells(), text_cells()])
+def test_each_quality_is_a_cell_of_its_name_and_blends_as_a_run_does(made):
+    named = {cell.name: cell for cell in made if cell.quality}
+    assert list(named) == list(QUALITIES)
+    for name, cell in named.items():
+        quality = SemanticCacheConfig(blend_quality=name).blend
+        ran = BlendConfig(selector=quality.selector, share=quality.share, max_share=1.0)
+        assert cell.main
+        assert cell.config.schedule_for(4) == ran.schedule_for(4)
+        assert replace(cell.config, complete=None, rule=None) == ran
+        assert cell.config.forced() == ran.forced()
 
 
 def test_rows_count_stale_answers_only_where_the_answer_had_to_change():

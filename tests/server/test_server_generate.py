@@ -81,6 +81,20 @@ def test_the_operator_may_switch_similar_prompts_on_or_forbid_them(engine: Any) 
         ServerSettings(reuse="blend", allow_approximate=False)
 
 
+def test_blends_are_as_good_as_the_operator_says(engine: Any) -> None:
+    """The map alone computes fewer rows of the same prompt."""
+    similar = prompt_of(EDITED.target.text, QUESTION)
+    computed = []
+    for settings in (ServerSettings(), ServerSettings(blend_quality="loose"), ServerSettings(blend_share=0.3)):
+        with TestClient(create_app(settings, engine)) as client:
+            generate(client)
+            blended = generate(client, similar, use_semshare=True)
+            assert blended["reuse"] == "blend"
+            computed.append(blended["tokens_computed"])
+    default, loose, more = computed
+    assert loose < default < more
+
+
 def test_a_threshold_of_its_own(client: TestClient) -> None:
     generate(client)
     similar = prompt_of(EDITED.target.text, QUESTION)

@@ -17,6 +17,12 @@ def frontier_command(
         typer.Option(help="Facts in a document, 20 of about 10 tokens; of real text passages, 4 of about 130."),
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Kinds of change, repeatable; all if not given.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ways of blending, repeatable: strict, default, loose, or as settings.json of a run names them."
+        ),
+    ] = None,
     detail: Annotated[
         int | None, typer.Option(help="Cases on which every map, selector and share is measured.")
     ] = None,
@@ -40,7 +46,7 @@ def frontier_command(
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("cases", total=None)
         report = run_frontier(
-            model, samples, output, facts=facts, kinds=kind or (), seed=seed, detail=detail,
+            model, samples, output, facts=facts, kinds=kind or (), only=only or (), seed=seed, detail=detail,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     Console().print(brief(report["rows"]))

@@ -36,7 +36,7 @@ def open_engine(settings: RunSettings) -> Any:
 def connector_settings(config: SemanticCacheConfig) -> Any:
     """What vLLM's connector is set to for a run under this config: the pipeline finds donors and keeps the rules, so the
     connector keeps whatever was run, and blends from the donors that it is told. A `cache_dir` has its state beside it, in a
-    folder with `-vllm` after its name. Raises: ConfigError for a selector that vLLM has no values for."""
+    folder with `-vllm` after its name."""
     from dejakv.engines.vllm.settings import ConnectorSettings
 
     return ConnectorSettings(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
+from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm import llama
 from dejakv.engines.vllm.buffers import Buffers
@@ -46,7 +46,7 @@ def test_blend_exactness(engine):
     forced[-1] = True
     from dejakv.reuse.schedule import Schedule
 
-    one = blender.mix(_with(same, forced=forced, schedule=Schedule((0.0,) * 4)))
+    one = blender.mix(_with(same, forced=forced, tail=1, schedule=Schedule((0.0,) * 4)))
     assert one.computed == 1
     stored = torch.from_numpy(chunk.tensor.data.copy())
     assert torch.equal(one.state[:, :, :, :-1], stored[:, :, :, :-1])
@@ -60,6 +60,34 @@ def test_blend_exactness(engine):
     assert output.told["method"] == "blend"
     assert output.told["approximate"]
     assert output.tokens == truth.tokens
+
+
+def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
+    """From a state that is exact: the weights are those that transformers works out, and the rows are the forced ones and the
+    best of them."""
+    from transformers import AutoModelForCausalLM
+
+    from dejakv.reuse.schedule import Schedule
+    from dejakv.reuse.selector import Selector, choose
+
+    blender = worker_side().blender
+    (meta,) = worker_side().store.metas(partition="default")
+    chunk = worker_side().store.get(meta.id)
+    draft = blender.draft(tuple(A), chunk, Buffers(1 << 24))
+    draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4))
+    got = blender.question_attention(draft)
+    model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")
+    with torch.inference_mode():
+        layers = model(torch.tensor([A]), output_attentions=True).attentions
+    wanted = sum(layer[0, :, -draft.tail :].sum((0, 1)) for layer in layers)
+    assert torch.allclose(got, wanted, rtol=1e-2, atol=1e-3 * float(wanted.max()))
+
+    draft.state[:, :, :, : -draft.tail] = 0.0  # whatever is not computed stays nothing
+    scores = blender.question_attention(draft)
+    kept = choose(scores, draft.forced, round(0.2 * len(A)))
+    mixed = blender.mix(draft)
+    assert mixed.computed == len(kept)
+    assert mixed.state.abs().sum((0, 1, 2, 4)).nonzero().squeeze(1).tolist() == kept.tolist()
 
 
 def _with(draft, **values):

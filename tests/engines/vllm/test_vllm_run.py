@@ -10,11 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.open import connector_settings
 from dejakv.engines.vllm import named
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.errors import ConfigError, ModelError
+from dejakv.errors import ModelError
 from dejakv.identity import Span
 from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.quality import QUALITIES, BlendQuality
 
 ARMS = ("none", "prefix", "cache")
 
@@ -166,9 +169,6 @@ def test_exact_over_a_restart_even_of_answers_of_one_token(blended: Ran, tmp_pat
 
 def test_blend_is_refused_at_start_where_it_cannot_be() -> None:
     """Before a request is run, with the remedy, and so that another engine may start afterwards."""
-    done = _command("--preset", "docs", "--blend-selector", "query")
-    assert isinstance(done.exception, ConfigError)
-    assert "choose value, kv or similarity" in str(done.exception)
     done = _command("--preset", "shapes", "--reuse", "blend", "--max-samples", "2")
     assert isinstance(done.exception, ModelError)
     assert "not built like Llama" in str(done.exception)
@@ -192,3 +192,11 @@ def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
     assert "another model" in why(text, foreign, asked)
     assert "choose value, kv or similarity" in why(text, own, BlendConfig(selector="query"))
     assert "started without blend" in why(text, own, asked, ConnectorSettings())
+
+
+@pytest.mark.parametrize("name", QUALITIES)
+def test_a_quality_means_the_same_to_the_pipeline_and_the_connector(name: BlendQuality) -> None:
+    config = SemanticCacheConfig(reuse="blend", blend_quality=name)
+    asked = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
+    prompt: Any = SimpleNamespace(spans=())
+    assert named.why_not(prompt, [], asked, connector_settings(config), "e") == ""

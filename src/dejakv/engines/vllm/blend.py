@@ -5,7 +5,8 @@ schedules and selectors are the transformers engine's (`dejakv.reuse`).
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk
 
 CHECKED_TOKENS = 64
+Look = Callable[[int, torch.Tensor, torch.Tensor], object]
+"""Sees a layer's number, its rows and their queries."""
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 
@@ -32,6 +35,7 @@ class Draft:
     ids     target tokens `[n]`
     state   the donor's, in target order and keys moved: `[2, layers, kv_heads, n, head_dim]`
     forced  rows that are computed in every layer `[n]`; similarity of the map `[n]`
+    tail    rows at the end that are the question, as far as it is blended: vLLM's `blend_tail` tokens are not among them
     lent    the memory of `state`, to be given back after use
     """
 
@@ -41,6 +45,7 @@ class Draft:
     similarity: torch.Tensor
     schedule: Schedule
     selector: Selector
+    tail: int
     lent: Lent | None = None
 
 
@@ -98,6 +103,7 @@ class Blender:
             torch.from_numpy(found.similarity).to(self.device),
             self.config.schedule_for(len(self.decoder.layers)),
             Selector(self.config.selector),
+            must.tail,
             lent,
         )
 
@@ -107,21 +113,48 @@ class Blender:
 
         exact  state of the first tokens as vLLM holds it, `[2, layers, kv_heads, m, head_dim]`: it stands as it is
         """
-        n, layers = len(draft.ids), len(self.decoder.layers)
-        state = draft.state
         held = 0
         if exact is not None:
             held = exact.shape[3]
-            state[:, :, :, :held] = exact
+            draft.state[:, :, :, :held] = exact
+        forced = int(draft.forced[held:].sum())
+        if draft.selector.name == "query" and forced < _most_rows(draft, held):
+            scores = self.question_attention(draft, held)
+        else:
+            scores = draft.selector.fixed_scores(draft.similarity)
+        total = self._pass(draft, held, scores)
+        return Blended(draft.state, math.ceil(total / len(self.decoder.layers)))
+
+    @torch.inference_mode()
+    def question_attention(self, draft: Draft, held: int = 0) -> torch.Tensor:
+        """How much the question attends to each token, over all layers: `[n]` float32.
+
+        One pass of its rows alone over the donor's state. It writes only rows that the real pass computes again.
+        """
+        n, layers = len(draft.ids), len(self.decoder.layers)
+        alone = torch.arange(n, device=self.device) >= n - draft.tail
+        question = replace(draft, forced=alone, schedule=Schedule((0.0,) * layers), selector=Selector("similarity"))
+        seen = torch.zeros(n, device=self.device)
+
+        def look(index: int, rows: torch.Tensor, queries: torch.Tensor) -> None:
+            seen.add_(self.decoder.weights(index, rows, queries, draft.state[0, index]))
+
+        self._pass(question, held, torch.zeros(n, device=self.device), look)
+        return seen
+
+    def _pass(self, draft: Draft, held: int, scores: torch.Tensor, look: Look | None = None) -> int:
+        """Computes the forced rows and those of the best scores behind the first `held`, in place; the rows of all layers
+        together. A selector that compares V makes its own scores behind the first layer."""
+        n, layers = len(draft.ids), len(self.decoder.layers)
         rows = torch.arange(held, n, device=self.device)
         hidden, residual = None, None
         total = 0
         for index in range(layers):
-            keys, values = state[0, index], state[1, index]
-            wanted = max(1, round(draft.schedule.rows(index, n) * (n - held) / n))
+            keys, values = draft.state[0, index], draft.state[1, index]
+            wanted = _rows(draft, index, held)
             compares = draft.selector.deviation and index > 0
             if wanted < len(rows) and not compares:
-                kept = choose(draft.selector.fixed_scores(draft.similarity)[rows], draft.forced[rows], wanted)
+                kept = choose(scores[rows], draft.forced[rows], wanted)
                 rows = rows[kept]
                 if hidden is not None and residual is not None:
                     hidden, residual = hidden[kept], residual[kept]
@@ -136,10 +169,12 @@ class Blender:
             q, k = self.decoder.rotate(index, rows, q, k)
             keys[:, rows] = k.view(len(rows), *keys.shape[::2]).transpose(0, 1).to(self.dtype)
             values[:, rows] = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1).to(self.dtype)
+            if look is not None:
+                look(index, rows, q)
             if index < layers - 1:  # what the last layer would put out is vLLM's to compute, in the tail
                 mixed = self.decoder.attend(index, rows, q, keys, values)
                 hidden, residual = self.decoder.feed(index, mixed, residual)
-        return Blended(state, math.ceil(total / layers))
+        return total
 
     def check(self, chunk: Chunk) -> str:
         """Recomputes the first tokens of a stored, exact state and compares; empty if this forward is the engine's.
@@ -153,7 +188,7 @@ class Blender:
             ids = torch.tensor(chunk.meta.token_ids[:count], device=self.device)
             every = torch.ones(count, dtype=torch.bool, device=self.device)
             draft = Draft(
-                ids, torch.zeros_like(there), every, every.float(), Schedule((1.0,) * layers), Selector("similarity")
+                ids, torch.zeros_like(there), every, every.float(), Schedule((1.0,) * layers), Selector("similarity"), 1
             )
             made = self.mix(draft).state
             error = float((made.float() - there.float()).abs().max() / there.float().abs().max().clamp_min(1e-6))
@@ -183,3 +218,15 @@ class Blender:
         with torch.inference_mode():
             vectors = self.decoder.embed(torch.from_numpy(np.ascontiguousarray(ids)).to(self.device))
         return vectors.float().cpu().numpy()
+
+
+def _rows(draft: Draft, index: int, held: int) -> int:
+    """How many of the rows behind the first `held` the schedule gives layer `index`."""
+    n = len(draft.ids)
+    return max(1, round(draft.schedule.rows(index, n) * (n - held) / n))
+
+
+def _most_rows(draft: Draft, held: int) -> int:
+    """Of the layers that do not compute all rows, the most that one computes; 0 if all compute all."""
+    counts = [_rows(draft, index, held) for index in range(len(draft.schedule.shares))]
+    return max((count for count in counts if count < len(draft.ids) - held), default=0)

@@ -3,6 +3,7 @@
 It uses vLLM's own modules for everything but attention, which sees all of the prompt's K and V in one tensor.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -78,6 +79,13 @@ class Decoder:
             for part, mine, end in zip(rows.tensor_split(parts), queries.tensor_split(parts, dim=1), ends, strict=True)
         ]
         return attention.o_proj(torch.cat(out, dim=1).transpose(0, 1).reshape(len(rows), -1))[0]
+
+    def weights(self, index: int, rows: torch.Tensor, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """How much the rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32."""
+        queries = q.view(len(rows), keys.shape[0], -1, keys.shape[-1]).float()
+        scores = torch.einsum("rhgd,hkd->hgrk", queries, keys.float()) * self.layers[index].self_attn.scaling
+        later = torch.arange(keys.shape[1], device=rows.device)[None] > rows[:, None]
+        return scores.masked_fill(later, -math.inf).softmax(-1).sum((0, 1, 2))
 
     @staticmethod
     def _seen(

@@ -88,19 +88,12 @@ class ConnectorSettings:
             )
         check_fields(self)
         if self.may_blend:
-            self._check_blend()
+            self.blend_config()
         if self.inner and "kv_connector" not in self.inner:
             raise ConfigError(
                 'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'
             )
         self.cache_config()
-
-    def _check_blend(self) -> None:
-        self.blend_config()
-        if self.blend_selector == "query":
-            raise ConfigError(
-                "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
-            )
 
     def blend_config(self) -> "BlendConfig":
         """How the worker blends. Raises ConfigError where the settings do not fit."""

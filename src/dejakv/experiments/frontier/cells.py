@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.quality import MAP, QUALITIES
+from dejakv.reuse.selector import Selector
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 COARSE = (0.1, 0.2, 0.5)
@@ -28,6 +30,7 @@ class Cell:
     budget    `share`: that share of rows, chosen by the selector alone; `within`: whole sentences that changed, as many as
               the share pays for, then the selector; `need`: all that changed, whatever share it takes
     complete  layers computed completely before that
+    quality   `strict`, `default` or `loose`, where it is one of them: its name is the cell's
     """
 
     map: str
@@ -35,16 +38,17 @@ class Cell:
     share: float
     budget: str = "share"
     complete: int = 1
+    quality: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
+        return self.quality or f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
 
     @property
     def main(self) -> bool:
         """Measured on every case; the other cells on the first `detail` ones only."""
         ours = self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
-        return ours or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
+        return bool(self.quality) or ours or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
 
     @property
     def config(self) -> BlendConfig:
@@ -65,17 +69,25 @@ def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
     """All cells of the published frontier."""
     partial = [share for share in shares if share < 1.0]
     made = [Cell("context", "similarity", share, "within", 0) for share in partial]
-    made += [Cell("context", "similarity", 0.0, "need", 0), Cell("context", "value", 0.0, "need")]
+    made += [*quality_cells(), Cell("context", "similarity", 0.0, "need", 0), Cell("context", "value", 0.0, "need")]
     made += [Cell(map, selector, share) for map, selector in WHOLE for share in partial]
     made += [Cell(map, selector, share) for map, selector in PAIRS for share in partial if share in COARSE]
     return [*made, Cell("context", "value", 1.0)]
 
 
 def text_cells() -> list[Cell]:
-    """The cells of the frontier on real text: what runs by need, more rows by each selector, and the published maps."""
-    made = [Cell("context", "similarity", 0.0, "need", 0)]
-    made += [Cell("context", "value", share, "need") for share in (0.0, 0.15, 0.3, 0.5)]
-    made += [Cell("context", "query", share, "need") for share in (0.15, 0.3)]
-    made += [Cell("context", selector, 0.15, "need") for selector in ("kv", "random")]
+    """The cells of the frontier on real text: the three qualities, other shares of the selector that they use, other
+    selectors at the default's share, and the published maps."""
+    made = quality_cells()
+    made += [Cell("context", "query", share, "need", 0) for share in (0.1, 0.3, 0.5)]
+    made += [Cell("context", "value", 0.2, "need"), Cell("context", "random", 0.2, "need", 0)]
     made += [Cell("embedding", "kv", 0.2), Cell("align", "kv", 0.2)]
     return made
+
+
+def quality_cells() -> list[Cell]:
+    """What `--blend-quality` names."""
+    return [
+        Cell(MAP, quality.selector, quality.share, "need", int(Selector(quality.selector).deviation), name)
+        for name, quality in QUALITIES.items()
+    ]

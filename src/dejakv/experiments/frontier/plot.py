@@ -56,5 +56,5 @@ def _panel(panel: Any, rows: Sequence[Mapping[str, Any]], value: str) -> None:
             name = f"{map_name} / {selector if budget == 'share' else 'whole sentences'}"
             panel.plot(x, [row[value] for row in line], marker="o", markersize=3, linewidth=width, label=name)
     for row in (row for row in rows if row["budget"] == "need"):
-        label = f"by need, {row['selector']}, {row['complete']} complete"
+        label = row["quality"] or f"by need, {row['selector']} {row['share']:.0%}, {row['complete']} complete"
         panel.plot([100 * row["last_share"]], [row[value]], marker="*", markersize=12, linestyle="", label=label)

@@ -31,7 +31,7 @@ def rows_of(
         if not group:
             continue
         full = [rows["full"] for rows in group]
-        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None}
+        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": ""}
         made.append({**_row(kind, full, full), **plain, "selector": "full"})
         noise = [rows for rows in group if NOISE in rows]
         if noise:
@@ -41,7 +41,7 @@ def rows_of(
             got = [rows for rows in group if name in rows]
             if got:
                 row = _row(kind, [rows[name] for rows in got], [rows["full"] for rows in got])
-                named = {k: getattr(cell, k) for k in ("map", "selector", "budget", "share", "complete")}
+                named = {k: getattr(cell, k) for k in ("map", "selector", "budget", "share", "complete", "quality")}
                 made.append({**row, **named})
     return made
 
@@ -118,6 +118,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             if row["kind"] != kind:
                 continue
             budget = row["budget"] + ("" if row["complete"] in (1, None) else f", {row['complete']} complete")
+            budget = f"{row['quality']}: {budget}" if row["quality"] else budget
             low, high = row["same_interval"]
             parts.append(
                 f"| {row['map']} | {row['selector']} | {budget} | {row['share']:.0%} | {row['mean_share']:.0%} | "
@@ -138,7 +139,7 @@ def _number(value: float | None) -> str:
 
 
 def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A small table for the terminal: full computation and its noise, ours by need and at 10 and 20%, the paper's pair."""
+    """A small table for the terminal: full computation and its noise, the qualities, ours by need, the paper's pair."""
     from rich.table import Table
 
     shown = Table("change", "blended how", "computed", "accuracy", "KL", "top-1", "same", "stale")
@@ -147,6 +148,8 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         paper = (row["map"], row["selector"]) == ("embedding", "kv") and row["share"] in (0.1, 0.2)
         if row["selector"] in ("full", NOISE):
             how = "computed in full" if row["selector"] == "full" else "full, other dtype"
+        elif row["quality"]:
+            how = row["quality"]
         elif ours or paper:
             how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}"
         else:
