@@ -188,3 +188,19 @@ def test_a_blend_that_cannot_be_repeated_is_not_measured(engine: VLLMEngine) -> 
     assert worker_side().store.delete(done.details["vllm"]["donor"])
     assert done.continued(tuple(range(9, 30))) is None
     assert done.continued(done.token_ids) is not None
+
+
+def test_one_engine_blends_as_each_request_asks(engine: VLLMEngine) -> None:
+    """From the same donor, whatever the engine was started with."""
+    cached = engine.for_arm("cache")
+    chunk = donor_of(cached, request(4))
+    prepared = cached.prepare(changed(4))
+    computed = [
+        done.computed_tokens
+        for share in (0.1, 0.7, 0.1)
+        if not isinstance(
+            done := cached.blend(prepared, [chunk], BlendConfig(share=share, rule="none", threshold=1e9)), str
+        )
+    ]
+    assert len(computed) == 3
+    assert computed[0] == computed[2] < computed[1]

@@ -117,7 +117,7 @@ class VLLMEngine:
         """
         if self.arm != "cache":
             return f"the arm {self.arm} reuses nothing of the connector's"
-        why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
+        why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
         if why:
             return why
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)

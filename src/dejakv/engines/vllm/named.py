@@ -17,9 +17,7 @@ from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
 
 
-def why_not(
-    prepared: Prepared, donors: Sequence[Chunk], asked: BlendConfig, settings: ConnectorSettings, epoch: str
-) -> str:
+def why_not(prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSettings, epoch: str) -> str:
     """Why this prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
     if not settings.may_blend:
         return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
@@ -27,10 +25,6 @@ def why_not(
         return "blend is for prompts without media"
     if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
         return "a donor's state is of another model"
-    if asked.selector == "query":
-        return (
-            "blend_selector='query' needs attention weights, which vLLM does not give: choose value, kv or similarity"
-        )
     return ""
 
 
