@@ -117,8 +117,9 @@ class TransformersEngine:
         """The registry of tower outputs, None if there is none."""
         return self.vision.registry if self.vision is not None else None
 
-    def for_arm(self, arm: str) -> "TransformersEngine":
-        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared."""
+    def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
+        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared.
+        Nothing here depends on the arm's `name`."""
         other = copy.copy(self)
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None

@@ -41,7 +41,7 @@ class VLLMEngine:
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
-        self.arm = arm
+        self.arm = self._own = arm
         self.epoch = shared.epoch
 
     @classmethod
@@ -65,10 +65,11 @@ class VLLMEngine:
         """Tokens that prompt and answer may have together."""
         return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
 
-    def for_arm(self, arm: str) -> "VLLMEngine":
-        """The same model for one arm of a comparison, with nothing shared between arms but the weights."""
+    def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
+        """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
+        arms of one kind."""
         other = copy.copy(self)
-        other.arm = arm
+        other.arm, other._own = arm, name or arm
         return other
 
     def prepare(self, request: Request) -> Prepared:
@@ -109,21 +110,26 @@ class VLLMEngine:
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
     ) -> Completion | str:
-        """Answers from the first donor's state, which the connector blends; `details["blend"]` is a `BlendReport`. What the
-        connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
+        """Answers from the first donor's state, which the connector blends as `config` says, whatever it was started with;
+        `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why. A string is why the prompt was not run at all.
 
         Raises: InputError.
         """
         if self.arm != "cache":
             return f"the arm {self.arm} reuses nothing of the connector's"
-        why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
+        why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
         if why:
             return why
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
-        return named.with_report(self._run(prepared, wish, sampling, on_token))
+        return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
     def _run(
-        self, prepared: Prepared, wish: dict[str, Any], sampling: Sampling | None, on_token: OnToken | None
+        self,
+        prepared: Prepared,
+        wish: dict[str, Any],
+        sampling: Sampling | None,
+        on_token: OnToken | None,
+        blending: BlendConfig | None = None,
     ) -> Completion:
         sampling = sampling or prepared.request.sampling
         if sampling.num_beams != 1:
@@ -138,6 +144,7 @@ class VLLMEngine:
         choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         params = self._params(wish, trace, max_tokens=limit, **choice)
         encoded = self._encoder_runs()
+        named.blend_as(blending)
         ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params, began, on_token)
         latency = time.perf_counter() - began
         answer, told = ran.output.outputs[0], (ran.output.kv_transfer_params or {}).get("dejakv") or {}
@@ -155,11 +162,17 @@ class VLLMEngine:
             inject_s=float(told.get("load_s", 0.0)),
             bytes_loaded=int(told.get("bytes_loaded", 0)),
             capture=lambda: self._capture(told),
-            continued=continued(trace, tokens, partial(self._repeat, rendered, told)),
+            continued=continued(trace, tokens, partial(self._repeat, rendered, told, blending=blending)),
             details={"vllm": told},
         )
 
-    def _repeat(self, rendered: dict[str, Any], told: dict[str, Any], tokens: tuple[int, ...]) -> Any:
+    def _repeat(
+        self,
+        rendered: dict[str, Any],
+        told: dict[str, Any],
+        tokens: tuple[int, ...],
+        blending: BlendConfig | None = None,
+    ) -> Any:
         """The trace of a request run again along given tokens, from the state that it had; None where it had another."""
         count = len(rendered["prompt_token_ids"])
         if count + len(tokens) > self.context:
@@ -167,6 +180,7 @@ class VLLMEngine:
         trace = self._trace(tokens)
         params = self._params({"mode": "off"}, trace, max_tokens=len(tokens), temperature=0.0, ignore_eos=True)
         side = compat.scheduler_of(self._shared.llm).connector.scheduler_side
+        named.blend_as(blending)  # other requests may have been blended in other ways since
         side.repeating = what_to_repeat(told, count)
         try:
             ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params)
@@ -199,7 +213,7 @@ class VLLMEngine:
     def _salt(self, prepared: Prepared) -> str:
         """What keeps arms and partitions apart; in `none` each request is alone."""
         alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
-        return f"{self.arm}{alone}:{prepared.request.partition}"
+        return f"{self._own}{alone}:{prepared.request.partition}"
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32."""
@@ -220,7 +234,8 @@ class VLLMEngine:
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
         import torch
 
-        rendered = self._render({"prompt": self._image_placeholder()}, (media,))
+        placeholder = str(getattr(self._shared.llm.get_tokenizer(), "image_token", None) or "<image>")
+        rendered = self._render({"prompt": placeholder}, (media,))
         (item,) = rendered["mm_kwargs"]["image"]
         values = {name: element.data for name, element in item.items()}
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
@@ -237,7 +252,7 @@ class VLLMEngine:
             pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
-            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self.arm
+            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self._own
             prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
         try:
             return compat.render(self._shared.llm, prompt)
@@ -277,10 +292,6 @@ class VLLMEngine:
         from dejakv.engines.vllm.bind import bound_model
 
         return bound_model(self._shared.llm.llm_engine.vllm_config)
-
-    def _image_placeholder(self) -> str:
-        token = getattr(self._shared.llm.get_tokenizer(), "image_token", None)
-        return str(token or "<image>")
 
     def _check_length(self, count: int) -> None:
         if count >= self.context:
