@@ -92,7 +92,11 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label_media(summary, settings)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
-    log = SamplesLog(Path(settings.output), settings, chosen, resume=resume) if settings.output is not None else None
+    log = (
+        SamplesLog(Path(settings.output), settings.named(), chosen, resume=resume)
+        if settings.output is not None
+        else None
+    )
     try:
         with cache_folder(settings) as inside:
             done = compare(inside, chosen, engine, prompter, watch, log)

@@ -57,6 +57,11 @@ class RunSettings:
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError(f"--arms {','.join(self.arms)!r}: give some of {', '.join(ARMS)}, each once, with commas")
 
+    def named(self) -> dict[str, Any]:
+        """Every setting by its name, the cache's with `cache.` before it."""
+        values = {name: value for name, value in vars(self).items() if name != "cache"}
+        return {**values, **{f"cache.{name}": value for name, value in vars(self.cache).items()}}
+
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:
     """Settings of a preset with the given ones laid over it. None means: not given.
