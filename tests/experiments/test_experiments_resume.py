@@ -21,7 +21,8 @@ SAMPLES = 24
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Any]:
-    return open_engine(settings_from("shapes", {}, {}))
+    settings = settings_from("shapes", {}, {})
+    return open_engine(settings, settings.cache)
 
 
 def settings_for(folder: Path, **run_part: Any) -> RunSettings:

@@ -77,7 +77,7 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
 @contextmanager
 def opened(settings: RunSettings) -> Iterator[Any]:
     """The engine of these settings, closed afterwards if it can be: a process holds one vLLM at a time."""
-    engine = open_engine(settings)
+    engine = open_engine(settings, settings.cache)
     try:
         yield engine
     finally:
