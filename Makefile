@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-core test-vllm soak lint format types train-shapes train-docs clean
+.PHONY: demo workloads test test-core test-vllm soak lint format types train-shapes train-docs clean
 
 ## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
 demo: $(VENV)/.model
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset rag --max-samples 12 --output runs/demo-rag
+
+## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
+workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
+	$(OFFLINE) $(BIN)/python -m benchmarks.workloads
+	$(OFFLINE) $(VLLM_BIN)/python -m benchmarks.workloads --engine vllm
+	$(BIN)/python -m benchmarks.workloads --report
 
 ## all tests, vLLM's included
 test: test-core test-vllm
@@ -55,6 +61,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gguf,rag]'
+	touch $@
+
+$(VENV)/.installed-report: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[report]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

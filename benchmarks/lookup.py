@@ -23,12 +23,12 @@ from typing import Any
 import faiss
 import numpy as np
 
+from dejakv.encoders.layers import LayerSpec
 from dejakv.index.base import Vector
 from dejakv.index.hnsw import HNSWIndex
 from dejakv.levels.base import Query
 from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
-from dejakv.levels.layers import LayerSpec
 from dejakv.levels.semantic import SemanticTextCache
 from dejakv.request import Request
 

@@ -17,6 +17,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers.attached import AttachedModel
 from dejakv.errors import ConfigError
+from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.request import DEFAULT_PARTITION
 
@@ -58,7 +59,8 @@ def attach(
         registry = VisualKVCache(max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes)
     attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record)
     used = cache if cache is not None else build_cache(settings, attached)
-    attached.serve_from(used)
+    pipeline = Pipeline(attached, used)
+    attached.serve_by(lambda request: pipeline.answer(request).record)
     own["generate"] = attached.generate_call
     try:
         yield used

@@ -1,11 +1,20 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.base import Completion, Engine, FollowsWeights, KnowsPrefixCost, Prepared, Start
+from dejakv.engines.base import (
+    NO_STATE,
+    Completion,
+    Engine,
+    FollowsWeights,
+    HoldsState,
+    KnowsPrefixCost,
+    Prepared,
+    Start,
+)
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
@@ -85,7 +94,7 @@ class Pipeline:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
-        chunks = [chunk for meta in chosen.donors if (chunk := self.cache.store.get(meta.id)) is not None]
+        chunks = self._chunks(self.cache, chosen.donors)
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
@@ -95,7 +104,7 @@ class Pipeline:
         target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
-            start = Start(chunks[0], tokens)
+            start = None if isinstance(self.engine, HoldsState) else Start(chunks[0], tokens)
             return self.engine.run(target, start=start, sampling=sampling, on_token=clock), chosen
         except (ModelError, InputError) as error:
             if clock.seconds is not None:  # the client has seen a part of this answer
@@ -103,6 +112,12 @@ class Pipeline:
             reason = f"the donor's state does not fit: {error}"
             self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
         return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
+
+    def _chunks(self, cache: HierarchicalCache, donors: Sequence[ChunkMeta]) -> list[Chunk]:
+        """The donors' state, as far as it can be read; only their descriptions where the engine holds it."""
+        if isinstance(self.engine, HoldsState):
+            return [Chunk(meta, NO_STATE) for meta in donors]
+        return [chunk for meta in donors if (chunk := cache.store.get(meta.id)) is not None]
 
     def _blend(
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"

@@ -21,7 +21,8 @@ SAMPLES = 24
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Any]:
-    return open_engine(settings_from("shapes", {}, {}))
+    settings = settings_from("shapes", {}, {})
+    return open_engine(settings, settings.cache)
 
 
 def settings_for(folder: Path, **run_part: Any) -> RunSettings:
@@ -128,3 +129,25 @@ def test_resume_without_an_output_or_settings(engine: Any, tmp_path: Path) -> No
     (signed / "settings.json").unlink()
     with pytest.raises(ConfigError, match="without --resume"):
         run(settings_for(signed), engine=engine, resume=True)
+
+
+def test_a_complete_line_that_lacks_its_end_is_measured_again(engine: Any, tmp_path: Path) -> None:
+    """What a kill leaves when it falls between a line and its end: the next line would stand on the same one."""
+    run(settings_for(tmp_path), StopAfter(5), engine=engine)
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    run(settings_for(tmp_path), engine=engine, resume=True)
+    assert len(facts(tmp_path)) == SAMPLES
+
+
+def test_a_log_without_the_time_of_storing_is_gone_on_with(engine: Any, tmp_path: Path) -> None:
+    """As an earlier version wrote it."""
+    run(settings_for(tmp_path), StopAfter(5), engine=engine)
+    path = tmp_path / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for arm in line["arms"].values():
+            del arm["flush_ms"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(settings_for(tmp_path), engine=engine, resume=True)
+    assert [json.loads(line) for line in path.read_text().splitlines()][:5] == lines

@@ -17,7 +17,8 @@ from dejakv.experiments.sweep import experiments, read_spec, sweep
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    return open_engine(settings_from("shapes", {}, {}))
+    settings = settings_from("shapes", {}, {})
+    return open_engine(settings, settings.cache)
 
 
 @pytest.fixture(scope="module")

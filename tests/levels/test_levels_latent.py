@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.encoders.layers import LayerSpec
 from dejakv.errors import ConfigError
 from dejakv.levels.base import Level, Query, Vectors
 from dejakv.levels.latent import EmbeddingCache
-from dejakv.levels.layers import LayerSpec
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 

@@ -14,9 +14,10 @@ from tests.picture_files import GOOD, HARMFUL, data_url, png
 from tests.serving import Running, until
 from tests.soak import rounds
 
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.engines.transformers import pictures as engine_pictures
-from dejakv.experiments.settings import RunSettings
 from dejakv.pictures import decoded
 from dejakv.pipeline import Pipeline
 from dejakv.request import Media, Request, Sampling
@@ -29,7 +30,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    return open_engine(RunSettings(model="shapes-vlm", dtype="fp32"))
+    return open_engine(ModelChoice("shapes-vlm", dtype="fp32"), SemanticCacheConfig())
 
 
 @pytest.fixture(scope="module")

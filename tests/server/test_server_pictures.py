@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.shapes import ShapesDataset
+from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
-from dejakv.experiments.settings import RunSettings
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 
@@ -21,7 +22,7 @@ OTHER = next(sample.media[0] for sample in SAMPLES if sample.media[0].digest != 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    engine: Any = open_engine(RunSettings(model="shapes-vlm", dtype="fp32"))
+    engine: Any = open_engine(ModelChoice("shapes-vlm", dtype="fp32"), SemanticCacheConfig())
     settings = ServerSettings(model="shapes-vlm", api_keys="alpha,beta", reuse="exact")
     with TestClient(create_app(settings, engine)) as client:
         yield client

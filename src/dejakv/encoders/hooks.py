@@ -18,13 +18,13 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.dotted import made_by, named
 from dejakv.encoders.base import ImageEncoder, TextEncoder, Vector
 from dejakv.encoders.image import image_encoder
+from dejakv.encoders.layers import LayerSpec
 from dejakv.encoders.pictures import image_roots, pictures_of
 from dejakv.encoders.text import text_encoder
 from dejakv.encoders.window import varying_part
 from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
-from dejakv.levels.layers import LayerSpec
 from dejakv.request import DEFAULT_PARTITION, Request
 
 Hook = Callable[..., Mapping[str, Any]]

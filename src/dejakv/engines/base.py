@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 OnToken = Callable[[int, str], None]
 
+NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
+"""Stands in a chunk where a prompt is described and its state is kept elsewhere, or by nobody."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -145,4 +148,13 @@ class Blends(Protocol):
 
         Raises: InputError, and ModelError for state of another model.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsState(Protocol):
+    """An engine that keeps computed state itself: a cache over it describes prompts, and no state is given to it."""
+
+    def state_bytes(self) -> int:
+        """Bytes of the state that it keeps."""
         ...

@@ -6,29 +6,29 @@ from typing import Any
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoder_cache.disk import DiskTier
-from dejakv.experiments.settings import RunSettings
+from dejakv.engines.choice import EngineName, ModelChoice
 
 
-def open_engine(settings: RunSettings) -> Any:
-    """Loads the model. Raises ModelError or MissingExtraError."""
-    registry = encoder_registry(settings.cache)
-    if settings.engine == "vllm":
+def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
+    """Loads the model, with what a cache of this config needs beside it. Raises ModelError or MissingExtraError."""
+    registry = encoder_registry(cache)
+    if choice.engine == "vllm":
         from dejakv.engines.vllm import VLLMEngine
 
         return VLLMEngine.from_pretrained(
-            settings.model,
-            dtype=settings.dtype,
-            trust_remote_code=settings.trust_remote_code,
-            settings=connector_settings(settings.cache),
+            choice.model,
+            dtype=choice.dtype,
+            trust_remote_code=choice.trust_remote_code,
+            settings=connector_settings(cache),
         )
     from dejakv.engines.transformers import TransformersEngine
 
     return TransformersEngine.from_pretrained(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        attn=settings.attn,
-        trust_remote_code=settings.trust_remote_code,
+        choice.model,
+        dtype=choice.dtype,
+        device=choice.device,
+        attn=choice.attn,
+        trust_remote_code=choice.trust_remote_code,
         encoder_cache=registry,
     )
 
@@ -57,11 +57,11 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
     )
 
 
-def state_folders(settings: RunSettings) -> list[str]:
+def state_folders(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
     """The folders in which a run leaves state for the next one."""
-    folders = [folder for folder in (settings.cache.cache_dir, settings.cache.fusion_cache_dir) if folder]
-    if settings.engine == "vllm" and settings.cache.cache_dir:
-        folders.append(_beside(settings.cache.cache_dir))
+    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir) if folder]
+    if engine == "vllm" and cache.cache_dir:
+        folders.append(_beside(cache.cache_dir))
     return folders
 
 
@@ -75,35 +75,35 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
     return VisualKVCache(max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier)
 
 
-def takes_pictures(settings: RunSettings) -> bool:
+def takes_pictures(choice: ModelChoice) -> bool:
     """Whether the model reads pictures, by its configuration; true as well where that cannot be read, which loading tells."""
     from transformers import AutoConfig
 
     from dejakv.models import resolve
     from dejakv.models.gguf import SUFFIX
 
-    found = resolve(settings.model)
+    found = resolve(choice.model)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return False
     try:
-        config = AutoConfig.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
+        config = AutoConfig.from_pretrained(str(found), trust_remote_code=choice.trust_remote_code)
     except (OSError, ValueError, KeyError):
         return True
     return hasattr(config, "vision_config")
 
 
-def open_templates(settings: RunSettings) -> Any:
+def open_templates(choice: ModelChoice) -> Any:
     """What renders prompts for the model: its processor if it has one with a chat template, else its tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer
 
     from dejakv.models import resolve
     from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
 
-    found = resolve(settings.model)
+    found = resolve(choice.model)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf_tokenizer(found)
     where = str(found)
-    options = {"trust_remote_code": settings.trust_remote_code}
+    options = {"trust_remote_code": choice.trust_remote_code}
     try:
         processor: Any = AutoProcessor.from_pretrained(where, **options)
     except (ValueError, OSError, KeyError):

@@ -10,14 +10,15 @@ from dejakv.experiments.settings import Arm
 from dejakv.pipeline import Pipeline
 
 
-def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig) -> Pipeline:
-    """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels."""
+def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig, name: str = "") -> Pipeline:
+    """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels.
+
+    name  tells arms of one kind apart, where several caches of other settings are compared; they share no state
+    """
+    own = engine.for_arm(arm, name or arm)
     if arm == "none":
-        return Pipeline(engine.for_arm("none"))
-    if arm == "prefix":
-        return Pipeline(engine.for_arm("prefix"), prefix_cache(config))
-    whole = engine.for_arm("cache")
-    return Pipeline(whole, build_cache(config, whole))
+        return Pipeline(own)
+    return Pipeline(own, prefix_cache(config) if arm == "prefix" else build_cache(config, own))
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:

@@ -1,6 +1,7 @@
 """The same samples through every arm, interleaved in one process."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,25 +38,51 @@ def compare(
     watch: Watch,
     log: SamplesLog | None = None,
 ) -> Compared:
-    """Serves every sample in every arm. An interrupt (Ctrl-C) ends it with the samples that are complete.
-
-    log  takes each row as it is done. The rows that it holds already are not measured again: their prompts only fill the
-         arms' caches, so that what follows meets the caches it would have met
-    """
+    """Serves every sample in every arm of the settings, as `serve_all` does."""
     live = settings.cache_mode == "live"
     arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
     pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
     cache = pipelines["cache"].cache if "cache" in pipelines else None
     started_with = cache.store.stats().entries if cache is not None else 0
-    sampling = Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
+    sampling = sampling_of(settings)
+    rows, stopped = serve_all(pipelines, chosen, settings, engine, prompter, watch, log)
+    sizes: dict[str, Any] = {}
+    if cache is not None:
+        sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
+    if settings.noise_floor and not stopped:
+        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
+        sizes["noise_floor"] = noise_floor(engine, requests, watch)
+    close_all(pipelines)
+    return Compared(rows, sizes, stopped)
+
+
+def sampling_of(settings: RunSettings) -> Sampling:
+    """How the answers of a run are sampled."""
+    return Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
+
+
+def serve_all(
+    pipelines: Mapping[str, Pipeline],
+    chosen: Sequence[Sample],
+    settings: RunSettings,
+    engine: Any,
+    prompter: Prompter,
+    watch: Watch,
+    log: SamplesLog | None = None,
+) -> tuple[tuple[Row, ...], bool]:
+    """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
+
+    log  takes each row as it is done. The rows that it holds already are not measured again: their prompts only fill the
+         arms' caches, so that what follows meets the caches it would have met
+    """
+    sampling = sampling_of(settings)
     rows = list(log.rows) if log is not None else []
-    stopped = False
     try:
         watch.stage("warming up")
         for sample in chosen[:WARM_UP]:
             Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
         _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], watch)
-        watch.stage(f"{settings.model}, {' and '.join(arms)}")
+        watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             row = _serve(pipelines, sample, prompter.request(sample, sampling), first=number)
             rows.append(row)
@@ -63,42 +90,41 @@ def compare(
                 log.append(row)
             watch.sample(number + 1, len(chosen), row)
     except KeyboardInterrupt:
-        stopped = True
-    sizes: dict[str, Any] = {}
-    if cache is not None:
-        sizes = {**sizes_of(cache), "started_with_chunks": started_with}
-    if settings.noise_floor and not stopped:
-        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
-        sizes["noise_floor"] = noise_floor(engine, requests, watch)
+        return tuple(rows), True
+    return tuple(rows), False
+
+
+def close_all(pipelines: Mapping[str, Pipeline]) -> None:
+    """Ends the arms' caches."""
     for pipeline in pipelines.values():
         if pipeline.cache is not None:
             pipeline.cache.close()
-    return Compared(tuple(rows), sizes, stopped)
 
 
-def _serve(pipelines: dict[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
+def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
     """One sample in all arms. Another arm goes first each time, so that none profits from a warm cache line."""
     names = list(pipelines)
     answers: dict[str, Answer] = {}
+    waited: dict[str, float] = {}
     for turn in range(len(names)):
         name = names[(turn + first) % len(names)]
         answers[name] = pipelines[name].answer(request)
-        _flush(pipelines[name])
+        waited[name] = _flush(pipelines[name])
     full = answers.get("none")
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
-    outcomes = {name: _outcome(answers[name], tokens, wanted) for name in names}
+    outcomes = {name: _outcome(answers[name], waited[name], tokens, wanted) for name in names}
     return Row(sample.id, sample.question, sample.answer, outcomes)
 
 
-def _outcome(answer: Answer, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
+def _outcome(answer: Answer, flush_ms: float, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
     """An arm's answer beside full computation's: its tokens and their log probabilities there."""
     near = fidelity(wanted, answer.completion.continued(tokens)) if wanted is not None else None
     first = answer.token_ids[0] if answer.token_ids else None
-    return Outcome(answer.record, answer.text, answer.cached_answer, first, near)
+    return Outcome(answer.record, answer.text, answer.cached_answer, first, near, flush_ms)
 
 
-def _refill(pipelines: dict[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:
+def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:
     """Brings the caches of a resumed run to where they were: its prompts again, one token each."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
@@ -110,7 +136,9 @@ def _refill(pipelines: dict[str, Pipeline], requests: Sequence[Request], watch: 
             _flush(pipeline)
 
 
-def _flush(pipeline: Pipeline) -> None:
-    """Waits for the saves, so that every request meets all that came before it."""
+def _flush(pipeline: Pipeline) -> float:
+    """Waits for the saves, so that every request meets all that came before it. Returns the milliseconds."""
+    began = time.perf_counter()
     if pipeline.cache is not None:
         pipeline.cache.flush()
+    return 1e3 * (time.perf_counter() - began)

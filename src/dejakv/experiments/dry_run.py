@@ -8,19 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.datasets.base import Sample
-from dejakv.engines.base import Completion
+from dejakv.engines.base import NO_STATE, Completion
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import share_figures
 from dejakv.experiments.watch import Watch
 from dejakv.shares import Shares
-from dejakv.store.base import Tensor
 from dejakv.store.memory import MemoryStore
 
 
@@ -67,9 +64,8 @@ def dry_run(
 
 
 def _not_run(sample: Sample, tokens: int) -> Completion:
-    """Stands where an answer would: the data set's own. Its state is one empty element."""
-    tensor = Tensor(np.zeros((2, 1, 1, 1, 1), np.float32), "F32")
-    return Completion(sample.answer or "", (), tokens, 0, capture=lambda: tensor)
+    """Stands where an answer would: the data set's own."""
+    return Completion(sample.answer or "", (), tokens, 0, capture=lambda: NO_STATE)
 
 
 def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
 @contextmanager
 def opened(settings: RunSettings) -> Iterator[Any]:
     """The engine of these settings, closed afterwards if it can be: a process holds one vLLM at a time."""
-    engine = open_engine(settings)
+    engine = open_engine(settings, settings.cache)
     try:
         yield engine
     finally:
@@ -92,7 +92,11 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label_media(summary, settings)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
-    log = SamplesLog(Path(settings.output), settings, chosen, resume=resume) if settings.output is not None else None
+    log = (
+        SamplesLog(Path(settings.output), settings.named(), chosen, resume=resume)
+        if settings.output is not None
+        else None
+    )
     try:
         with cache_folder(settings) as inside:
             done = compare(inside, chosen, engine, prompter, watch, log)

@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import SAMPLES, SETTINGS, read_object, replace_file, run_folder, write_settings
-from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
 
 _FREE = ("output", "dejakv_version")
@@ -19,16 +18,19 @@ _FREE = ("output", "dejakv_version")
 class SamplesLog:
     """The log of one run in a folder. Each line is complete on disk before the next sample starts.
 
+    told  the run's settings, by name (`RunSettings.named`)
     rows  the samples that an earlier, stopped run of the same settings finished; empty unless `resume`
 
     Raises: ConfigError if the folder cannot be written, or if `resume` finds a run of other settings.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, chosen: Sequence[Sample], *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample], *, resume: bool = False
+    ) -> None:
         self._path = run_folder(folder) / SAMPLES
         try:
-            self.rows = self._finished(folder, settings, chosen) if resume else []
-            write_settings(folder, _plain(settings))
+            self.rows = self._finished(folder, told, chosen) if resume else []
+            write_settings(folder, dict(told))
             if not self.rows:
                 replace_file(self._path, "", "--output")
             self._file = self._path.open("a", encoding="utf-8")
@@ -46,21 +48,23 @@ class SamplesLog:
         """Nothing is appended after this."""
         self._file.close()
 
-    def _finished(self, folder: Path, settings: RunSettings, chosen: Sequence[Sample]) -> list[Row]:
+    def _finished(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
         if not self._path.exists():
             return []
-        _check_same(folder, settings)
+        check_same(folder, told)
         rows: list[Row] = []
         whole = 0
         with self._path.open("rb") as file:
             for line in file:
+                if not line.endswith(b"\n"):
+                    break  # a complete sample without its end would share a line with the next one
                 try:
                     row = Row.from_dict(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     break  # the line that was being written when the run was killed
                 if len(rows) >= len(chosen) or row.sample_id != chosen[len(rows)].id:
                     raise ConfigError(
-                        f"--resume: {self._path} holds sample {row.sample_id!r} where this run has another:"
+                        f"{self._path} holds sample {row.sample_id!r} where this run has another:"
                         " give the same data set, or another --output"
                     )
                 rows.append(row)
@@ -69,21 +73,17 @@ class SamplesLog:
         return rows
 
 
-def _check_same(folder: Path, settings: RunSettings) -> None:
+def check_same(folder: Path, told: Mapping[str, Any]) -> None:
+    """Raises: ConfigError if the run in the folder had other settings, or nobody knows which."""
     before = read_object(folder / SETTINGS)
     if not before:
         raise ConfigError(
             f"--resume: {folder} has no readable {SETTINGS}, so nobody knows with which settings the run began:"
             " run without --resume"
         )
-    now: dict[str, Any] = json.loads(json.dumps(_plain(settings), default=str))
+    now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
     changed = sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
     if changed:
         raise ConfigError(
-            f"--resume: the stopped run had other settings ({', '.join(changed)}): give the same ones, or another --output"
+            f"the run in {folder} had other settings ({', '.join(changed)}): give the same ones, or another --output"
         )
-
-
-def _plain(settings: RunSettings) -> dict[str, Any]:
-    values = {name: value for name, value in vars(settings).items() if name != "cache"}
-    return {**values, **{f"cache.{name}": value for name, value in vars(settings.cache).items()}}

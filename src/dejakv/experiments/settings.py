@@ -4,28 +4,23 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
 from dejakv.presets import preset
-from dejakv.settings import AnyPath, Count, Folder, Positive, Within, check_fields, from_mapping
+from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
 CacheMode = Literal["live", "dry-run", "off", "shares"]
-EngineName = Literal["transformers", "vllm"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(ModelChoice):
     """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
     `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`."""
 
     model: str = "shapes-vlm"
-    engine: EngineName = "transformers"
-    dtype: str = "auto"
-    device: str = "auto"
-    attn: str = "sdpa"
-    trust_remote_code: bool = False
     dataset: str = "shapes"
     dataset_config: str | None = None
     dataset_path: AnyPath | None = None
@@ -48,7 +43,7 @@ class RunSettings:
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 
     def __post_init__(self) -> None:
-        check_fields(self, flags=True)
+        super().__post_init__()
         if self.noise_floor and self.engine == "vllm":
             raise ConfigError(
                 f"--noise-floor {self.noise_floor} is measured on the transformers engine, which runs the model in fp32 and in bf16:"
@@ -56,6 +51,11 @@ class RunSettings:
             )
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError(f"--arms {','.join(self.arms)!r}: give some of {', '.join(ARMS)}, each once, with commas")
+
+    def named(self) -> dict[str, Any]:
+        """Every setting by its name, the cache's with `cache.` before it."""
+        values = {name: value for name, value in vars(self).items() if name != "cache"}
+        return {**values, **{f"cache.{name}": value for name, value in vars(self.cache).items()}}
 
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:

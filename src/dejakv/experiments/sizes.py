@@ -3,15 +3,17 @@
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
+from dejakv.engines.base import HoldsState
 
 
-def sizes_of(cache: HierarchicalCache) -> dict[str, Any]:
-    """Bytes of stored chunks, of the vectors in the indexes, and what the encoder registry holds."""
+def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
+    """Bytes of stored chunks (in the engine, if it holds state itself), of the vectors in the indexes, and what the encoder registry holds."""
     stats = cache.store.stats()
+    held = engine.state_bytes() if isinstance(engine, HoldsState) else stats.bytes
     sizes: dict[str, Any] = {
-        "store_bytes": stats.bytes,
+        "store_bytes": held,
         "store_entries": stats.entries,
-        "bytes_per_chunk": round(stats.bytes / stats.entries) if stats.entries else 0,
+        "bytes_per_chunk": round(held / stats.entries) if stats.entries else 0,
         "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.finder.levels),
         "evictions": dict(stats.evictions),
         "corrupt": stats.corrupt,

@@ -20,6 +20,7 @@ class Outcome:
     cached_answer  the donor's own answer, where a donor was used
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how near it is to the `none` arm, where the engine can tell
+    flush_ms       time after the answer until its state was stored, milliseconds; no part of the request's times
     """
 
     record: Record
@@ -27,12 +28,13 @@ class Outcome:
     cached_answer: str | None = None
     first_token: int | None = None
     fidelity: Fidelity | None = None
+    flush_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line of `samples.jsonl`."""
         own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
         near = asdict(self.fidelity) if self.fidelity is not None else None
-        return {**self.record.as_dict(), **own, "fidelity": near}
+        return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
@@ -45,6 +47,7 @@ class Outcome:
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
+            values.get("flush_ms", 0.0),  # logs of 0.1.0 have none
         )
 
 

@@ -93,7 +93,7 @@ def sweep(
         if name in log.names:
             continue
         if purge:
-            for folder in state_folders(settings):
+            for folder in state_folders(settings.engine, settings.cache):
                 purge_folder(folder)
         try:
             summary = run(settings).summary

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from dejakv.encoders.layers import LayerSpec
 from dejakv.index.base import Hit, Vector, VectorIndex
 from dejakv.levels.base import Match
-from dejakv.levels.layers import LayerSpec
 
 MAX_MATCHES = 8
 DEPTHS = (32, 256, 4096)

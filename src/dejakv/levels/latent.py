@@ -12,12 +12,12 @@ from typing import Any, overload
 import numpy as np
 
 from dejakv.config import LayerMatch
+from dejakv.encoders.layers import LayerSpec
 from dejakv.errors import ConfigError, InputError
 from dejakv.index.base import Vector, VectorIndex, unit
 from dejakv.index.spaces import Spaces
 from dejakv.levels.base import Match, Query, Search, Status, Vectors
 from dejakv.levels.combine import COMBINE
-from dejakv.levels.layers import LayerSpec
 
 _DEFAULT_SPACE = "default"
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dejakv.engines.transformers.blend_probe import AttentionProbe
 from dejakv.errors import InputError, ModelError
+from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.settings import Positive, Within, check_fields
 
 Policy = Literal["attention", "snapkv", "random", "none"]

@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine, open_templates
-from dejakv.experiments.settings import RunSettings
 from dejakv.pipeline import Pipeline
 from dejakv.server import openapi, problems, routes_cache, routes_generate, routes_openai, routes_ops
 from dejakv.server.bodies import Bodies
@@ -46,20 +46,20 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     """
     settings = settings or ServerSettings()
     keys = Keys(settings)
-    run = RunSettings(
-        model=settings.model,
+    choice = ModelChoice(
+        settings.model,
         dtype=settings.dtype,
         device=settings.device,
         attn=settings.attn,
         trust_remote_code=settings.trust_remote_code,
-        cache=cache_config(settings, keys.partitions),
     )
-    engine = engine or open_engine(run)
-    templates = open_templates(run)
+    config = cache_config(settings, keys.partitions)
+    engine = engine or open_engine(choice, config)
+    templates = open_templates(choice)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = Worker(Pipeline(engine, build_cache(run.cache, engine)), settings.max_queue)
+        worker = Worker(Pipeline(engine, build_cache(config, engine)), settings.max_queue)
         app.state.service = Service(worker, templates, settings, settings.model)
         app.state.registry = registry_of(worker)
         yield

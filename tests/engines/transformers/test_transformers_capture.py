@@ -18,6 +18,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers.attached import AttachedModel
 from dejakv.engines.transformers.batches import rows_of
+from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.store.base import Chunk
 from dejakv.store.memory import MemoryStore
@@ -212,7 +213,8 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
     engine = AttachedModel(model, processor, None, "default")
-    engine.serve_from(build_cache(EXACT, engine))
+    pipeline = Pipeline(engine, build_cache(EXACT, engine))
+    engine.serve_by(lambda request: pipeline.answer(request).record)
     engine.generate_call(**given, max_new_tokens=2, pad_token_id=1)
     (row,) = rows_of(given, image)
     pixels.zero_()

@@ -40,7 +40,7 @@ def logits(engine: TransformersEngine, prepared: Prepared, start: Start | None) 
         "do_sample": False,
         "pad_token_id": 1,
     }
-    return torch.cat(engine.generate(prepared, options, start=start).details["output"].logits)
+    return torch.cat(engine.generate(prepared, options, start).details["output"].logits)
 
 
 @pytest.mark.parametrize("name", TEXT)

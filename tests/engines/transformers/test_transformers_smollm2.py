@@ -48,7 +48,7 @@ def chunk_of(engine: TransformersEngine, prepared: Prepared) -> Chunk:
 
 def first_logits(engine: TransformersEngine, prepared: Prepared, start: Start | None = None) -> torch.Tensor:
     options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
-    return engine.generate(prepared, {**options, "pad_token_id": 2}, start=start).details["output"].logits[0][0].float()
+    return engine.generate(prepared, {**options, "pad_token_id": 2}, start).details["output"].logits[0][0].float()
 
 
 def test_the_text_is_of_the_length_that_is_promised(engine: TransformersEngine) -> None:

@@ -27,7 +27,7 @@ PEOPLE = ("Ann", "Bob", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans")
 BLENDING = ConnectorSettings(
     modes=("off", "exact", "blend"), index_encoder="none", lookup_timeout_s=30.0, blend_share=0.15, blend_max_share=1.0
 )
-CONFIG = BlendConfig(share=0.15, max_share=1.0)
+CONFIG = BlendConfig(share=0.15, max_share=1.0, selector="value")
 
 
 def request(seed: int, wanted: str = "Bob", tokens: int = 4) -> Request:
@@ -188,3 +188,20 @@ def test_a_blend_that_cannot_be_repeated_is_not_measured(engine: VLLMEngine) -> 
     assert worker_side().store.delete(done.details["vllm"]["donor"])
     assert done.continued(tuple(range(9, 30))) is None
     assert done.continued(done.token_ids) is not None
+
+
+def test_one_engine_blends_as_each_request_asks(engine: VLLMEngine) -> None:
+    """From the same donor, whatever the engine was started with."""
+    cached = engine.for_arm("cache")
+    chunk = donor_of(cached, request(4))
+    computed: list[int] = []
+    for seed, share in ((15, 0.1), (16, 0.7), (17, 0.1)):
+        config = BlendConfig(
+            share=share, rule="none", selector="value", threshold=1e9, min_similarity=0.0, max_share=1.0
+        )
+        done = cached.blend(cached.prepare(request(seed)), [chunk], config)
+        assert not isinstance(done, str)
+        assert done.details["blend"].blended, done.details["blend"].reason
+        computed.append(done.computed_tokens)
+    few, many, again = computed
+    assert max(few, again) < many

@@ -179,25 +179,21 @@ def test_blend_is_refused_at_start_where_it_cannot_be() -> None:
 
 
 def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
-    blending = ConnectorSettings(modes=("off", "exact", "blend"), blend_share=0.2)
+    blending = ConnectorSettings(modes=("off", "exact", "blend"))
     text, picture = SimpleNamespace(spans=()), SimpleNamespace(spans=(Span(1, 4, "d"),))
     own, foreign = (SimpleNamespace(meta=SimpleNamespace(spans=(), epoch=epoch)) for epoch in ("e", "f"))
 
-    def why(prepared: Any, donor: Any, config: BlendConfig, settings: ConnectorSettings = blending) -> str:
-        return named.why_not(prepared, [donor], config, settings, "e")
+    def why(prepared: Any, donor: Any, settings: ConnectorSettings = blending) -> str:
+        return named.why_not(prepared, [donor], settings, "e")
 
-    asked = BlendConfig(share=0.2)
-    assert why(text, own, asked) == ""
-    assert "without media" in why(picture, own, asked)
-    assert "another model" in why(text, foreign, asked)
-    assert "share=0.2" in why(text, own, BlendConfig(share=0.5))
-    assert "tail=None" in why(text, own, BlendConfig(share=0.2, tail=3))
-    assert "started without blend" in why(text, own, asked, ConnectorSettings())
+    assert why(text, own) == ""
+    assert "without media" in why(picture, own)
+    assert "another model" in why(text, foreign)
+    assert "started without blend" in why(text, own, ConnectorSettings())
 
 
 @pytest.mark.parametrize("name", QUALITIES)
 def test_a_quality_means_the_same_to_the_pipeline_and_the_connector(name: BlendQuality) -> None:
     config = SemanticCacheConfig(reuse="blend", blend_quality=name)
     asked = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
-    prompt: Any = SimpleNamespace(spans=())
-    assert named.why_not(prompt, [], asked, connector_settings(config), "e") == ""
+    assert connector_settings(config).blend_config() == asked

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
@@ -17,7 +16,6 @@ from dejakv.engines.transformers.blend import PlannedBlend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.prompts import spans_of
 from dejakv.errors import InputError
-from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.request import Request, Sampling
 
@@ -39,13 +37,14 @@ class AttachedModel(TransformersEngine):
         self._called = model
         self._partition = partition
         self._on_record = on_record or (lambda _record: None)
-        self._pipeline: Pipeline | None = None
+        self._answer: Callable[[Request], Record] | None = None
         self._calls = threading.RLock()
         self._output: Any = None
         self._count = 0
 
-    def serve_from(self, cache: HierarchicalCache) -> None:
-        self._pipeline = Pipeline(self, cache)
+    def serve_by(self, answer: Callable[[Request], Record]) -> None:
+        """Prompts are handed to `answer`, which has this engine run them."""
+        self._answer = answer
 
     def generate_call(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """What `model.generate` is while attached; returns what it returns."""
@@ -113,9 +112,9 @@ class AttachedModel(TransformersEngine):
 
     def _serve(self, prepared: Prepared, options: Mapping[str, Any]) -> Any:
         """One prompt through the pipeline; the output with this prompt's tokens in front, whoever's state served it."""
-        assert self._pipeline is not None
+        assert self._answer is not None
         request = replace(prepared.request, metadata={"prepared": prepared, "options": options})
-        record = self._pipeline.answer(request).record
+        record = self._answer(request)
         (output, ran), self._output = self._output, None
         self._on_record(record)
         sequences = output if isinstance(output, torch.Tensor) else output.sequences

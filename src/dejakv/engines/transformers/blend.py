@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
 from dejakv.engines.transformers.blend_check import seams_of
-from dejakv.engines.transformers.blend_probe import AttentionProbe
 from dejakv.engines.transformers.blend_seams import Seams
 from dejakv.engines.transformers.kv import to_torch
 from dejakv.errors import ModelError
+from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.need import Need
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector

@@ -34,13 +34,14 @@ from dejakv.engines.transformers.prefix_cost import PrefixCost
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
-from dejakv.errors import InputError, ModelChangedError, ModelError
+from dejakv.engines.transformers.watched import WatchedModel
+from dejakv.errors import InputError, ModelError
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk
 
 
-class TransformersEngine(Embeddings):
+class TransformersEngine(WatchedModel, Embeddings):
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
@@ -94,29 +95,13 @@ class TransformersEngine(Embeddings):
         return int(limit) if limit else 1 << 30
 
     @property
-    def epoch(self) -> str:
-        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: state cannot be identified."""
-        return self._watch.epoch
-
-    @property
-    def unidentified(self) -> str:
-        """Why the epoch is empty; empty if it is not."""
-        return self._watch.reason
-
-    def weights_changed(self) -> str:
-        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
-        with self._lock:
-            self._watch.renew()
-            self._follow()
-            return self.epoch
-
-    @property
     def encoder_cache(self) -> Any:
         """The registry of tower outputs, None if there is none."""
         return self.vision.registry if self.vision is not None else None
 
-    def for_arm(self, arm: str) -> "TransformersEngine":
-        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared."""
+    def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
+        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared.
+        Nothing here depends on the arm's `name`."""
         other = copy.copy(self)
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
@@ -266,23 +251,11 @@ class TransformersEngine(Embeddings):
         """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
         return self._prefix_cost.pays(held, tokens)
 
-    def _check_model(self, expected: str = "") -> None:
-        """Raises: ModelChangedError if the model is not the one that state was looked up for."""
-        self._watch.check()
-        self._follow()
-        if expected and expected != self.epoch:
-            raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
-
-    def _follow(self) -> None:
-        if self.vision is not None:
-            self.vision.follow(self._watch.encoder_epoch)
-
     def _cache(self, start: Start | None, held: int) -> Cache | None:
         if not self.capabilities.reuse:
             return None  # the model's own cache: ours may not hold what its layers keep
-        if start is None or held == 0:
-            return plain_cache()
-        return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype)
+        tensor = start.chunk.tensor if start is not None and held else None
+        return filled_cache(tensor, held, self.device, self.model.dtype) if tensor is not None else plain_cache()
 
     def _usable(self, start: Start | None, tokens: int) -> int:
         if start is None or not self.capabilities.reuse or not self.epoch:

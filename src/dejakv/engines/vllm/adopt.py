@@ -8,22 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
-
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import Completion, Prepared
+from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.identity import digest_of
 from dejakv.request import Request
-from dejakv.store.base import Tensor
 from dejakv.store.memory import MemoryStore
-
-_NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
-"""Stands where a prompt's state would: vLLM has that."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class Adopter:
         decision = provenance.decision
         if decision is None or not asked.text.strip():
             return
-        ran = Completion("", (), decision.tokens, 0, capture=lambda: _NO_STATE)
+        ran = Completion("", (), decision.tokens, 0, capture=lambda: NO_STATE)
         self._cache.record(_prepared(asked), decision, decision.plan, ran)
 
     def __len__(self) -> int:

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.base import NO_STATE, Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.continued import continued, repeated, what_to_repeat
+from dejakv.engines.vllm.keys import partition_of
+from dejakv.engines.vllm.model_embeddings import ModelEmbeddings
 from dejakv.engines.vllm.offline import Offline, OnToken, asked, start
 from dejakv.engines.vllm.prompts import collapsed, spans_of
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -28,20 +27,20 @@ from dejakv.pictures import decoded
 from dejakv.request import Media, Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, Tensor
-from dejakv.vectors import normalized
 
 CAPTURE_TIMEOUT_S = 10.0
 _MEDIA_KEPT = 1_000
 
 
-class VLLMEngine:
+class VLLMEngine(ModelEmbeddings):
     """Serves one model with vLLM, one request at a time. Made by `from_pretrained`; `close` ends it."""
 
     name = "vllm"
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
-        self.arm = arm
+        self.arm = self._own = arm
+        self._salts: set[str] = set()
         self.epoch = shared.epoch
 
     @classmethod
@@ -65,10 +64,11 @@ class VLLMEngine:
         """Tokens that prompt and answer may have together."""
         return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
 
-    def for_arm(self, arm: str) -> "VLLMEngine":
-        """The same model for one arm of a comparison, with nothing shared between arms but the weights."""
+    def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
+        """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
+        arms of one kind."""
         other = copy.copy(self)
-        other.arm = arm
+        other.arm, other._own, other._salts = arm, name or arm, set()
         return other
 
     def prepare(self, request: Request) -> Prepared:
@@ -109,21 +109,28 @@ class VLLMEngine:
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
     ) -> Completion | BlendReport:
-        """Answers from the first donor's state, which the connector blends; `details["blend"]` is a `BlendReport`. What the
-        connector finds that it cannot blend, it runs exactly, and says why. A report alone is of a prompt that was not run at all.
+        """Answers from the first donor's state, which the connector blends as `config` says, whatever it was started with.
+
+        `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why.
+        A report alone is of a prompt that was not run at all.
 
         Raises: InputError.
         """
         if self.arm != "cache":
             return BlendReport(len(prepared.token_ids), reason=f"the arm {self.arm} reuses nothing of the connector's")
-        why = named.why_not(prepared, donors, config, self._shared.settings, self.epoch)
+        why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
-        return named.with_report(self._run(prepared, wish, sampling, on_token))
+        return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
     def _run(
-        self, prepared: Prepared, wish: dict[str, Any], sampling: Sampling | None, on_token: OnToken | None
+        self,
+        prepared: Prepared,
+        wish: dict[str, Any],
+        sampling: Sampling | None,
+        on_token: OnToken | None,
+        blending: BlendConfig | None = None,
     ) -> Completion:
         sampling = sampling or prepared.request.sampling
         if sampling.num_beams != 1:
@@ -138,6 +145,7 @@ class VLLMEngine:
         choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         params = self._params(wish, trace, max_tokens=limit, **choice)
         encoded = self._encoder_runs()
+        named.blend_as(blending)
         ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params, began, on_token)
         latency = time.perf_counter() - began
         answer, told = ran.output.outputs[0], (ran.output.kv_transfer_params or {}).get("dejakv") or {}
@@ -155,11 +163,17 @@ class VLLMEngine:
             inject_s=float(told.get("load_s", 0.0)),
             bytes_loaded=int(told.get("bytes_loaded", 0)),
             capture=lambda: self._capture(told),
-            continued=continued(trace, tokens, partial(self._repeat, rendered, told)),
+            continued=continued(trace, tokens, partial(self._repeat, rendered, told, blending=blending)),
             details={"vllm": told},
         )
 
-    def _repeat(self, rendered: dict[str, Any], told: dict[str, Any], tokens: tuple[int, ...]) -> Any:
+    def _repeat(
+        self,
+        rendered: dict[str, Any],
+        told: dict[str, Any],
+        tokens: tuple[int, ...],
+        blending: BlendConfig | None = None,
+    ) -> Any:
         """The trace of a request run again along given tokens, from the state that it had; None where it had another."""
         count = len(rendered["prompt_token_ids"])
         if count + len(tokens) > self.context:
@@ -167,6 +181,7 @@ class VLLMEngine:
         trace = self._trace(tokens)
         params = self._params({"mode": "off"}, trace, max_tokens=len(tokens), temperature=0.0, ignore_eos=True)
         side = compat.scheduler_of(self._shared.llm).connector.scheduler_side
+        named.blend_as(blending)  # other requests may have been blended in other ways since
         side.repeating = what_to_repeat(told, count)
         try:
             ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params)
@@ -198,35 +213,11 @@ class VLLMEngine:
 
     def _salt(self, prepared: Prepared) -> str:
         """What keeps arms and partitions apart; in `none` each request is alone."""
-        alone = f"-{next(self._shared.numbers)}" if self.arm == "none" else ""
-        return f"{self.arm}{alone}:{prepared.request.partition}"
-
-    def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Input embeddings `[tokens, hidden]` float32."""
-        import torch
-
-        with torch.inference_mode():
-            rows = self._model().embed_input_ids(torch.tensor(token_ids, dtype=torch.long))
-        return rows.float().cpu().numpy()
-
-    def embed_text(self, text: str) -> NDArray[np.float32]:
-        """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
-        ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
-        if not ids:
-            raise InputError("an empty text has no embedding: give a question")
-        return normalized(self.embed_tokens(ids).mean(axis=0))
-
-    def embed_image(self, media: Media) -> NDArray[np.float32]:
-        """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
-        import torch
-
-        rendered = self._render({"prompt": self._image_placeholder()}, (media,))
-        (item,) = rendered["mm_kwargs"]["image"]
-        values = {name: element.data for name, element in item.items()}
-        batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
-        with torch.inference_mode():
-            (rows,) = self._model().embed_multimodal(**batched)
-        return normalized(rows.float().mean(dim=0).cpu().numpy())
+        if self.arm == "none":
+            return f"{self._own}-{next(self._shared.numbers)}:{prepared.request.partition}"
+        salt = f"{self._own}:{prepared.request.partition}"
+        self._salts.add(salt)
+        return salt
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
@@ -237,7 +228,7 @@ class VLLMEngine:
             pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
-            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self.arm
+            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self._own
             prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
         try:
             return compat.render(self._shared.llm, prompt)
@@ -254,17 +245,19 @@ class VLLMEngine:
             raise InputError("the donor's picture is not at hand any more: ask without reuse")
         return self._render({"prompt_token_ids": collapsed(prepared.token_ids, prepared.spans)}, known)
 
-    def _capture(self, told: dict[str, Any]) -> Tensor | None:
-        """The state that the connector stored for this prompt, once it has. What is approximate is nobody's to keep."""
-        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
+    def state_bytes(self) -> int:
+        """Bytes of the state that the connector stored for this arm."""
+        store = named.worker_side().store
+        return sum(meta.nbytes for salt in self._salts for meta in store.metas(partition_of(salt)))
 
-        side = get_kv_transfer_group().worker_side
+    def _capture(self, told: dict[str, Any]) -> Tensor | None:
+        """Says that the connector has stored this prompt's state, once it has. What is approximate is nobody's to keep."""
+        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
+        side = named.worker_side()
         deadline = time.monotonic() + CAPTURE_TIMEOUT_S
         while key and time.monotonic() < deadline and side.saver.flush(CAPTURE_TIMEOUT_S):
-            chunk = side.store.get(key)
-            if chunk is not None:
-                return chunk.tensor
+            if side.store.meta(key) is not None:
+                return NO_STATE
             time.sleep(0.01)
         return None
 
@@ -272,15 +265,6 @@ class VLLMEngine:
         from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 
         return int(get_ec_transfer().encoded) if has_ec_transfer() else 0
-
-    def _model(self) -> Any:
-        from dejakv.engines.vllm.bind import bound_model
-
-        return bound_model(self._shared.llm.llm_engine.vllm_config)
-
-    def _image_placeholder(self) -> str:
-        token = getattr(self._shared.llm.get_tokenizer(), "image_token", None)
-        return str(token or "<image>")
 
     def _check_length(self, count: int) -> None:
         if count >= self.context:

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Blend from a named donor: what `VLLMEngine` asks of the connector in its own process, and what that says it did.
 
 The pipeline finds the donor, with the levels, guards and planner of every engine; the connector blends. Their ids of one
@@ -5,7 +6,7 @@ prompt differ, since the connector knows the partition as a digest of the `cache
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from dejakv.engines.base import Completion, Prepared
@@ -15,13 +16,8 @@ from dejakv.identity import exact_key
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
 
-_OF_A_REQUEST = "max_computed"
-"""What a request may spend beyond its exact prefix. vLLM's prefix is its own, and the connector's `min_gain` guards it."""
 
-
-def why_not(
-    prepared: Prepared, donors: Sequence[Chunk], asked: BlendConfig, settings: ConnectorSettings, epoch: str
-) -> str:
+def why_not(prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSettings, epoch: str) -> str:
     """Why this prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
     if not settings.may_blend:
         return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
@@ -29,13 +25,23 @@ def why_not(
         return "blend is for prompts without media"
     if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
         return "a donor's state is of another model"
-    mine = settings.blend_config()
-    names = [item.name for item in fields(mine) if item.name != _OF_A_REQUEST]
-    other = [name for name in names if getattr(mine, name) != getattr(asked, name)]
-    if other:
-        values = ", ".join(f"{name}={getattr(mine, name)!r}" for name in other)
-        return f"this vLLM was started to blend with {values}: ask for the same, or start it with what is asked for"
     return ""
+
+
+def blend_as(asked: BlendConfig | None) -> None:
+    """Has the connector of this process blend the next request in this way, if it is to be blended. Nothing else runs beside it.
+
+    `max_computed` does not count: vLLM's prefix is its own, and the connector's `min_gain` guards it.
+    """
+    if asked is not None:
+        worker_side().blender.config = asked
+
+
+def worker_side() -> Any:
+    """The worker's side of the connector in this process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker_side
 
 
 def wish_for(donor: ChunkMeta, salt: str, epoch: str) -> dict[str, Any]:

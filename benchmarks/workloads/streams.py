@@ -1,0 +1,89 @@
+"""What is measured: a workload through an engine, its requests, and the arms that serve each of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.base import Sample
+from dejakv.engines.open import open_templates
+from dejakv.errors import DatasetError
+from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.run import read_samples
+from dejakv.experiments.settings import Arm, EngineName, RunSettings, settings_from
+from dejakv.reuse.quality import QUALITIES
+
+REQUESTS = 30
+LENGTHS = (600, 2_000)
+STORE_BYTES = 32 * 1024**3
+"""Of each arm: nothing is evicted, in the comparison as in prefix caching."""
+
+_READ_PER_REQUEST = 10
+"""How many samples of a workload are looked at for each that has the right length."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One workload through one engine. `lengths`: least and most prompt tokens; samples outside of them are left out."""
+
+    settings: RunSettings
+    requests: int = REQUESTS
+    lengths: tuple[int, int] = LENGTHS
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.settings.dataset}-{self.settings.engine}"
+
+    def told(self) -> dict[str, Any]:
+        """All that its results depend on, by name; only a run of the same goes on with its rows."""
+        arms = {
+            f"arms.{name}": None if config is None else str(config)
+            for name, (_, config) in arms_of(self.settings.cache).items()
+        }
+        return {**self.settings.named(), "requests": self.requests, "lengths": list(self.lengths), **arms}
+
+
+def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS) -> Stream:
+    """A workload with the settings of its preset."""
+    run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests}
+    return Stream(settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests)
+
+
+def arms_of(config: SemanticCacheConfig) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
+    """The arms by name: nothing reused, prefix caching, and blend at each quality."""
+    arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {"none": ("none", None), "prefix": ("prefix", None)}
+    for name in QUALITIES:
+        arms[name] = ("cache", replace(config, reuse="blend", blend_quality=name))
+    return arms
+
+
+def in_folder(config: SemanticCacheConfig, folder: Path, quality: str) -> SemanticCacheConfig:
+    """The config with its state below `folder`, apart from the other arms'."""
+    return replace(config, cache_dir=str(folder / quality))
+
+
+def chosen_of(stream: Stream) -> tuple[list[Sample], Prompter, int]:
+    """The stream's samples, what renders them, and the sum of their prompt tokens.
+
+    Raises: DatasetError if too few samples have the right length.
+    """
+    settings = stream.settings
+    templates = open_templates(settings)
+    prompter = Prompter(templates, settings.prompt_template, settings.chunk_source)
+    tokenizer: Any = getattr(templates, "tokenizer", templates)
+    least, most = stream.lengths
+    chosen: list[Sample] = []
+    total = 0
+    for sample in read_samples(settings):
+        count = len(tokenizer(prompter.prompt(sample), add_special_tokens=False)["input_ids"])
+        if least <= count <= most:
+            chosen.append(sample)
+            total += count
+        if len(chosen) == stream.requests:
+            return chosen, prompter, total
+    raise DatasetError(
+        f"{settings.dataset} has {len(chosen)} prompts of {least} to {most} tokens among the first {settings.max_samples}:"
+        f" ask for fewer with --requests"
+    )

@@ -1,0 +1,43 @@
+"""The part of an engine that knows which model it has, and whether it is still the same one."""
+
+from threading import RLock
+
+from dejakv.engines.transformers.vision import Vision
+from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.errors import ModelChangedError
+
+
+class WatchedModel:
+    """Fingerprints of the model, and of its tower for the registry of encoder outputs."""
+
+    vision: Vision | None
+    _watch: ModelWatch
+    _lock: RLock
+
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: state cannot be identified."""
+        return self._watch.epoch
+
+    @property
+    def unidentified(self) -> str:
+        """Why the epoch is empty; empty if it is not."""
+        return self._watch.reason
+
+    def weights_changed(self) -> str:
+        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
+        with self._lock:
+            self._watch.renew()
+            self._follow()
+            return self.epoch
+
+    def _check_model(self, expected: str = "") -> None:
+        """Raises: ModelChangedError if the model is not the one that state was looked up for."""
+        self._watch.check()
+        self._follow()
+        if expected and expected != self.epoch:
+            raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _follow(self) -> None:
+        if self.vision is not None:
+            self.vision.follow(self._watch.encoder_epoch)

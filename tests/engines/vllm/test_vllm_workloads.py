@@ -1,0 +1,43 @@
+"""The comparison of `make workloads` through vLLM: three qualities of blend from one engine, each with its own state."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.workloads.measure import measure
+from benchmarks.workloads.streams import Stream
+
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.watch import Silent
+from dejakv.reuse.quality import QUALITIES
+
+REQUESTS = 6
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    output: Path = tmp_path_factory.mktemp("workloads")
+    settings = settings_from("docs", {"dtype": "fp32", "engine": "vllm", "max_samples": 40}, {})
+    assert measure(Stream(settings, REQUESTS, (150, 4_000)), output, Silent())
+    assert not (output / "docs-vllm" / "state").exists()
+    return [json.loads(line) for line in (output / "docs-vllm" / "samples.jsonl").read_text().splitlines()]
+
+
+def test_no_arm_has_anothers_state(lines: list[dict[str, Any]]) -> None:
+    """The arms that come later in a turn would find the first prompt computed."""
+    assert all(arm["computed_tokens"] == arm["prompt_tokens"] for arm in lines[0]["arms"].values())
+
+
+def test_each_arm_is_blended_at_its_own_quality(lines: list[dict[str, Any]]) -> None:
+    computed = {
+        name: sum(line["arms"][name]["computed_tokens"] for line in lines if line["arms"][name]["method"] == "blend")
+        for name in QUALITIES
+    }
+    assert computed["strict"] >= computed["default"] >= computed["loose"] > 0
+
+
+def test_fidelity_is_that_of_the_arms_own_quality(lines: list[dict[str, Any]]) -> None:
+    """Measured when other arms have been blended since: a repetition in another way would not be counted."""
+    near = [line["arms"][name]["fidelity"] for line in lines for name in ("prefix", *QUALITIES)]
+    assert all(near)
