@@ -13,6 +13,9 @@ from dejakv.find.copied.tier import ENTRY_BYTES, Tier, merged, numbers_of, withi
 SEGMENT_BYTES = 256
 """What the name of a segment and its place in two tables take, about."""
 
+GROWTH = 8
+"""How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
+
 DEAD_SHARE = 0.25
 """Share of entries of removed segments above which the index is compacted."""
 
@@ -128,7 +131,7 @@ class CopiedIndex:
             held.alive[number] = True
             held.uses[number] = 0
             tiers = [*held.tiers, Tier.of(number, found).capped(held.uses)]
-            while len(tiers) > 1 and len(tiers[-2]) < 2 * len(tiers[-1]):
+            while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
                 newer, older = (self._living(tier, held) for tier in (tiers.pop(), tiers.pop()))
                 tiers.append(merged(older, newer).capped(held.uses))
             held.names.append(name)
