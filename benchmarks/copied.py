@@ -9,11 +9,11 @@ Two kinds of stored prompts, of 4,000 tokens each:
     passages  prompts put together of passages of that text (100 to 800 tokens), popular ones again and again, as retrieval
               does it: most fingerprints have more holders than are kept
 
-A prompt that is looked up has 4,000 tokens, of which none, half or all stand in stored prompts, in pieces of 250 tokens or in
-passages (less, where a passage was not stored yet). The truth is a sorted array of the hashes of all 32-token runs, asked in the same run: it says which tokens are copied,
-not where they stand. Recall below the cap: the same over runs whose fingerprints have at most 16 holders, which is what is
-guaranteed. Token ids of stored prompts are mapped from a file. Times are of one thread: by the clock, and of the processor, which
-other work on the machine disturbs less.
+A prompt that is looked up has 4,000 tokens, of which none, half or all stand in stored prompts, in pieces of 250 tokens or
+in passages (less, where a passage was not stored yet). The truth is a sorted array of the hashes of all 32-token runs,
+asked in the same run: it says which tokens are copied, not where they stand. Recall below the cap: the same over runs whose
+fingerprints have at most 16 holders, which is what is guaranteed. Token ids of stored prompts are mapped from a file. Times
+are of one thread: by the clock, and of the processor, which other work on the machine disturbs less.
 """
 
 import argparse
