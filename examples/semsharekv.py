@@ -10,12 +10,12 @@ what changed (and the rest of those sentences, and the question), and answers. F
 import argparse
 from pathlib import Path
 
-from dejakv.reuse.explain import explain, to_html, to_terminal
 from rich.console import Console
 
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, run_blend
+from dejakv.reuse.explain import explain, to_html, to_terminal
 from dejakv.reuse.token_store import LRUCacheStore, make_item
 
 DONOR = (

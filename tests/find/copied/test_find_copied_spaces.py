@@ -173,7 +173,7 @@ def test_counts_can_be_forgotten(store: MemoryStore, copied: CopiedText) -> None
     assert copied.counts("p") == CopiedCounts()
 
 
-@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"least": 0}])
+@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"least": 0}, {"worth": 0}])
 def test_bounds_below_one_are_refused(store: MemoryStore, wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be 1 or more"):
         CopiedText(tokens_from(store), **wrong)

@@ -10,7 +10,7 @@ class CopiedCounts:
     tokens      tokens of these prompts; `covered` of them stood in runs
     candidates  places compared; `dropped` were too many to be compared
     gone        donors that left the store before they were compared
-    evicted     chunks that left the index for its memory limit; `refused` were too large for it alone
+    evicted     chunks that left the index for its memory limit; `refused` were too large for it
     """
 
     searches: int = 0

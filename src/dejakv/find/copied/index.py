@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,16 @@ from dejakv.find.copied.tier import ENTRY_BYTES, Tier, merged, numbers_of, withi
 SEGMENT_BYTES = 256
 """What the name of a segment and its place in two tables take, about."""
 
+GROWTH = 8
+"""How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
+
 DEAD_SHARE = 0.25
 """Share of entries of removed segments above which the index is compacted."""
+
+
+def bytes_of(places: int) -> int:
+    """Memory of a segment of so many places."""
+    return ENTRY_BYTES * places + SEGMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,32 +42,68 @@ class Holders:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a search sees: replaced as a whole, but for `alive`, `uses` and the end of `names`."""
+    """What a search sees. Tiers never change; of the rest, what concerns new and removed segments changes in place.
+
+    names       `[s]` by number, `number_of` the living ones' numbers
+    sizes, alive, uses  `[s or more]`: places added, whether it is still held, how often it was used
+    """
 
     tiers: tuple[Tier, ...]
     names: list[str]
+    number_of: dict[str, int]
     sizes: NDArray[np.int32]
     alive: NDArray[np.bool_]
     uses: NDArray[np.uint32]
+
+    @classmethod
+    def empty(cls) -> "_Held":
+        return cls((), [], {}, np.zeros(16, np.int32), np.zeros(16, np.bool_), np.zeros(16, np.uint32))
+
+    def grown(self) -> "_Held":
+        """With room for twice as many segments."""
+        room = np.zeros(len(self.alive), np.bool_)
+        return replace(
+            self,
+            sizes=np.concatenate([self.sizes, room.astype(np.int32)]),
+            alive=np.concatenate([self.alive, room]),
+            uses=np.concatenate([self.uses, room.astype(np.uint32)]),
+        )
+
+    def compacted(self) -> "_Held":
+        """Without removed segments and their places, the others numbered anew in their order."""
+        alive = np.flatnonzero(self.alive[: len(self.names)])
+        new = np.full(len(self.names), -1, np.int64)
+        new[alive] = np.arange(len(alive))
+        names = [self.names[number] for number in alive.tolist()]
+        tiers = tuple(tier for tier in (tier.renumbered(new) for tier in self.tiers) if len(tier))
+        room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
+        return _Held(
+            tiers,
+            names,
+            {name: number for number, name in enumerate(names)},
+            sizes=np.pad(self.sizes[alive], room),
+            alive=np.pad(self.alive[alive], room),
+            uses=np.pad(self.uses[alive], room),
+        )
 
 
 class CopiedIndex:
     """Segments by their fingerprints. Thread-safe: a search locks nothing, changes wait for one another.
 
-    1.5 bytes an indexed token, up to a third more until removed segments are compacted away.
+    1.5 bytes an indexed token, up to a third more until removed segments are compacted away, and at most twice as much while
+    tiers are merged.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._number_of: dict[str, int] = {}
         self._dead = 0
-        self._held = _Held((), [], np.zeros(16, np.int32), np.zeros(16, np.bool_), np.zeros(16, np.uint32))
+        self._held = _Held.empty()
 
     def __len__(self) -> int:
-        return len(self._number_of)
+        return len(self._held.number_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._number_of
+        return name in self._held.number_of
 
     @property
     def entries(self) -> int:
@@ -77,22 +121,22 @@ class CopiedIndex:
         if not len(found):
             return False
         with self._lock:
-            if name in self._number_of:
-                return False
             held = self._held
+            if name in held.number_of:
+                return False
             number = len(held.names)
             if number == len(held.alive):
-                held = _grown(held)
-            held.names.append(name)
+                held = held.grown()
             held.sizes[number] = len(found)
             held.alive[number] = True
             held.uses[number] = 0
-            self._number_of[name] = number
             tiers = [*held.tiers, Tier.of(number, found).capped(held.uses)]
-            while len(tiers) > 1 and len(tiers[-2]) < 2 * len(tiers[-1]):
+            while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
                 newer, older = (self._living(tier, held) for tier in (tiers.pop(), tiers.pop()))
                 tiers.append(merged(older, newer).capped(held.uses))
-            self._held = _Held(tuple(tiers), held.names, held.sizes, held.alive, held.uses)
+            held.names.append(name)
+            held.number_of[name] = number
+            self._held = replace(held, tiers=tuple(tiers))
         return True
 
     def remove(self, name: str) -> bool:
@@ -110,10 +154,10 @@ class CopiedIndex:
         with self._lock:
             if self._dead and self.nbytes > nbytes:
                 self._compact()
-            while self._number_of and (excess := self.nbytes - nbytes) > 0:
+            while len(self) and (excess := self.nbytes - nbytes) > 0:
                 held = self._held
                 for number, name in enumerate(list(held.names)):
-                    excess -= ENTRY_BYTES * int(held.sizes[number]) + SEGMENT_BYTES  # at most: some are beyond the cap
+                    excess -= bytes_of(int(held.sizes[number]))  # at most: some are beyond the cap
                     self._drop(name)
                     gone.append(name)
                     if excess <= 0:
@@ -122,12 +166,13 @@ class CopiedIndex:
         return gone
 
     def used(self, names: Sequence[str]) -> None:
-        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay."""
-        with self._lock:
-            for name in names:
-                number = self._number_of.get(name)
-                if number is not None:
-                    self._held.uses[number] += 1
+        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay. It locks nothing either:
+        a use noted during a change may be lost."""
+        held = self._held
+        for name in names:
+            number = held.number_of.get(name)
+            if number is not None:
+                held.uses[number] += 1
 
     def holders(self, keys: NDArray[np.uint32]) -> Holders:
         """Where these fingerprints stand (sorted, each once): at most 16 places each."""
@@ -162,7 +207,7 @@ class CopiedIndex:
         return tier.only(held.alive[numbers_of(tier.entries)]) if self._dead else tier
 
     def _drop(self, name: str) -> bool:
-        number = self._number_of.pop(name, None)
+        number = self._held.number_of.pop(name, None)
         if number is None:
             return False
         self._held.alive[number] = False
@@ -170,27 +215,5 @@ class CopiedIndex:
         return True
 
     def _compact(self) -> None:
-        """Leaves out the entries of removed segments and numbers the others anew, in their order."""
-        held = self._held
-        alive = np.flatnonzero(held.alive[: len(held.names)])
-        new = np.full(len(held.names), -1, np.int64)
-        new[alive] = np.arange(len(alive))
-        names = [held.names[number] for number in alive.tolist()]
-        room = max(16, len(alive) + len(alive) // 4)
-        sizes, flags, uses = np.zeros(room, np.int32), np.zeros(room, np.bool_), np.zeros(room, np.uint32)
-        sizes[: len(alive)], flags[: len(alive)], uses[: len(alive)] = held.sizes[alive], True, held.uses[alive]
-        tiers = tuple(tier for tier in (tier.renumbered(new) for tier in held.tiers) if len(tier))
-        self._held = _Held(tiers, names, sizes, flags, uses)
-        self._number_of = {name: number for number, name in enumerate(names)}
+        self._held = self._held.compacted()
         self._dead = 0
-
-
-def _grown(held: _Held) -> _Held:
-    room = np.zeros(len(held.alive), np.bool_)
-    return _Held(
-        held.tiers,
-        held.names,
-        np.concatenate([held.sizes, room.astype(np.int32)]),
-        np.concatenate([held.alive, room]),
-        np.concatenate([held.uses, room.astype(np.uint32)]),
-    )

@@ -7,8 +7,7 @@ from dejakv.errors import ConfigError
 from dejakv.find.copied.counts import CopiedCounts, CountsOf
 from dejakv.find.copied.cover import Cover, cover
 from dejakv.find.copied.fingerprints import GUARANTEED, fingerprints
-from dejakv.find.copied.index import CopiedIndex
-from dejakv.find.copied.tier import ENTRY_BYTES
+from dejakv.find.copied.index import CopiedIndex, bytes_of
 from dejakv.find.copied.verify import TokensOf
 from dejakv.store.base import ChunkMeta, Store
 from dejakv.tokens import Ids, with_media
@@ -34,17 +33,22 @@ class CopiedText:
 
     tokens_of  token ids `[n]` of a chunk as `with_media` gives them, None for one that is gone; `tokens_from(store)` is one
     max_bytes  memory of one space. When it is reached, the chunks that were added first leave that space's index until an eighth
-               is free. They stay in the store and are found by other levels. A chunk that needs more alone is not indexed.
+               is free. They stay in the store and are found by other levels. A chunk that needs more than half of it alone is
+               not indexed.
     least      tokens in the shortest run; below 32 some are missed
+    worth      tokens that what is left of a run, beside longer ones, must have to be used
 
     Raises: ConfigError for bounds below 1.
     """
 
-    def __init__(self, tokens_of: TokensOf, *, max_bytes: int = MAX_BYTES, least: int = GUARANTEED) -> None:
-        if min(max_bytes, least) < 1:
-            raise ConfigError(f"copied text with max_bytes={max_bytes} and least={least}: both must be 1 or more")
+    def __init__(
+        self, tokens_of: TokensOf, *, max_bytes: int = MAX_BYTES, least: int = GUARANTEED, worth: int = 1
+    ) -> None:
+        if min(max_bytes, least, worth) < 1:
+            raise ConfigError(f"copied text with {max_bytes=}, {least=}, {worth=}: each must be 1 or more")
         self.max_bytes = max_bytes
         self.least = least
+        self.worth = worth
         self._tokens_of = tokens_of
         self._counts = CountsOf()
         self._indexes: dict[Space, CopiedIndex] = {}
@@ -64,10 +68,9 @@ class CopiedText:
             return sum(index.nbytes for index in self._indexes.values())
 
     def add(self, meta: ChunkMeta) -> bool:
-        """Makes a chunk findable. False for one that is known, is shorter than a run or takes more than the limit."""
+        """Makes a chunk findable. False for one that is known, is shorter than a run or too large for the limit."""
         found = fingerprints(with_media(meta.token_ids, meta.spans))
-        room = self.max_bytes - self.max_bytes // 8
-        if ENTRY_BYTES * len(found) + CopiedIndex().nbytes > room:
+        if 2 * bytes_of(len(found)) > self.max_bytes:
             self._counts.add(meta.partition, refused=1)
             return False
         space = (meta.partition, meta.epoch)
@@ -81,7 +84,7 @@ class CopiedText:
                         self._space_of[meta.id] = space
                     break
         if index.nbytes > self.max_bytes:
-            gone = index.shrink(room)
+            gone = index.shrink(self.max_bytes - self.max_bytes // 8)
             self._counts.add(meta.partition, evicted=len(gone))
             with self._lock:
                 for id in gone:
@@ -105,8 +108,9 @@ class CopiedText:
         target = with_media(prepared.token_ids, prepared.spans)
         partition = prepared.request.partition
         index = self._indexes.get((partition, epoch))
-        found = Cover(len(target)) if index is None else cover(target, index, self._tokens_of, self.least)
+        found = Cover(len(target))
         if index is not None:
+            found = cover(target, index, self._tokens_of, self.least, worth=self.worth)
             index.used(found.donors)
         self._counts.add(
             partition, searches=1, hits=int(bool(found.runs)), tokens=found.tokens, covered=found.covered,

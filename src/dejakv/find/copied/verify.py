@@ -13,7 +13,7 @@ from dejakv.tokens import Ids
 TokensOf = Callable[[str], NDArray[np.int64] | None]
 """Token ids of a segment by its name, pictures' as `with_media` gives them; None for one that is gone."""
 
-STEP = 256
+STEP = 1024
 """Tokens compared at once beyond a candidate's window; doubled while they are equal."""
 
 EXTENDED = 1 << 20
@@ -48,7 +48,7 @@ def verified(target: Ids, found: Candidates, names: Sequence[str], tokens_of: To
         if tokens is None:
             gone += 1
             continue
-        held[number] = tokens
+        held[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
         lengths[start:stop] = len(tokens)
     stops = np.minimum(found.stop, lengths - found.diagonals)
     there = np.flatnonzero(stops - found.first >= K)
@@ -74,17 +74,14 @@ def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
 def _equal(
     target: Ids, held: dict[int, NDArray[np.int64]], numbers: Ids, diagonals: Ids, first: Ids, stop: Ids
 ) -> tuple[Ids, Ids, Ids]:
-    """Runs of at least `K` equal tokens within windows: which window, start and stop in the prompt. All windows at once."""
-    widths = stop - first
-    ends = np.cumsum(widths)
-    begins = ends - widths
-    window = np.repeat(np.arange(len(widths)), widths)
-    mine = np.arange(int(widths.sum())) + (first - begins)[window]
-    theirs = mine + diagonals[window]
-    same = np.empty(len(mine), np.bool_)
-    for number, begin, end in _by_segment(numbers):
-        part = slice(int(begins[begin]), int(ends[end - 1]))
-        same[part] = held[number][theirs[part]] == target[mine[part]]
+    """Runs of at least `K` equal tokens within windows: which window, start and stop in the prompt."""
+    ends = np.cumsum(stop - first)
+    begins = ends - (stop - first)
+    same = np.empty(int(ends[-1]) if len(ends) else 0, np.bool_)
+    columns = (numbers, diagonals, first, stop, begins, ends)
+    windows = zip(*(column.tolist() for column in columns), strict=True)
+    for number, shift, low, high, begin, end in windows:
+        np.equal(held[number][low + shift : high + shift], target[low:high], out=same[begin:end])
     # A run begins where a token is equal and the one before, in the same window, is not.
     opens, closes = same.copy(), same.copy()
     opens[1:] &= ~same[:-1]
@@ -94,7 +91,9 @@ def _equal(
     starts, lasts = np.flatnonzero(opens), np.flatnonzero(closes)
     long = lasts - starts >= K - 1
     starts, lasts = starts[long], lasts[long]
-    return window[starts], mine[starts], mine[lasts] + 1
+    window = np.searchsorted(ends, starts, side="right")
+    moved = (first - begins)[window]
+    return window, starts + moved, lasts + moved + 1
 
 
 def _follow(
@@ -116,11 +115,14 @@ def _follow(
 
 def _forward(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     """How many tokens are equal from the beginning."""
+    if not len(one) or one[0] != other[0]:
+        return 0
     done, step = 0, STEP
     while done < len(one):
-        differ = np.flatnonzero(one[done : done + step] != other[done : done + step])
-        if differ.size:
-            return done + int(differ[0])
+        differs = one[done : done + step] != other[done : done + step]
+        first = int(differs.argmax())
+        if differs[first]:
+            return done + first
         done += step
         step *= 2
     return len(one)
