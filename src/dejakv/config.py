@@ -45,6 +45,7 @@ class SemanticCacheConfig:
     max_write_rate        bytes a second the store may take, 0 for no limit
     blend_quality         `strict`, `default` or `loose`: more rows for answers nearer to full computation's, or fewer for speed
                           (see `dejakv.reuse.quality`)
+    copied_text           blend looks for runs of tokens that stand in stored prompts, at whatever place
     blend_share           share of rows that `blend` recomputes in the layers it does not compute whole; more where more
                           has changed. None: the quality's
     blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
@@ -56,6 +57,7 @@ class SemanticCacheConfig:
     exact_prefix: bool = True
     exact_text: bool = True
     semantic_text: bool = True
+    copied_text: bool = True
     similarity_threshold: Cosine = SIMILARITY_THRESHOLD
     chunk_window: Count = 0
     index_encoder: str = DEFAULT_ENCODER
@@ -82,7 +84,7 @@ class SemanticCacheConfig:
     blend_map: BlendMap = MAP
     blend_selector: BlendSelector | None = None
     blend_share: Share | None = None
-    blend_donors: Positive = 2
+    blend_donors: Positive = 8
     image_root: Folder | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
+from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
 from dejakv.find.plan import Plan, plan
@@ -30,6 +31,13 @@ from dejakv.store.base import ChunkMeta, Store
 
 Embed = Callable[[Request], Vectors]
 PrefixPays = Callable[[int, int], bool]
+COPIED = "copied"
+"""Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
+
+LEAST_COPIED = 0.4
+"""Share of a prompt that donors must hold. Of a blended prompt nothing is stored, so a prompt with more new text is computed,
+and later ones find it."""
+
 NAMED = "named"
 """Level of a donor that the caller named."""
 
@@ -75,6 +83,7 @@ class Finder:
         self.promotions = Promotions()
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
+        self.copied = CopiedText(tokens_from(store)) if self.config.copied_text else None
 
     def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
@@ -88,7 +97,7 @@ class Finder:
         key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
         query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
         statuses: dict[str, Status] = {}
-        found = self._find(query, key, prepared.epoch, ask, statuses)
+        found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, pays) if self.config.exact_prefix else None)
         statuses["kv_cache"] = "hit" if found.match or found.prefix else "miss"
         self.counts.lookup(request.partition, found.verdicts)
@@ -108,12 +117,16 @@ class Finder:
         query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
         if self.config.exact_prefix:
             self._prefix.add(meta)
+        if self.copied is not None:
+            self.copied.add(meta)
         for level in self.levels:
             level.add(meta.id, query)
 
     def remove(self, donor: str) -> None:
         """Makes a chunk unfindable."""
         self._prefix.remove(donor)
+        if self.copied is not None:
+            self.copied.remove(donor)
         for level in self.levels:
             level.remove(donor)
 
@@ -136,10 +149,19 @@ class Finder:
             len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share
         )  # fmt: skip
 
-    def _find(self, query: Query, key: str, epoch: str, ask: Ask, statuses: dict[str, Status]) -> Found:
+    def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
+        epoch = prepared.epoch
         own = self._of_caller(key, query.request, epoch)
         if ask.donor is not None:
             return self._named(ask.donor, own, query.request, epoch)
+        copied = Found()
+        if self.copied is not None and ask.method == "blend" and ask.similar and own is None:
+            copied = self._copied(self.copied, prepared)
+            statuses["copied"] = "hit" if copied.match else "miss"
+            if copied.match is not None:
+                for level in self.levels:
+                    _skip(level, statuses)
+                return copied
         verdicts: list[Verdict] = []
         match: Match | None = None
         donors: list[ChunkMeta] = []
@@ -177,6 +199,19 @@ class Finder:
             if match is None and search.matches:
                 statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
+
+    def _copied(self, index: CopiedText, prepared: Prepared) -> Found:
+        """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
+        cover = index.search(prepared, prepared.epoch)
+        metas = [
+            self._of_caller(id, prepared.request, prepared.epoch) for id in cover.donors[: self.config.blend_donors]
+        ]
+        donors = tuple(meta for meta in metas if meta is not None)
+        used = {meta.id for meta in donors}
+        copied = sum(run.length for run in cover.runs if run.donor in used)
+        if not donors or copied < LEAST_COPIED * cover.tokens:
+            return Found()
+        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied)
 
     def _named(self, donor: str, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
         """The donor that the caller named, or the prompt's own state, which is always better."""

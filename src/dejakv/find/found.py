@@ -15,12 +15,14 @@ class Found:
     match     the best donor that passed the guards; `donors` its description first, further ones only for blend
     prefix    the longest exact prefix that is worth loading
     verdicts  what the guards said of each candidate they saw
+    copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
     """
 
     match: Match | None = None
     donors: tuple[ChunkMeta, ...] = ()
     prefix: tuple[PrefixHit, ChunkMeta] | None = None
     verdicts: tuple[Verdict, ...] = ()
+    copied: int | None = None
 
     @property
     def refused(self) -> str:

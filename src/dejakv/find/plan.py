@@ -35,7 +35,7 @@ def plan(tokens: int, found: Found, ask: Ask, *, same: bool = False, min_gain: i
 
     same      the donor's token ids and media equal the request's: exact reuse, whatever was asked
     min_gain  tokens that an approximate plan must save beyond the exact prefix
-    share     rows that blend would recompute
+    share     rows that blend would recompute at least; what is not copied is computed beyond it
     """
     prefix, match = found.prefix, found.match
     held = prefix[0].tokens if prefix else 0
@@ -49,7 +49,7 @@ def plan(tokens: int, found: Found, ask: Ask, *, same: bool = False, min_gain: i
         return Plan("exact", found.donors[:1], match, tokens - 1)
     if ask.method == "exact":
         return without("not asked for: reuse is exact and the tokens differ")
-    computed = 1 if ask.method == "adopt" else max(1, round(tokens * share))
+    computed = 1 if ask.method == "adopt" else max(1, round(tokens * share), tokens - (found.copied or tokens))
     gain = (tokens - held) - computed
     if gain < min_gain:
         return without(

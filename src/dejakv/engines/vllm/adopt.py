@@ -69,7 +69,7 @@ class Adopter:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
         self.config = config or SemanticCacheConfig(reuse="adopt")
-        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, min_gain=0)
+        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
         self._store = MemoryStore(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
