@@ -7,11 +7,12 @@ from typing import Any
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
+from dejakv.engines.choice import EngineName
 from dejakv.engines.open import open_templates
 from dejakv.errors import DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import read_samples
-from dejakv.experiments.settings import Arm, EngineName, RunSettings, settings_from
+from dejakv.experiments.settings import Arm, RunSettings, settings_from
 from dejakv.reuse.quality import QUALITIES
 
 REQUESTS = 30
