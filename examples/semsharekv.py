@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, run_blend
-from dejakv.reuse.explain import explain, to_html, to_terminal
+from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.token_store import LRUCacheStore, make_item
 
 DONOR = (

@@ -12,6 +12,7 @@ import pytest
 from vllm_harness import DOCS, worker_side
 
 from dejakv.engines.base import Completion
+from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.engine import VLLMEngine
@@ -19,7 +20,7 @@ from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.experiments.fidelity import fidelity
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, run_blend
+from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, ChunkMeta
 
 PLACES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Accra")
