@@ -35,13 +35,13 @@ def test_blend_exactness(engine):
     assert blender.check(chunk) == ""
 
     ids = torch.tensor(B)
-    draft = blender.draft(tuple(B), chunk, Buffers(1 << 24))
+    draft = blender.draft(tuple(B), len(B), chunk, Buffers(1 << 24))
     every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
     assert every.computed == len(B)
     exact = _exact_state(engine, B)
     assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
 
-    same = blender.draft(tuple(A), chunk, Buffers(1 << 24))
+    same = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
     forced = torch.zeros(len(A), dtype=torch.bool)
     forced[-1] = True
     from dejakv.reuse.schedule import Schedule
@@ -73,7 +73,7 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     blender = worker_side().blender
     (meta,) = worker_side().store.metas(partition="default")
     chunk = worker_side().store.get(meta.id)
-    draft = blender.draft(tuple(A), chunk, Buffers(1 << 24))
+    draft = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
     draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4))
     got = blender.question_attention(draft)
     model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")

@@ -1,41 +1,22 @@
 """`Completion.continued` on vLLM: what the model would say along given tokens, beside the transformers engine's."""
 
 import copy
-import random
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_facts import BLENDING, blended, changed, donor_of, request
 from vllm_harness import DOCS, worker_side
 
-from dejakv.engines.base import Completion
-from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.engine import VLLMEngine
 from dejakv.engines.vllm.keys import partition_of
-from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.experiments.fidelity import fidelity
-from dejakv.request import Request, Sampling
+from dejakv.request import Request
 from dejakv.reuse.blend import BlendConfig
-from dejakv.store.base import Chunk, ChunkMeta
-
-PLACES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Accra")
-PEOPLE = ("Ann", "Bob", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans")
-BLENDING = ConnectorSettings(
-    modes=("off", "exact", "blend"), index_encoder="none", lookup_timeout_s=30.0, blend_share=0.15, blend_max_share=1.0
-)
-CONFIG = BlendConfig(share=0.15, max_share=1.0, selector="value")
-
-
-def request(seed: int, wanted: str = "Bob", tokens: int = 4) -> Request:
-    """A document of many facts and a question about it."""
-    order = random.Random(seed)
-    facts = " ".join(f"{person} lives in {order.choice(PLACES)} ." for person in PEOPLE * 3)
-    return Request(f"r{seed}", f"<s> {facts} <q> Where does {wanted} live ? <a>", "", sampling=Sampling(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -74,37 +55,13 @@ def test_rows_along_another_answer_are_those_of_a_repetition(engine: VLLMEngine)
         close(got.continued(want.token_ids), want.continued(want.token_ids))  # the own answer's rows are still there
 
 
-def donor_of(engine: VLLMEngine, asked: Request) -> Chunk:
-    """The state of a request that the cache arm answered exactly, as the pipeline would hold it."""
-    prepared = engine.prepare(asked)
-    tensor = engine.run(prepared).capture()
-    assert tensor is not None
-    meta = ChunkMeta("donor", "default", "", prepared.token_ids, asked.prompt, "", "space")
-    return Chunk(meta, tensor)
-
-
-def changed(seed: int) -> Request:
-    """The document of `request(seed)` with its facts in another order."""
-    first = request(seed, tokens=4)
-    start, facts, end = re.split(r"(?<=<s> )|(?= <q>)", first.prompt)
-    order = facts.split(" . ")
-    return replace(first, id="changed", prompt=start + " . ".join(order[5:] + order[:5]) + end)
-
-
-def blended(engine: Any, seed: int, chunk: Chunk, config: BlendConfig = CONFIG) -> Completion:
-    done = run_blend(engine, engine.prepare(changed(seed)), [chunk], config)
-    assert done.details["blend"].blended, done.details["blend"].reason
-    return done
-
-
 def test_a_blend_is_as_near_as_the_transformers_engines(engine: VLLMEngine) -> None:
     plain = TransformersEngine.from_pretrained(str(DOCS), dtype="fp32").for_arm("none")
     cached = engine.for_arm("cache")
     full = plain.run(plain.prepare(changed(3)))
     chunk = donor_of(cached, request(3))
     near = fidelity(full.continued(full.token_ids), blended(cached, 3, chunk).continued(full.token_ids))
-    same = replace(CONFIG, tail=BLENDING.blend_tail)
-    there = fidelity(full.continued(full.token_ids), blended(plain, 3, chunk, same).continued(full.token_ids))
+    there = fidelity(full.continued(full.token_ids), blended(plain, 3, chunk).continued(full.token_ids))
     assert near is not None
     assert there is not None
     assert near.kl == pytest.approx(there.kl, rel=0.2)  # vLLM computes the last rows in every layer

@@ -1,7 +1,8 @@
 """Blend inside vLLM's worker: a similar donor's state, token by token, and the rows that differ computed afresh.
 
 In a thread: token map, keys moved, rows that must be computed. In the engine loop: those rows, layer by layer. Maps, needs,
-schedules and selectors are the transformers engine's (`dejakv.reuse`).
+schedules and selectors are the transformers engine's (`dejakv.reuse`), and are made for the whole prompt as there. The last
+rows are computed by vLLM, so what is handed over ends before them.
 """
 
 import math
@@ -35,7 +36,8 @@ class Draft:
     ids     target tokens `[n]`
     state   the donor's, in target order and keys moved: `[2, layers, kv_heads, n, head_dim]`
     forced  rows that are computed in every layer `[n]`; similarity of the map `[n]`
-    tail    rows at the end that are the question, as far as it is blended: vLLM's `blend_tail` tokens are not among them
+    stop    first row that vLLM computes by itself, in every layer
+    tail    rows at the end that are the question, vLLM's among them
     lent    the memory of `state`, to be given back after use
     """
 
@@ -45,13 +47,14 @@ class Draft:
     similarity: torch.Tensor
     schedule: Schedule
     selector: Selector
+    stop: int
     tail: int
     lent: Lent | None = None
 
 
 @dataclass(frozen=True)
 class Blended:
-    """The state of all `n` tokens, and rows computed: the mean over layers, rounded up."""
+    """The state of the tokens before `Draft.stop`, and rows computed of them: the mean over layers, rounded up."""
 
     state: torch.Tensor
     computed: int
@@ -75,8 +78,9 @@ class Blender:
         self._ends = ends
         self._checked: str | None = None
 
-    def draft(self, token_ids: tuple[int, ...], chunk: Chunk, buffers: Buffers) -> Draft:
-        """To be called in a thread: everything that needs no forward pass.
+    def draft(self, token_ids: tuple[int, ...], stop: int, chunk: Chunk, buffers: Buffers) -> Draft:
+        """To be called in a thread: everything that needs no forward pass. `token_ids` are the whole prompt's, and vLLM
+        computes those from `stop` on.
 
         Raises: InputError for a prompt that has too little in common with the donor.
         """
@@ -103,6 +107,7 @@ class Blender:
             torch.from_numpy(found.similarity).to(self.device),
             self.config.schedule_for(len(self.decoder.layers)),
             Selector(self.config.selector),
+            stop,
             must.tail,
             lent,
         )
@@ -117,23 +122,25 @@ class Blender:
         if exact is not None:
             held = exact.shape[3]
             draft.state[:, :, :, :held] = exact
-        forced = int(draft.forced[held:].sum())
+        forced = int(draft.forced[held : draft.stop].sum())
         if draft.selector.name == "query" and forced < _most_rows(draft, held):
             scores = self.question_attention(draft, held)
         else:
             scores = draft.selector.fixed_scores(draft.similarity)
         total = self._pass(draft, held, scores)
-        return Blended(draft.state, math.ceil(total / len(self.decoder.layers)))
+        return Blended(draft.state[:, :, :, : draft.stop], math.ceil(total / len(self.decoder.layers)))
 
     @torch.inference_mode()
     def question_attention(self, draft: Draft, held: int = 0) -> torch.Tensor:
         """How much the question attends to each token, over all layers: `[n]` float32.
 
-        One pass of its rows alone over the donor's state. It writes only rows that the real pass computes again.
+        One pass of its rows alone, to the prompt's last one, over the donor's state. It writes only rows that the real pass
+        computes again or that vLLM computes.
         """
         n, layers = len(draft.ids), len(self.decoder.layers)
         alone = torch.arange(n, device=self.device) >= n - draft.tail
-        question = replace(draft, forced=alone, schedule=Schedule((0.0,) * layers), selector=Selector("similarity"))
+        none = Schedule((0.0,) * layers)
+        question = replace(draft, forced=alone, schedule=none, selector=Selector("similarity"), stop=n)
         seen = torch.zeros(n, device=self.device)
 
         def look(index: int, rows: torch.Tensor, queries: torch.Tensor) -> None:
@@ -143,15 +150,16 @@ class Blender:
         return seen
 
     def _pass(self, draft: Draft, held: int, scores: torch.Tensor, look: Look | None = None) -> int:
-        """Computes the forced rows and those of the best scores behind the first `held`, in place; the rows of all layers
-        together. A selector that compares V makes its own scores behind the first layer."""
-        n, layers = len(draft.ids), len(self.decoder.layers)
-        rows = torch.arange(held, n, device=self.device)
+        """Computes, of the rows from `held` to `draft.stop`, the forced ones and those of the best scores, in place; the rows
+        of all layers together. A selector that compares V makes its own scores behind the first layer."""
+        layers = len(self.decoder.layers)
+        rows = torch.arange(held, draft.stop, device=self.device)
         hidden, residual = None, None
         total = 0
-        for index in range(layers):
+        for index, wanted in enumerate(_rows(draft, held)):
             keys, values = draft.state[0, index], draft.state[1, index]
-            wanted = _rows(draft, index, held)
+            if not wanted and not draft.forced[rows].any():
+                break  # the schedule pays for no more than what vLLM computes
             compares = draft.selector.deviation and index > 0
             if wanted < len(rows) and not compares:
                 kept = choose(scores[rows], draft.forced[rows], wanted)
@@ -188,7 +196,14 @@ class Blender:
             ids = torch.tensor(chunk.meta.token_ids[:count], device=self.device)
             every = torch.ones(count, dtype=torch.bool, device=self.device)
             draft = Draft(
-                ids, torch.zeros_like(there), every, every.float(), Schedule((1.0,) * layers), Selector("similarity"), 1
+                ids,
+                torch.zeros_like(there),
+                every,
+                every.float(),
+                Schedule((1.0,) * layers),
+                Selector("similarity"),
+                stop=count,
+                tail=1,
             )
             made = self.mix(draft).state
             error = float((made.float() - there.float()).abs().max() / there.float().abs().max().clamp_min(1e-6))
@@ -220,13 +235,15 @@ class Blender:
         return vectors.float().cpu().numpy()
 
 
-def _rows(draft: Draft, index: int, held: int) -> int:
-    """How many of the rows behind the first `held` the schedule gives layer `index`."""
+def _rows(draft: Draft, held: int) -> list[int]:
+    """How many of the rows from `held` to `draft.stop` the schedule gives each layer. It pays for the whole prompt, so the
+    forced rows that vLLM computes are taken off."""
     n = len(draft.ids)
-    return max(1, round(draft.schedule.rows(index, n) * (n - held) / n))
+    theirs = int(draft.forced[draft.stop :].sum())
+    layers = range(len(draft.schedule.shares))
+    return [max(0, round(draft.schedule.rows(index, n) * (n - held) / n) - theirs) for index in layers]
 
 
 def _most_rows(draft: Draft, held: int) -> int:
     """Of the layers that do not compute all rows, the most that one computes; 0 if all compute all."""
-    counts = [_rows(draft, index, held) for index in range(len(draft.schedule.shares))]
-    return max((count for count in counts if count < len(draft.ids) - held), default=0)
+    return max((count for count in _rows(draft, held) if count < draft.stop - held), default=0)

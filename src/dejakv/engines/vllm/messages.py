@@ -15,9 +15,9 @@ IDLE_WAIT_S = 0.004
 
 @dataclass(frozen=True)
 class Load:
-    """Put a stored chunk's tokens `start..start+tokens-1` into the request's blocks.
+    """Put a stored chunk's tokens `start..stop-1` into the request's blocks.
 
-    blend  token ids of the target up to where vLLM goes on by itself, for approximate state; empty: exact, copied as it is
+    blend  token ids of the whole prompt, for approximate state; empty: exact, copied as it is
     """
 
     request_id: str
@@ -26,6 +26,11 @@ class Load:
     start: int
     tokens: int
     blend: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """First token that vLLM computes by itself."""
+        return self.start + self.tokens
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class SchedulerSide:
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
         if found.method == "blend":
-            blend = tuple(request.prompt_token_ids[:stop])
+            blend = tuple(request.prompt_token_ids)
             tracked.approximate = True
         self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external

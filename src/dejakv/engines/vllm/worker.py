@@ -183,9 +183,9 @@ class WorkerSide:
             return "the donor's state has another shape than this model's"
         if load.blend:
             return self._draft(load, chunk)
-        if chunk.meta.num_tokens < load.start + load.tokens:
+        if chunk.meta.num_tokens < load.stop:
             return "the donor's state is shorter than what was planned"
-        part = borrowed(chunk.tensor)[:, :, :, load.start : load.start + load.tokens]
+        part = borrowed(chunk.tensor)[:, :, :, load.start : load.stop]
         return _Fetched(chunk, part) if part.dtype == self.paged.dtype else "the donor's state has another dtype"
 
     def _draft(self, load: Load, chunk: Chunk) -> "_Fetched | str":
@@ -193,7 +193,7 @@ class WorkerSide:
         if self.blender is None:
             return "blend is not possible in this worker"
         try:
-            return _Fetched(chunk, None, self.blender.draft(load.blend, chunk, self.buffers))
+            return _Fetched(chunk, None, self.blender.draft(load.blend, load.stop, chunk, self.buffers))
         except InputError as error:
             return str(error)
         except Exception as error:

@@ -1,0 +1,101 @@
+"""Which rows a blend computes: those of the transformers engine, but for the last ones, which are vLLM's."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from vllm_facts import BLENDING, CONFIG, blended, changed, donor_of, request
+from vllm_harness import DOCS, worker_side
+
+from dejakv.engines.blending import run_blend
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.vllm import compat
+from dejakv.engines.vllm.engine import VLLMEngine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[VLLMEngine]:
+    made = VLLMEngine.from_pretrained("docs-lm", settings=BLENDING)
+    yield made.for_arm("cache")
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> TransformersEngine:
+    return TransformersEngine.from_pretrained(str(DOCS), dtype="fp32").for_arm("none")
+
+
+@pytest.fixture
+def rows(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """Layer to the rows that its last pass computed, ascending."""
+    seen: dict[int, list[int]] = {}
+    decoder = worker_side().blender.decoder
+    rotate = decoder.rotate
+
+    def watched(index: int, places: Any, *projected: Any) -> Any:
+        seen[index] = places.tolist()
+        return rotate(index, places, *projected)
+
+    monkeypatch.setattr(decoder, "rotate", watched)
+    return seen
+
+
+def leave(tail: int, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has vLLM compute the last `tail` rows by itself."""
+    side: Any = compat.scheduler_of(engine._shared.llm).connector.scheduler_side
+    monkeypatch.setattr(side, "settings", replace(side.settings, blend_tail=tail))
+
+
+@pytest.mark.parametrize(
+    ("selector", "tail", "seed"),
+    [("query", 4, 31), ("query", 16, 32), ("value", 4, 33), ("value", 16, 34), ("random", 16, 35)],
+)
+def test_the_rows_are_the_transformers_engines(
+    selector: str,
+    tail: int,
+    seed: int,
+    engine: VLLMEngine,
+    plain: TransformersEngine,
+    rows: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exactly where the question holds all rows that vLLM computes. Where it is shorter, the rows that the share paid for
+    there are spent before them, so there may be more."""
+    leave(tail, engine, monkeypatch)
+    config = replace(CONFIG, selector=selector, share=0.3)
+    chunk = donor_of(engine, request(seed))
+    there = blended(plain, seed, chunk, config).details["blend"]
+    done = blended(engine, seed, chunk, config)
+    stop = done.prompt_tokens - tail
+    for layer, active in enumerate(there.active):
+        everywhere = range(done.prompt_tokens) if active is None else active
+        wanted = [row for row in everywhere if row < stop]
+        if tail == 4:
+            assert rows[layer] == wanted
+        assert set(wanted) <= set(rows[layer]) <= set(range(stop))
+        assert len(rows[layer]) <= len(everywhere)
+    assert done.computed_tokens == tail + math.ceil(sum(map(len, rows.values())) / len(rows))
+    told, donor = done.details["vllm"], chunk.meta.num_tokens
+    assert told["bytes_loaded"] == stop * chunk.tensor.nbytes // donor  # nothing of the rows that vLLM computes
+
+
+@pytest.mark.parametrize(("more", "seed"), [(0.0, 36), (-1e-6, 37)])
+def test_a_prompt_is_refused_where_the_transformers_engine_refuses_it(
+    more: float, seed: int, engine: VLLMEngine, plain: TransformersEngine
+) -> None:
+    """At a `max_share` of just what the whole prompt needs it is blended, below that it is not."""
+    chunk = donor_of(engine, request(seed))
+    needed = blended(plain, seed, chunk).details["blend"].forced_share
+    config = replace(CONFIG, max_share=needed + more)
+    reports = [
+        run_blend(each, each.prepare(changed(seed)), [chunk], config).details["blend"] for each in (plain, engine)
+    ]
+    assert [report.blended for report in reports] == [more == 0.0] * 2
+
+
+def test_a_share_of_nothing_leaves_all_to_vllm(engine: VLLMEngine) -> None:
+    chunk = donor_of(engine, request(38))
+    config = replace(CONFIG, selector="similarity", share=0.0, rule="none", tail=1, min_similarity=0.0)
+    assert blended(engine, 38, chunk, config).computed_tokens == BLENDING.blend_tail

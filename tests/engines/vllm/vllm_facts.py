@@ -1,0 +1,54 @@
+"""Documents of facts for `docs-lm`, the same ones in another order, and donors of their blends."""
+
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+from vllm_harness import worker_side
+
+from dejakv.engines.base import Completion
+from dejakv.engines.blending import run_blend
+from dejakv.engines.vllm.engine import VLLMEngine
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendConfig
+from dejakv.store.base import Chunk, ChunkMeta
+
+PLACES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Accra")
+PEOPLE = ("Ann", "Bob", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans")
+BLENDING = ConnectorSettings(
+    modes=("off", "exact", "blend"), index_encoder="none", lookup_timeout_s=30.0, blend_share=0.15, blend_max_share=1.0
+)
+CONFIG = BlendConfig(share=0.15, max_share=1.0)
+
+
+def request(seed: int, wanted: str = "Bob", tokens: int = 4) -> Request:
+    """A document of many facts and a question about it."""
+    order = random.Random(seed)
+    facts = " ".join(f"{person} lives in {order.choice(PLACES)} ." for person in PEOPLE * 3)
+    return Request(f"r{seed}", f"<s> {facts} <q> Where does {wanted} live ? <a>", "", sampling=Sampling(tokens))
+
+
+def changed(seed: int) -> Request:
+    """The document of `request(seed)` with its facts in another order."""
+    first = request(seed)
+    start, facts, end = re.split(r"(?<=<s> )|(?= <q>)", first.prompt)
+    order = facts.split(" . ")
+    return replace(first, id="changed", prompt=start + " . ".join(order[5:] + order[:5]) + end)
+
+
+def donor_of(engine: VLLMEngine, asked: Request) -> Chunk:
+    """The state of a request that the cache arm answered exactly, from the connector's store."""
+    prepared = engine.prepare(asked)
+    done = engine.run(prepared)
+    assert done.capture() is not None
+    stored = worker_side().store.get(done.details["vllm"]["prompt_key"])
+    meta = ChunkMeta("donor", "default", "", prepared.token_ids, asked.prompt, "", "space")
+    return Chunk(meta, stored.tensor)
+
+
+def blended(engine: Any, seed: int, chunk: Chunk, config: BlendConfig = CONFIG) -> Completion:
+    done = run_blend(engine, engine.prepare(changed(seed)), [chunk], config)
+    assert done.details["blend"].blended, done.details["blend"].reason
+    return done
