@@ -81,6 +81,14 @@ def test_a_donor_in_use_comes_before_a_newer_one() -> None:
     assert checked(target, {"both": both, "newer": second.copy()}).donors == ("both",)
 
 
+def test_a_donor_in_use_comes_before_one_that_holds_more_of_the_prompt() -> None:
+    parts = [np.arange(1000 * part, 1000 * part + size) for part, size in enumerate([100, 60, 55, 55])]
+    target = np.concatenate([tokens for part in parts for tokens in (part, np.array([-1]))])
+    used = np.concatenate([parts[0], [-2], parts[1]])
+    more = np.concatenate([parts[1], [-3], parts[2], [-4], parts[3]])
+    assert [run.donor for run in checked(target, {"used": used, "more": more}).runs] == ["used", "used", "more", "more"]
+
+
 def test_of_two_that_are_not_in_use_the_one_that_holds_more_of_the_prompt_is_taken() -> None:
     one, other = np.arange(100), np.arange(1000, 1100)
     target = np.concatenate([one, [-1], other])

@@ -55,9 +55,12 @@ def test_after_any_additions_and_removals_what_is_held_is_found_and_nothing_else
 
 
 def test_a_text_that_was_removed_and_comes_again_is_found() -> None:
-    texts = texts_of(3)
+    """One of ten: its places are still there, and are not compacted away yet."""
+    texts = texts_of(10)
     index = indexed(texts)
+    before = index.entries
     assert index.remove("1")
+    assert index.entries == before
     assert donors(index, texts["1"], texts) == ()
     assert not index.remove("1")
     assert index.add("1", fingerprints(texts["1"]))
@@ -107,8 +110,8 @@ def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
 
 
 def test_removed_holders_do_not_count_as_holders() -> None:
-    words = np.arange(40)
-    index = indexed({"first": words, **{str(number): words for number in range(MAX_HOLDERS - 1)}})
+    words, large = np.arange(40), np.arange(1_000, 11_000)
+    index = indexed({"large": large, "first": words, **{str(number): words for number in range(MAX_HOLDERS - 1)}})
     for number in range(MAX_HOLDERS - 1):
         index.remove(str(number))
     for number in range(100, 100 + MAX_HOLDERS - 1):
