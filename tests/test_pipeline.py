@@ -314,3 +314,18 @@ def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
     assert answer.record.method == "exact"
     assert answer.record.statuses["broken"] == "skip"
     assert pipeline.cache.stats("default").rejections["broken"] == 2
+
+
+def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, served: Any) -> None:
+    """The passages of two documents in one prompt, the second first: each fact is read from where it was computed."""
+    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, exact_prefix=False))
+    one, other = DOCUMENT.text, OTHER.text
+    for text in (one, other):
+        assert pipeline.answer(request("Where is it?", text)).record.stored
+    wanted = request(ask(FACT, random.Random(1)), f"{other} {one}")
+    answer = pipeline.answer(wanted)
+    report: BlendReport = answer.completion.details["blend"]
+    assert (answer.record.method, answer.record.level, answer.record.approximate) == ("blend", "copied", True)
+    assert report.share < 0.5
+    assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
+    assert answer.text == uncached(docs_engine, wanted).text

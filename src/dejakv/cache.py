@@ -48,7 +48,9 @@ class HierarchicalCache:
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
         store.on_evict(self.finder.remove)
-        for meta in store.metas():
+        for meta in sorted(
+            store.metas(), key=lambda meta: meta.created
+        ):  # the newest is found first, as before a restart
             self.finder.add(meta)
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, pays: PrefixPays | None = None) -> Decision:

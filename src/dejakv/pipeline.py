@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import (
     NO_STATE,
+    Blends,
     Completion,
     Engine,
     FollowsWeights,
@@ -77,7 +78,8 @@ class Pipeline:
             self.engine.weights_changed()
 
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
-        ask = Ask.of(prepared.request, cache.config, no_store=no_store)
+        most = self.engine.most_donors if isinstance(self.engine, Blends) else None
+        ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
         pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
         decision = cache.find(prepared, ask, pays=pays)
         completion, chosen = self._run(prepared, decision.plan, decision, clock)

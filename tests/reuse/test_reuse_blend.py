@@ -137,6 +137,7 @@ def test_an_engine_that_blends_by_itself_is_asked_for_it(engine):
         name = "own"
         epoch = engine.epoch
         says: object = ran
+        most_donors = None
 
         def run(self, *given, **named):
             return engine.run(*given, **named)

@@ -132,7 +132,13 @@ class FollowsWeights(Protocol):
 
 @runtime_checkable
 class Blends(Protocol):
-    """An engine that answers a prompt from the state of similar ones, token by token."""
+    """An engine that answers a prompt from the state of similar ones, token by token.
+
+    most_donors  of how many it takes state at most; None: of as many as it is given
+    """
+
+    @property
+    def most_donors(self) -> int | None: ...
 
     def blend(
         self,

@@ -18,6 +18,7 @@ class Ask:
     donor      id of the only donor to be used beside exact ones; the caller vouches for it, so no guard is asked. It must be
                of the request's own partition and epoch
     no_store   nothing of this request is kept
+    donors     of how many prompts a blend takes state at most; None: of as many as the settings say
     similar    False leaves out the levels: exact prefixes and equal prompts alone, found without comparing text
     """
 
@@ -26,11 +27,14 @@ class Ask:
     donor: str | None = None
     no_store: bool = False
     similar: bool = True
+    donors: int | None = None
 
     @classmethod
-    def of(cls, request: Request, config: SemanticCacheConfig, *, no_store: bool = False) -> "Ask":
+    def of(
+        cls, request: Request, config: SemanticCacheConfig, *, no_store: bool = False, donors: int | None = None
+    ) -> "Ask":
         """The request's own choice where it has one, the cache's elsewhere."""
-        return cls(request.reuse or config.reuse, request.threshold, no_store=no_store)
+        return cls(request.reuse or config.reuse, request.threshold, no_store=no_store, donors=donors)
 
     @property
     def method(self) -> ReuseMethod:

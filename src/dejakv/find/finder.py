@@ -156,7 +156,7 @@ class Finder:
             return self._named(ask.donor, own, query.request, epoch)
         copied = Found()
         if self.copied is not None and ask.method == "blend" and ask.similar and own is None:
-            copied = self._copied(self.copied, prepared)
+            copied = self._copied(self.copied, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
                 for level in self.levels:
@@ -194,18 +194,17 @@ class Finder:
                         continue
                 match = match or candidate
                 donors.append(meta)
-                if len(donors) >= (self.config.blend_donors if ask.method == "blend" else 1) or meta is own:
+                if len(donors) >= self._most(ask) or meta is own:
                     break
             if match is None and search.matches:
                 statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
-    def _copied(self, index: CopiedText, prepared: Prepared) -> Found:
+    def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         cover = index.search(prepared, prepared.epoch)
-        metas = [
-            self._of_caller(id, prepared.request, prepared.epoch) for id in cover.donors[: self.config.blend_donors]
-        ]
+        ids = cover.donors[: self._most(ask)]
+        metas = [self._of_caller(id, prepared.request, prepared.epoch) for id in ids]
         donors = tuple(meta for meta in metas if meta is not None)
         used = {meta.id for meta in donors}
         copied = sum(run.length for run in cover.runs if run.donor in used)
@@ -220,6 +219,12 @@ class Finder:
             unknown = Verdict("reject", NAMED, "the donor that the request names is not known in its partition")
             return Found(verdicts=(unknown,))
         return Found(Match(meta.id, NAMED if own is None else "exact_text", 1.0), (meta,))
+
+    def _most(self, ask: Ask) -> int:
+        """How many donors are of use."""
+        if ask.method != "blend":
+            return 1
+        return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
 
     def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
         """The description of a stored chunk, if it is of the request's own partition and epoch."""

@@ -48,6 +48,7 @@ class TransformersEngine(WatchedModel, Embeddings):
     """
 
     name = "transformers"
+    most_donors = None
 
     def __init__(
         self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True

@@ -36,6 +36,7 @@ class VLLMEngine(ModelEmbeddings):
     """Serves one model with vLLM, one request at a time. Made by `from_pretrained`; `close` ends it."""
 
     name = "vllm"
+    most_donors = 1
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
