@@ -1,6 +1,7 @@
 """The help texts of all commands: complete, and true about the defaults that they name."""
 
 import re
+from typing import Any
 
 import pytest
 import typer
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.server.settings import ServerSettings
 
-COMMAND = typer.main.get_command(typer_app)
+COMMAND: Any = typer.main.get_command(typer_app)
 COMMANDS = ("run", "sweep", "serve", "explain", "frontier")
 UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 

@@ -187,7 +187,7 @@ def run_command(
     noise_floor: Annotated[
         Number,
         _run(
-            help=f"Samples on which the model in fp32 is also compared with itself in bf16 (transformers) (default: {RunSettings.noise_floor})."
+            help=f"Samples on which the model is also compared with itself in the other one of fp32 and bf16 (transformers engine) (default: {RunSettings.noise_floor})."
         ),
     ] = None,
     output: Annotated[Text, _output(help="Folder for samples.jsonl and summary.json.")] = None,
