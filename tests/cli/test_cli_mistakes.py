@@ -64,7 +64,7 @@ MISTAKES = [
     ("run --dataset jsonl --dataset-path ok.jsonl", "give --model NAME (smollm2-135m for texts"),
     ("run --dataset jsonl --dataset-path ok.jsonl", "--cache-mode dry-run"),
     ("run --dataset folder --dataset-path folder", "comes with no model"),
-    ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads text alone"),
+    ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads only text"),
     ("run --engine vllm --noise-floor 3", "measured on the transformers engine"),
     ("run --dataset nope --model docs-lm", "unknown data set"),
     ("run --dataset json:loads --model docs-lm", "failed when it was called"),
@@ -80,7 +80,7 @@ MISTAKES = [
     ("run --model docs-lm --dataset jsonl --dataset-path nul.jsonl", "give a path"),
     ("run --dataset jsonl --dataset-path surrogate.jsonl --model docs-lm --arms none", "no valid Unicode"),
     ("run --prompt-template {question.x}", "use {question} and {context}"),
-    ("run --prompt-template {", "does not parse"),
+    ("run --prompt-template {", "is not valid"),
     ("run --level json:loads --model docs-lm --dataset docs --max-samples 1", "--level 'json:loads' failed"),
     (
         "run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --dataset docs --max-samples 1",
