@@ -133,7 +133,7 @@ def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> tuple
     preset, notes = merged.get("preset"), merged.get("notes", "")
     for key, value in (("preset", preset), ("notes", notes)):
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"sweep entry {name!r}: {key}={shown(value)} is not a text: give a string")
+            raise ConfigError(f"sweep entry {name!r}: {key}={shown(value)} is no text: give a string")
     try:
         return name, settings_from(preset, run_part, cache_part), notes or ""
     except ConfigError as error:

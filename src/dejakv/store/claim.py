@@ -55,7 +55,7 @@ def identify(directory: Directory) -> Marker | None:
         logger.info("the store in %s was made by an older version and gets a marker", directory.path)
         return write_marker(directory)
     raise StoreError(
-        f"{directory.path} has other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is not a cache of "
+        f"{directory.path} holds other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is not a cache of "
         "DejaKV and is left alone: give a new or empty folder for the cache"
     )
 
