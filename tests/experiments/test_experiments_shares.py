@@ -79,7 +79,7 @@ def test_dry_and_live_runs_have_the_shares_of_the_same_prompts() -> None:
 
 
 def test_pictures_need_a_model(no_model: Path) -> None:
-    with pytest.raises(InputError, match="has pictures: name a model"):
+    with pytest.raises(InputError, match="has pictures: name an image-text model"):
         run(settings_from(None, {"model": "smollm2-135m", "dataset": "shapes", "cache_mode": "dry-run"}, {}))
 
 
