@@ -38,11 +38,11 @@ def test_models_lists_the_bundled_ones() -> None:
     assert "docs-lm" in text
 
 
-def test_models_says_what_is_here_and_how_to_fetch_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_lists_the_models_that_can_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path))
     text = RUNNER.invoke(typer_app, ["models", "list"]).output
     assert "bundled" in text
-    assert "not here" in text
+    assert "not fetched" in text
     assert "dejakv models get smollm2-135m" in text
 
 

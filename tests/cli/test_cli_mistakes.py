@@ -64,7 +64,7 @@ MISTAKES = [
     ("run --dataset jsonl --dataset-path ok.jsonl", "give --model NAME (smollm2-135m for texts"),
     ("run --dataset jsonl --dataset-path ok.jsonl", "--cache-mode dry-run"),
     ("run --dataset folder --dataset-path folder", "comes with no model"),
-    ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads text alone"),
+    ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads only text"),
     ("run --engine vllm --noise-floor 3", "measured on the transformers engine"),
     ("run --dataset nope --model docs-lm", "unknown data set"),
     ("run --dataset json:loads --model docs-lm", "failed when it was called"),
@@ -75,12 +75,12 @@ MISTAKES = [
     ("run --model docs-lm --dataset jsonl --dataset-path binary.jsonl", "line"),
     ("run --model docs-lm --dataset jsonl --dataset-path number.jsonl", "give a path"),
     ("run --model docs-lm --dataset jsonl --dataset-path deep.jsonl", "line 1"),
-    ("run --model docs-lm --dataset jsonl --dataset-path nan.jsonl", "no text field"),
+    ("run --model docs-lm --dataset jsonl --dataset-path nan.jsonl", "has no request"),
     ("run --model docs-lm --dataset jsonl --dataset-path outside.jsonl", "leaves the folder"),
     ("run --model docs-lm --dataset jsonl --dataset-path nul.jsonl", "give a path"),
     ("run --dataset jsonl --dataset-path surrogate.jsonl --model docs-lm --arms none", "no valid Unicode"),
     ("run --prompt-template {question.x}", "use {question} and {context}"),
-    ("run --prompt-template {", "does not parse"),
+    ("run --prompt-template {", "is not valid"),
     ("run --level json:loads --model docs-lm --dataset docs --max-samples 1", "--level 'json:loads' failed"),
     (
         "run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --dataset docs --max-samples 1",
@@ -93,7 +93,7 @@ MISTAKES = [
     ("sweep --specs missing", "cannot read"),
     ("sweep --specs binary.jsonl", "cannot read"),
     ("sweep --specs deep.jsonl", "cannot read"),
-    ("sweep --specs list.json", "no sweep"),
+    ("sweep --specs list.json", "not a sweep"),
     ("sweep --specs ok.json --log-file log.csv", "--resume"),
     ("sweep --specs ok.json --log-file log.csv --resume", "no log of a sweep"),
     ("sweep --specs ok.json --log-file foreign.csv --resume", "no log of a sweep"),
@@ -166,7 +166,7 @@ ENTRIES: list[tuple[Any, str]] = [
     ({"name": "a", "embedding_layers": [5]}, "holds 5"),
     ({"name": "a", "similarity_threshold": float("nan")}, "not finite"),
     ({"name": "a", "colour": 1}, "unknown setting 'colour'"),
-    (5, "a list of one object or more"),
+    (5, "a list of one or more objects"),
     ({}, "give every experiment a 'name'"),
     *[({"name": name}, "cannot be named") for name in (5, "", " ", "..", "../x", "/x", "a/b", "a\\b", "C:x", "a\0b")],
     *[({"name": name}, "cannot be named") for name in ("CON", "nul.txt", "a" * 300, "\ud800", ".hidden", "a\u202eb")],
@@ -193,7 +193,7 @@ def test_two_names_that_are_one_folder(
     (folder / "spec.json").write_text(json.dumps({"experiments": [{"name": name} for name in names]}))
     code, error = said(["sweep", "--specs", "spec.json"], monkeypatch, capsys)
     assert code == 2
-    assert "one folder" in error
+    assert "the same folder" in error
 
 
 def test_no_arguments_print_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

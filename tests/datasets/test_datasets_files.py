@@ -163,9 +163,9 @@ def test_prompts_and_conversations_of_a_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: a request ends with a user's"),
-        ({"messages": "x"}, "line 1 holds no conversation"),
-        ({"question": 3}, "line 1 has no text field 'question'"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: a request must end with a user's"),
+        ({"messages": "x"}, "line 1 has no conversation"),
+        ({"question": 3}, "line 1 has no request"),
         ({"question": "x", "images": "a.png"}, "list of paths"),
     ],
 )

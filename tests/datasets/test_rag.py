@@ -130,14 +130,14 @@ def test_a_sentence_is_asked_for_its_second_half() -> None:
         ("a.json", "[1, 2]", "not in SQuAD's format"),
         ("a.json", '{"data": [{"paragraphs": [{"context": "x"}]}]}', "not in SQuAD's format.*qas"),
         ("a.json", "{", "not in SQuAD's format"),
-        ("a.json", '{"data": []}', "holds no question"),
+        ("a.json", '{"data": []}', "has no question"),
         ("a.jsonl", '{"passage": "x"}\n{oops', "a.jsonl line 2 is not JSON"),
         ("a.jsonl", '{"passage": "x"}\n\n[]', "a.jsonl line 3 is not an object"),
         ("a.jsonl", '{"prompt": "x"}', "a.jsonl line 1 has neither a text 'passage' nor a text 'question'"),
         ("a.jsonl", '{"question": "x", "passages": [3]}', "line 1: an item of 'passages'"),
-        ("a.jsonl", '{"passage": "x"}', "holds no question"),
-        ("a.jsonl", '{"question": "x"}', "holds no passage"),
-        ("a.jsonl", "", "holds no question"),
+        ("a.jsonl", '{"passage": "x"}', "has no question"),
+        ("a.jsonl", '{"question": "x"}', "has no passage"),
+        ("a.jsonl", "", "has no question"),
     ],
 )
 def test_what_is_no_corpus_says_so(name: str, content: str, says: str, tmp_path: Path) -> None:
@@ -159,5 +159,5 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
         open_dataset("rag", DatasetOptions(), WorkloadOptions(passages=0))
     with pytest.raises(DatasetError, match="no file or folder"):
         RagDataset(str(tmp_path / "nothing"))
-    with pytest.raises(DatasetError, match="holds no question"):
+    with pytest.raises(DatasetError, match="has no question"):
         RagDataset(str(tmp_path))

@@ -150,7 +150,7 @@ def test_the_ablation_has_sixteen_runs_a_model() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"experiments": [{"name": "a"}, {"name": "a"}]}, "name of its own"),
+        ({"experiments": [{"name": "a"}, {"name": "a"}]}, "needs its own name"),
         ({"experiments": [{"name": "a", "colour": 1}]}, "unknown setting 'colour'"),
         ({}, "experiments"),
     ],

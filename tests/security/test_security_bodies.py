@@ -92,8 +92,8 @@ FILLERS: dict[str, tuple[bytes, bytes, bytes, int, str]] = {
     "lists": (b"[", b"[],", b"[]]", 413, "values"),
     "fields": (b"{", b'"a":0,', b'"b":0}', 413, "values"),
     "strings without commas": (b"[", b'""', b"]", 413, "values"),
-    "depth": (b'{"messages":', b"[", b"", 413, "within each other"),
-    "tools": (b'{"messages":[],"tools":', b'[{"a":', b"", 413, "within each other"),
+    "depth": (b'{"messages":', b"[", b"", 413, "nested lists and objects"),
+    "tools": (b'{"messages":[],"tools":', b'[{"a":', b"", 413, "nested lists and objects"),
     "digits": (b'{"seed":', b"9", b"}", 422, "no JSON"),
     "escapes": (b'{"messages":[{"role":"user","content":"', b"\\n", b'"}]}', 400, "no text"),
     "text": (b'{"messages":[{"role":"user","content":"', b"word ", b'"}]}', 400, "context"),
@@ -124,7 +124,7 @@ def test_seven_megabytes_of(server: Running, name: str) -> None:
 @pytest.mark.parametrize("path", [GENERATE, COMPLETE])
 def test_the_other_endpoints_have_the_same_limits(server: Running, path: str) -> None:
     for body, says in (
-        (b'{"prompt":' + b"[" * 100, "within each other"),
+        (b'{"prompt":' + b"[" * 100, "nested lists and objects"),
         (b'{"prompt":[' + b"1," * 30_000, "values"),
         (b'{"prompt":"' + b"a" * 9 * 1024**2 + b'"}', "8388608 bytes"),
     ):

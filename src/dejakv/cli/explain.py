@@ -1,4 +1,4 @@
-"""`dejakv explain`: which token of a target took whose state."""
+"""`dejakv explain`: the donor token behind each token of a target."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,26 +9,36 @@ from dejakv.reuse.quality import DEFAULT, MAP
 
 
 def explain_command(
-    donor: Annotated[str, typer.Option(help="The earlier prompt, or @FILE.")],
-    target: Annotated[str, typer.Option(help="The new prompt, or @FILE.")],
-    model: Annotated[str, typer.Option(help="Bundled name, folder or hub id.")] = "docs-lm",
-    token_map: Annotated[str, typer.Option("--map", help="context, embedding, lsh or align.")] = MAP,
-    blend_quality: Annotated[str, typer.Option(help="strict, default or loose.")] = DEFAULT,
+    donor: Annotated[str, typer.Option(help="Earlier prompt, or @FILE.")],
+    target: Annotated[str, typer.Option(help="New prompt, or @FILE.")],
+    model: Annotated[
+        str, typer.Option(help="Name from `dejakv models`, local folder, .gguf file or hub id.")
+    ] = "docs-lm",
+    token_map: Annotated[str, typer.Option("--map", help="Token map: context, embedding, lsh or align.")] = MAP,
+    blend_quality: Annotated[
+        str, typer.Option(help="Rows to compute: strict (most), default or loose (fewest).")
+    ] = DEFAULT,
     selector: Annotated[
-        str | None, typer.Option(help="value, kv, similarity, query or random, if not the quality's.")
+        str | None,
+        typer.Option(
+            help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."
+        ),
     ] = None,
     share: Annotated[
-        float | None, typer.Option(help="Share of rows computed behind complete layers, if not the quality's.")
+        float | None,
+        typer.Option(
+            help="Share of rows to compute in the layers that are not complete (default: set by --blend-quality)."
+        ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Not more than the share, even where more has changed.")
+        bool, typer.Option("--strict", help="Compute no more than the share, even if more rows have changed.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
-    html: Annotated[Path | None, typer.Option(help="Write the page to this file as well.")] = None,
-    dtype: Annotated[str, typer.Option()] = "auto",
-    device: Annotated[str, typer.Option()] = "auto",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 16,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file as well.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Show which token takes whose KV and which rows are recomputed."""
+    """Show, for each token of a blended prompt, the donor token of its KV, and the rows that are recomputed."""
     from rich.console import Console
 
     from dejakv.config import SemanticCacheConfig
@@ -56,7 +66,7 @@ def explain_command(
 
 
 def _text(given: str) -> str:
-    """The text itself, or the file's after `@`."""
+    """The text itself, or the content of the file named after `@`."""
     from dejakv.errors import InputError
 
     if not given.startswith("@"):

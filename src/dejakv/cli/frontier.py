@@ -1,4 +1,4 @@
-"""`dejakv frontier`: how much must be recomputed before blended answers are those of full computation."""
+"""`dejakv frontier`: how much recomputation makes blended answers equal to those of full computation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,28 +8,37 @@ import typer
 
 def frontier_command(
     model: Annotated[
-        str, typer.Option(help="docs-lm reads documents of facts; any other model real text.")
+        str, typer.Option(help="Model: docs-lm reads documents of facts, any other model reads real text.")
     ] = "docs-lm",
     samples: Annotated[int, typer.Option(help="Cases of each kind of change.")] = 300,
-    output: Annotated[Path, typer.Option(help="Folder; a stopped run in it is continued.")] = Path("runs/frontier"),
+    output: Annotated[Path, typer.Option(help="Output folder; a stopped run in it is continued.")] = Path(
+        "runs/frontier"
+    ),
     facts: Annotated[
         int | None,
-        typer.Option(help="Facts in a document, 20 of about 10 tokens; of real text passages, 4 of about 130."),
+        typer.Option(
+            help="docs-lm: facts in a document, about 10 tokens each (default: 20); other models: passages in a prompt, about 130 tokens each (default: 4)."
+        ),
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Kinds of change, repeatable; all if not given.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Kind of change to measure; repeatable (default: all).")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Ways of blending, repeatable: strict, default, loose, or as settings.json of a run names them."
+            help="Way of blending to measure; repeatable: strict, default, loose, or a name from settings.json of a run (default: all)."
         ),
     ] = None,
     detail: Annotated[
-        int | None, typer.Option(help="Cases on which every map, selector and share is measured.")
+        int | None,
+        typer.Option(
+            help="Cases of each kind on which every way of blending is measured; the other cases take the main ones only (default: every case)."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads (default: as torch chooses).")] = None,
 ) -> None:
-    """Measure accuracy, KL divergence, stale answers and time over the share that is recomputed."""
+    """Measure accuracy, KL divergence, stale answers and time of blending, against the share of rows recomputed."""
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

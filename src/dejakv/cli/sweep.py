@@ -6,19 +6,26 @@ import typer
 
 
 def sweep_command(
-    specs: Annotated[str | None, typer.Option(help="JSON file with defaults and experiments.")] = None,
-    log_file: Annotated[str, typer.Option(help="CSV or JSON, a line a run.")] = "sweep.csv",
-    samples_dir: Annotated[str | None, typer.Option(help="Folder for each run's samples and summary.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the log: skip what it already has.")] = False,
-    purge_cache_between_runs: Annotated[
-        bool, typer.Option("--purge-cache-between-runs", help="Delete an experiment's cache folders before it runs.")
+    specs: Annotated[str | None, typer.Option(help="JSON file with `experiments` and, if wanted, `defaults`.")] = None,
+    log_file: Annotated[str, typer.Option(help="Log with a line for each experiment, .csv or .json.")] = "sweep.csv",
+    samples_dir: Annotated[str | None, typer.Option(help="Folder for the samples and summary of each run.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the log: skip the experiments that succeeded.")
     ] = False,
-    ablation: Annotated[bool, typer.Option("--ablation", help="Every level alone, over thresholds.")] = False,
-    model: Annotated[list[str] | None, typer.Option(help="Models of the ablation, repeatable.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset under the ablation.")] = "shapes",
-    max_samples: Annotated[int, typer.Option(help="Samples a run of the ablation.")] = 128,
+    purge_cache_between_runs: Annotated[
+        bool,
+        typer.Option("--purge-cache-between-runs", help="Delete the cache folders of an experiment before it runs."),
+    ] = False,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Measure every level alone, at several thresholds.")
+    ] = False,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model of the ablation; repeatable (default: shapes-vlm).")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset that the ablation starts from.")] = "shapes",
+    max_samples: Annotated[int, typer.Option(help="Samples in each run of the ablation.")] = 128,
 ) -> None:
-    """Run experiments one after another and log one line for each."""
+    """Run experiments one after another and log a line for each; the others run even if one fails."""
     from dejakv.errors import ConfigError
     from dejakv.experiments.ablation import ablation as make_ablation
     from dejakv.experiments.ablation import layer_dims

@@ -1,1 +1,1 @@
-"""Data sets: generated ones that ship with the package, and loaders for what users have."""
+"""Data sets: generated ones that ship with the package, and loaders for users' own data."""

@@ -1,4 +1,4 @@
-"""What every data set yields: one question, what it is about, and the answer that is right."""
+"""The samples of every data set: a question, its context or pictures, and the right answer."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from dejakv.request import Media
 class Sample:
     """One question of a data set.
 
-    context   text the question is about (a document), empty where a picture is
-    messages  a conversation as (role, text), the last one the user's, which is the question too; empty for a single question
-    fields    the record's further fields (GQA: imageId, semanticStr, groups, types, ...): `chunk_source` picks from them
+    context   text the question is about (a document); empty for a question about a picture
+    messages  a conversation as (role, text), ending with the user's message, which is also the question; empty for a single question
+    fields    further fields of the record (GQA: imageId, semanticStr, groups, types, ...), from which `chunk_source` picks
     """
 
     id: str

@@ -5,8 +5,8 @@
     for question in edit(doc, rng, facts=3).questions:
         ...  # question.answer now, question.old_answer before; question.must_change
 
-Everything follows from the seed. `docs_facts` holds the words, `docs_document` a document, `docs_changes` what may
-happen to it, `docs_stream` the samples.
+Everything follows from the seed. `docs_facts` has the words, `docs_document` a document, `docs_changes` its
+possible changes, `docs_stream` the samples.
 """
 
 from dejakv.datasets.docs_changes import (

@@ -28,8 +28,8 @@ KINDS: tuple[Kind, ...] = ("paraphrase", "reorder", "edit", "extend", "merge", "
 class Question:
     """A question about a change's target.
 
-    answer       what the target says
-    old_answer   what the donor says; None where the donor does not say
+    answer       the answer in the target
+    old_answer   the answer in the donor; None if the donor has none
     must_change  the donor's answer is wrong for the target: answering `old_answer` is a stale answer
     """
 
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Change:
-    """`target` is what `donor` became. `changed` are the target's facts that the donor states otherwise or not at all."""
+    """`target` is `donor` after the change. `changed`: the facts of the target that the donor states differently or not at all."""
 
     kind: Kind
     donor: Document
@@ -68,7 +68,7 @@ def _change(kind: Kind, donor: Document, target: Document, rng: random.Random, q
     if count < 1:
         raise DatasetError(f"a change needs at least one question, not {questions}: give a positive number or None")
     rng.shuffle(changed)
-    # Half the questions go to what changed, so that a change also shows whether the rest survived it.
+    # Half the questions are about changed facts, so that a change also shows whether the rest survived it.
     first = changed[: max(1, (count + 1) // 2, count - len(same))]
     asked = first + rng.sample(same, min(len(same), count - len(first)))
     made = tuple(_question(f, donor.answer(*f.key), rng) for f in asked)
@@ -162,12 +162,12 @@ def merge(doc: Document, rng: random.Random, *, other: Document | None = None, q
         other = Document(tuple(state(f, rng) for f in draw_facts(rng, len(doc.facts), taken)))
     clash = [f.key for f in other.facts if f.key in taken]
     if clash:
-        raise DatasetError(f"both documents state {clash[0]}: merge documents that speak of different things")
+        raise DatasetError(f"both documents state {clash[0]}: merge documents about different things")
     return _change("merge", doc, Document(other.sentences + doc.sentences), rng, questions)
 
 
 def unrelated(doc: Document, rng: random.Random, *, questions: int | None = 6) -> Change:
-    """A new document of as many facts about other things. Nothing of the donor may be believed."""
+    """A new document of as many facts about other things. No fact of the donor holds."""
     taken = frozenset(f.key for f in doc.facts)
     sentences: Sequence[Sentence] = [state(f, rng) for f in draw_facts(rng, len(doc.facts), taken)]
     mixed = [x for s in sentences for x in ((filler(rng), s) if rng.random() < 0.15 else (s,))]

@@ -29,7 +29,7 @@ class Fact:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the fact is about; a document states each key once."""
+        """The subject of the fact; a document states each key once."""
         return (self.name, self.attribute)
 
 
@@ -44,7 +44,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences in order. `make_document` builds one; the changes in `docs` make others of it."""
+    """Sentences in order. `make_document` builds one; the changes in `docs` derive others from it."""
 
     sentences: tuple[Sentence, ...]
 
@@ -104,7 +104,7 @@ def _proper(word: str, attribute: str) -> str:
 def state(
     fact: Fact, rng: random.Random, wordings: Wordings = "train", avoid: str = "", opening: float = 0.1
 ) -> Sentence:
-    """The fact in a randomly chosen wording other than `avoid`; with probability `opening` behind an opening phrase."""
+    """The fact in a randomly chosen wording other than `avoid`; with probability `opening` after an opening phrase."""
     template = rng.choice([w for w in statement_wordings(ATTRIBUTES[fact.attribute], wordings) if w != avoid])
     text = template.format(n=fact.name.capitalize(), v=_proper(fact.value, fact.attribute))
     if rng.random() < opening:
@@ -127,9 +127,9 @@ def ask(fact: Fact, rng: random.Random, wordings: Wordings = "train") -> str:
 
 
 def draw_facts(rng: random.Random, count: int, taken: frozenset[tuple[str, str]] = frozenset()) -> list[Fact]:
-    """`count` facts with different keys, none of them in `taken`; DatasetError if there are not so many.
+    """`count` facts with different keys, none of them in `taken`; DatasetError if there are too few.
 
-    They are about a random number of people, so that neither the name nor the attribute alone tells a fact from another.
+    They are about a random number of people, so that neither the name nor the attribute alone identifies a fact.
     """
     possible = len(NAMES) * len(ATTRIBUTES) - len(taken)
     if not 1 <= count <= possible:

@@ -1,8 +1,8 @@
-"""The closed world of the documents: people, what may be said about them, and every wording of it.
+"""The closed world of the documents: people, their attributes, and every wording of a statement.
 
-In every statement the name comes before the value, and what tells the attribute comes before the value wherever two
-attributes share their values (home and birthplace), so a reader that only looks back knows at the value whose it is.
-Wordings under `held_out` never occur in training; all their words do, in other wordings.
+In every statement the name comes before the value, and so does the cue of the attribute wherever two attributes share
+their values (home and birthplace), so a reader that only looks back knows the owner of a value when it reads it.
+Wordings under `held_out` never occur in training; all their words occur in other wordings.
 """
 
 from dataclasses import dataclass

@@ -13,12 +13,12 @@ BOS, QUESTION, ANSWER, EOS = "<s>", "<q>", "<a>", "</s>"
 
 
 def prompt_of(context: str, question: str) -> str:
-    """What docs-lm reads, markers spelled out; its tokenizer adds none of its own. The answer and </s> follow."""
+    """The prompt of docs-lm, with its markers; its tokenizer adds none. The answer and </s> follow."""
     return f"{BOS} {context} {QUESTION} {question} {ANSWER}"
 
 
 def prompt(sample: Sample) -> str:
-    """`prompt_of` of a sample's context and question: the same text that the chat template makes of
+    """`prompt_of` of a sample's context and question: the same text as the chat template renders from
     a system message (the document) and a user message (the question)."""
     return prompt_of(sample.context, sample.question)
 
@@ -26,7 +26,7 @@ def prompt(sample: Sample) -> str:
 def sample_of(
     document: Document, question: str, fact: Fact, number: int, repeats: str = "new", source: str = ""
 ) -> Sample:
-    """One record. Its fields say which fact is asked and how the document relates to an earlier one (`source`)."""
+    """One record. Its fields give the fact that is asked for and the relation of the document to an earlier one (`source`)."""
     return Sample(
         id=f"docs-{number}",
         question=question,
@@ -44,7 +44,7 @@ def sample_of(
 
 @dataclass(frozen=True)
 class DocsDataset:
-    """`samples` questions, `per_document` of them behind each new document of `facts` facts.
+    """`samples` questions, `per_document` of them after each new document of `facts` facts.
 
     Iterating twice gives the same samples; another seed gives others.
     """
@@ -68,7 +68,7 @@ class DocsDataset:
         return self.samples
 
     def documents(self) -> Iterator[Document]:
-        """The documents without end, in the order in which the samples use them."""
+        """An endless stream of documents, in the order in which the samples use them."""
         number = 0
         while True:
             rng = random.Random(f"docs/{self.seed}/{number}")
@@ -92,10 +92,10 @@ class DocsDataset:
 class DocsStream:
     """`samples` questions with natural repetition: a few documents are asked about again and again.
 
-    The n-th popular of `documents` documents has weight 1/n**zipf. With probability `repeat` an earlier question of that
-    document comes back word for word; with `vary` the document comes in changed form (paraphrase, reorder, edit,
+    The n-th most popular of `documents` documents has weight 1/n**zipf. With probability `repeat` an earlier question of that
+    document repeats word for word; with `vary` the document is changed (paraphrase, reorder, edit,
     extend, merge). A sample's `relation` field says which: new, same_document, repeat, or the kind of change;
-    `mustChange` says that an answer remembered from the source document would be wrong.
+    `mustChange`: the answer from the source document would be wrong.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""A folder of pictures: every question is asked of every picture. Text files beside a picture may hold its own questions."""
+"""A folder of pictures: every question is asked of every picture. A text file beside a picture may list its own questions."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ DEFAULT_QUESTIONS = ("What is in the picture?", "Describe the picture in one sen
 
 
 class FolderDataset:
-    """Pictures of a folder in the order of their names; `NAME.txt` beside `NAME.jpg` holds one question a line,
+    """Pictures of a folder in the order of their names; `NAME.txt` beside `NAME.jpg` has one question a line,
     with an optional answer after a tab. Pictures without one are asked `questions`."""
 
     name = "folder"

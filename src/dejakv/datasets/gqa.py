@@ -35,9 +35,11 @@ class GqaFiles:
         try:
             records: Any = json.loads(self.path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise DatasetError(f"{self.path.name} is not JSON ({error})") from error
+            raise DatasetError(
+                f"{self.path.name} is not JSON ({error}): give GQA's questions JSON with --dataset-path"
+            ) from error
         if not isinstance(records, dict):
-            raise DatasetError(f"{self.path.name} is not GQA's format: it must hold an object of question id -> record")
+            raise DatasetError(f"{self.path.name} is not in GQA's format: give an object of question id -> record")
         for key, record in records.items():
             media: tuple[Media, ...] = ()
             if self.image_root is not None:
@@ -58,7 +60,7 @@ class GqaHub:
     ) -> None:
         self.config, self.split, self.path, self.pictures = config, split, path, pictures
         if not config.endswith("_instructions"):
-            raise DatasetError(f"--dataset-config {config!r} holds no questions: give one like {DEFAULT_CONFIG}")
+            raise DatasetError(f"--dataset-config {config!r} has no questions: give one like {DEFAULT_CONFIG}")
 
     def __iter__(self) -> Iterator[Sample]:
         questions = self._load(self.config)
@@ -76,7 +78,7 @@ class GqaHub:
                 row = rows.get(str(record["imageId"]))
                 if row is None:
                     raise DatasetError(
-                        f"question {record['id']}: its picture {record['imageId']} is not in the images config"
+                        f"question {record['id']}: its picture {record['imageId']} is missing from the images configuration of the hub"
                     )
                 media = (Media(_bytes_of(images[row]["image"]), "image", str(record["imageId"])),)
             yield sample_of(str(record["id"]), record, media)
@@ -98,7 +100,7 @@ class GqaHub:
 def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> Sample:
     """One GQA record as a sample."""
     if not isinstance(record.get("question"), str):
-        raise DatasetError(f"GQA record {key} has no text field 'question'")
+        raise DatasetError(f"GQA record {key} has no text field 'question': add it, or remove the record")
     answer = record.get("answer")
     return Sample(key, record["question"], None if answer is None else str(answer), media, fields={"id": key, **record})
 

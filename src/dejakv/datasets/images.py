@@ -1,4 +1,4 @@
-"""Pictures from files, safely: no path leaves its folder, and a file that is no picture says so."""
+"""Pictures from files, safely: no path leaves its folder, and a file that is not a picture is an error."""
 
 from pathlib import Path
 

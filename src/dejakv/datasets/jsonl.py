@@ -37,7 +37,9 @@ class JsonlDataset:
             messages = tuple((message.role, message.text) for message in read_request(record, where))
             question = messages[-1][1]
         if not isinstance(question, str):
-            raise DatasetError(f"{where} has no text field 'question' (or 'prompt', or a list 'messages')")
+            raise DatasetError(
+                f"{where} has no request: give a text field 'question' or 'prompt', or a list 'messages'"
+            )
         images = record.get("images") or ([record["image"]] if record.get("image") else [])
         if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
             raise DatasetError(f"{where}: give a path as 'image', or a list of paths as 'images'")

@@ -1,4 +1,4 @@
-"""JSON lines, with the number of each line for messages."""
+"""JSON lines, with the number of each line for error messages."""
 
 import json
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from dejakv.errors import DatasetError
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each object stands (`log.jsonl line 3`), and the object. Empty lines are passed over.
+    """The place of each object (`log.jsonl line 3`), and the object. Empty lines are skipped.
 
-    Raises: DatasetError naming the line, for one that is not a JSON object in UTF-8.
+    Raises: DatasetError naming the line, if a line is not a JSON object in UTF-8.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):

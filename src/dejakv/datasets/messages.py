@@ -1,4 +1,4 @@
-"""Conversations in the forms in which they are logged, as plain messages: tool calls and tool results become text."""
+"""Logged conversations of several formats as plain messages: tool calls and tool results become text."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ _TOOLS = ("tool", "function", "observation")
 
 @dataclass(frozen=True)
 class Message:
-    """One message as a model reads it. `tool`: it is a tool's result. `edits`: it takes the place of that earlier message
-    (counted from 0), which the user changed."""
+    """One message as a model reads it. `tool`: it is a tool's result. `edits`: the number (from 0) of the earlier message that
+    it replaces, because the user changed it."""
 
     role: Role
     text: str
@@ -27,25 +27,27 @@ class Message:
 
 
 def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
-    """The messages of one logged conversation. `where` stands in messages of errors.
+    """The messages of one logged conversation. `where` is its place, for error messages.
 
-    Read are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
+    Accepted are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
     (ShareGPT). Raises: DatasetError for another form, an unknown role, or a conversation without a model call.
     """
     found = _found(record, where)
     _check_edits(found, where)
     if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
-        raise DatasetError(f"{where} holds no model call: an assistant's message must follow another one")
+        raise DatasetError(
+            f"{where} has no model call: give a conversation in which an assistant's message follows another one"
+        )
     return found
 
 
 def read_request(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    """The messages of one logged request, which ends with the user's or a tool's. Raises: DatasetError."""
+    """The messages of one logged request, which ends with a user's or a tool's message. Raises: DatasetError."""
     found = _found(record, where)
     kept = merged(message for message in found if message.edits is None)
     if not kept or kept[-1].role != "user":
         raise DatasetError(
-            f"{where}: a request ends with a user's or a tool's message; replay answers with --dataset sessions"
+            f"{where}: a request must end with a user's or a tool's message: to replay conversations with answers, give --dataset sessions"
         )
     return kept
 
@@ -56,7 +58,7 @@ def _found(record: Mapping[str, Any], where: str) -> list[Message]:
             return [_message(item, f"{where}, {key}[{number}]") for number, item in enumerate(record[key])]
     if not isinstance(record.get("trajectory"), list):
         raise DatasetError(
-            f"{where} holds no conversation: give 'messages' (or traj, history, trajectory, conversations), a list of "
+            f"{where} has no conversation: give 'messages' (or traj, history, trajectory, conversations), a list of "
             "objects with 'role' and 'content'"
         )
     return [message for step in record["trajectory"] for message in _step(step, where)]
@@ -68,19 +70,21 @@ def _check_edits(messages: Sequence[Message], where: str) -> None:
         if message.edits is None:
             before += 1
         elif not 0 <= message.edits < before:
-            raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages stand before it")
+            raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages come before it")
 
 
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, dict):
-        raise DatasetError(f"{where} is not an object with 'role' and 'content'")
+        raise DatasetError(f"{where} is not a message: give an object with 'role' and 'content'")
     if "edit" in item:
         if not isinstance(item["edit"], int) or not isinstance(item.get("content"), str):
-            raise DatasetError(f"{where}: 'edit' takes the number of an earlier message, and 'content' its new text")
+            raise DatasetError(
+                f"{where}: give the number of an earlier message as 'edit', and its new text as 'content'"
+            )
         return Message("user", item["content"], edits=item["edit"])
     name = str(item.get("role", item.get("from", "")))
     if name not in _ROLES:
-        raise DatasetError(f"{where} has the role {name!r}: known are {', '.join(_ROLES)}")
+        raise DatasetError(f"{where} has the unknown role {name!r}: give one of {', '.join(_ROLES)}")
     text = _text(item.get("content", item.get("value")), where)
     calls = item.get("tool_calls") or ([item["function_call"]] if item.get("function_call") else [])
     parts = [text, *(_call(call) for call in calls)]
@@ -90,14 +94,14 @@ def _message(item: Any, where: str) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """Text of a message's content: a string, parts of which some are text, or nothing."""
+    """Text of a message's content: a string, the text parts of a list, or nothing."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    raise DatasetError(f"{where}: 'content' is neither a text nor a list of parts")
+    raise DatasetError(f"{where}: 'content' is neither a text nor a list of parts: give one of them")
 
 
 def _call(call: Any) -> str:
@@ -114,9 +118,9 @@ def _call(call: Any) -> str:
 
 
 def _step(step: Any, where: str) -> Iterator[Message]:
-    """A step of SWE-agent's `trajectory`: what the model said, or else did, and what came of it."""
+    """A step of SWE-agent's `trajectory`: the model's response or action, and the observation."""
     if not isinstance(step, dict):
-        raise DatasetError(f"{where}: a step of 'trajectory' is not an object")
+        raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
     said = step.get("response") or step.get("thought") or ""
     action = step.get("action") or ""
     yield Message(
@@ -126,7 +130,7 @@ def _step(step: Any, where: str) -> Iterator[Message]:
 
 
 def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The same conversation with neighbours of one role joined and empty messages left out, as strict templates want it."""
+    """The same conversation with adjacent messages of the same role joined and empty ones left out, as strict templates require."""
     out: list[Message] = []
     for message in messages:
         if not message.text.strip():

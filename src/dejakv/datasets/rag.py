@@ -1,6 +1,6 @@
-"""Questions with the passages that were retrieved for them, in the order of their scores: what a RAG service sends.
+"""Questions with their retrieved passages, in the order of their scores, as a RAG service sends them.
 
-A passage that is retrieved again stands at another rank, behind other passages, so prefix caching finds little of it.
+A passage that is retrieved again has another rank and follows other passages, so prefix caching finds little of it.
 """
 
 import random
@@ -18,10 +18,10 @@ HEAD = "Answer the question from these passages of the documentation. Say so if 
 
 
 class RagDataset:
-    """One sample a question, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless they came with it.
+    """One sample a question, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless the question has its own.
 
     path   SQuAD's JSON, JSON lines, or a folder of texts; None: documentation of Python's standard library
-    order  `score`: best first; `document`: as they stand in the corpus; `shuffled`: anyhow, from the seed
+    order  `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the seed
     seed   which topics are popular (the n-th has weight 1/n), and which question comes next; a recorded log keeps its order
 
     Raises: DatasetError for a corpus that cannot be read; ConfigError for an unknown order; MissingExtraError.
@@ -65,13 +65,13 @@ class RagDataset:
         return [held[place] for place in places]
 
     def _best(self, question: str) -> list[int]:
-        """Places of the best passages, best first, equal ones in the corpus's order."""
+        """Indices of the best passages, best first; ties in the order of the corpus."""
         scores = self._retriever.get_scores(words(question))
         return [int(place) for place in (-scores).argsort(kind="stable")[: self.passages]]
 
 
 def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
-    """Every question once, popular topics first and more often: topics are drawn with weight 1/n, in an order of the seed's."""
+    """Every question once, popular topics first and more often: topics are drawn with weight 1/n, in an order given by the seed."""
     rng = random.Random(f"rag/{seed}")
     topics: dict[str, list[Question]] = {}
     for question in questions:
@@ -89,7 +89,7 @@ def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
 
 
 def words(text: str) -> list[str]:
-    """What BM25 compares: words in lower case."""
+    """The terms of BM25: words in lower case."""
     return re.findall(r"\w+", text.lower())
 
 

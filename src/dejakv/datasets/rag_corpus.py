@@ -1,4 +1,4 @@
-"""Passages and questions of a retrieval workload, from the three forms they come in: SQuAD's JSON, JSON lines, a folder of texts."""
+"""Passages and questions of a retrieval workload, in one of three formats: SQuAD's JSON, JSON lines, a folder of texts."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from dejakv.errors import DatasetError
 
 TEXTS = (".txt", ".md", ".rst")
 WORDS = 120
-"""Words of a passage that is cut from a text: paragraphs are joined up to this many."""
+"""Words in a passage cut from a text: paragraphs are joined up to this many."""
 
 FORMS = (
     "SQuAD's JSON (data, paragraphs, context, qas), JSON lines with 'passage' or 'question', or a folder of "
@@ -22,7 +22,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Passage:
-    """A text that may be retrieved. `title`: what it is from."""
+    """A text that may be retrieved. `title`: its source."""
 
     title: str
     text: str
@@ -30,7 +30,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer if known, and its topic. `retrieved`: passages that came with it, best first."""
+    """A question, its answer if known, and its topic. `retrieved`: its own passages, best first."""
 
     text: str
     answer: str | None = None
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is searched and what is asked. `recorded`: the questions are a log, and their order is kept."""
+    """Passages to search and questions to ask. `recorded`: the questions are a log, and their order is kept."""
 
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
@@ -48,7 +48,7 @@ class Corpus:
 
 
 def read_corpus(path: str | Path) -> Corpus:
-    """The corpus at a path, in whichever form it is. Raises: DatasetError naming the line or key that does not fit."""
+    """The corpus at a path, in any of the formats. Raises: DatasetError naming the line or key that does not fit."""
     source = Path(path).expanduser()
     if source.is_dir():
         return _folder(source)
@@ -94,7 +94,9 @@ def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
 def _passage(item: Any, where: str) -> Passage:
     text = item.get("text", item.get("passage")) if isinstance(item, dict) else item
     if not isinstance(text, str):
-        raise DatasetError(f"{where}: an item of 'passages' is neither a text nor an object with 'text'")
+        raise DatasetError(
+            f"{where}: an item of 'passages' is neither a text nor an object with 'text': give one of them"
+        )
     return Passage(str(item.get("title", "")) if isinstance(item, dict) else "", text)
 
 
@@ -122,7 +124,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def go_on(passage: Passage) -> Iterator[Question]:
-    """Questions that a rule makes of a passage: how its longer sentences go on."""
+    """Questions generated from a passage by a rule: how its longer sentences continue."""
     for sentence in re.split(r"(?<=[.!?])\s+", " ".join(passage.text.split())):
         words = sentence.split()
         if 10 <= len(words) <= 40:
@@ -133,7 +135,7 @@ def go_on(passage: Passage) -> Iterator[Question]:
 
 def _checked(source: Path, passages: list[Passage], questions: list[Question], recorded: bool = False) -> Corpus:
     if not questions:
-        raise DatasetError(f"{source.name} holds no question: give {FORMS}")
+        raise DatasetError(f"{source.name} has no question: give {FORMS}")
     if not passages and not all(question.retrieved for question in questions):
-        raise DatasetError(f"{source.name} holds no passage: give {FORMS}")
+        raise DatasetError(f"{source.name} has no passage: give {FORMS}")
     return Corpus(tuple(passages), tuple(questions), recorded)

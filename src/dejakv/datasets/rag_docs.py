@@ -1,4 +1,4 @@
-"""The corpus where none is given: documentation of Python's standard library, and questions that a rule makes of it."""
+"""The default corpus: documentation of Python's standard library, and questions generated from it by a rule."""
 
 import ast
 import textwrap
@@ -18,7 +18,7 @@ LEAST, MOST = 150, 1_100
 
 
 def docs_corpus() -> Corpus:
-    """One passage for each documented class and function. Every answer stands in the passage that its question is about."""
+    """One passage for each documented class and function. Every answer is in the passage that its question is about."""
     passages: list[Passage] = []
     questions: list[Question] = []
     for module in MODULES:
@@ -49,7 +49,7 @@ def _public(module: str, item: CodeObject) -> str:
 
 
 def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
-    """Each parameter with its default as written; an empty text for those without, or with a long one."""
+    """Each parameter with its default as written; an empty text if it has none or a long one."""
     (node,) = ast.parse(textwrap.dedent(item.code)).body
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return

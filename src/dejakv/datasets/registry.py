@@ -1,4 +1,4 @@
-"""Data sets by name, as `--dataset` gives them."""
+"""Data sets by name, as in `--dataset`."""
 
 import random
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ KNOWN = ("shapes", "docs", *WORKLOADS, "gqa", "jsonl", "folder")
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What the command line knows about a data set. A factory of one's own is called with these as keywords."""
+    """The command line's options of a data set. A factory given as `package.module:factory` gets them as keywords."""
 
     path: str | None = None
     config: str | None = None
@@ -71,7 +71,7 @@ def open_dataset(name: str, options: DatasetOptions, workload: WorkloadOptions |
 def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
     """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set).
 
-    Raises: DatasetError for what is no `Sample`.
+    Raises: DatasetError if the data set yields anything but a `Sample`.
     """
     found = _checked(dataset)
     if options.shuffle_seed is not None:
@@ -84,7 +84,7 @@ def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
 def _checked(dataset: Dataset) -> Iterator[Sample]:
     for sample in dataset:
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DatasetError(f"a data set gave a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
+            raise DatasetError(f"the data set yielded a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
         yield sample
 
 

@@ -1,8 +1,8 @@
 """Prompts that document the objects of a Python package, one after the other, as RepoAgent does (Luo et al., 2024,
-arXiv 2402.16667): the project's tree, the code, what it calls, what calls it, the instruction.
+arXiv 2402.16667): the project's tree, the code, its callees, its callers, the instruction.
 
-What an object calls is documented before it. So the code of one object comes again in the prompts of its callers, at
-another place each time: little of it is a prefix.
+The callees of an object are documented before it. So the code of an object repeats in the prompts of its callers, at
+another position each time: little of it is a prefix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from dejakv.errors import DatasetError
 
 DEFAULT_PACKAGE = "email"
 CHARACTERS = 6_900
-"""Of a prompt at most: 2,000 tokens of SmolLM2's tokenizer at most, the instruction and the chat template included."""
+"""Longest prompt: at most 2,000 tokens of SmolLM2's tokenizer, including the instruction and the chat template."""
 
 LEAST = 2_500
-"""Of a prompt at least: about 600 tokens. Objects with less around them are passed over."""
+"""Shortest prompt: about 600 tokens. Objects with less context are skipped."""
 
 CODE, REFERENCE, TREE = 3_000, 1_600, 30
-"""Characters of the object's own code, characters of another's, and files in the tree, at most."""
+"""Limits: characters of the object's own code, characters of another object's code, and files in the tree."""
 
 INSTRUCTION = (
     "Write the documentation of this object for a beginner. State in one sentence what it is for. Then list its parameters "
@@ -30,9 +30,9 @@ INSTRUCTION = (
 
 
 class RepoDataset:
-    """One sample an object. `path` is an installed package or a folder; `seed` chooses the file to begin with.
+    """One sample an object. `path` is an installed package or a folder; `seed` chooses the first file.
 
-    Raises: DatasetError for a package that is not there or has no source.
+    Raises: DatasetError for a package that is not installed or has no source.
     """
 
     name = "repo"
@@ -74,7 +74,7 @@ class RepoDataset:
 
     def _tree(self, file: str) -> list[str]:
         files = self.package.files
-        if len(files) > TREE:  # its own folder, and the files on top
+        if len(files) > TREE:  # its own folder, and the top-level files
             beside = file.rpartition("/")[0]
             files = tuple(f for f in files if "/" not in f or f.rpartition("/")[0] == beside)
             first = max(0, min(files.index(file) - TREE // 2, len(files) - TREE))
@@ -102,7 +102,7 @@ class RepoDataset:
 
     @cached_property
     def _order(self) -> Sequence[CodeObject]:
-        """What an object calls stands before it; files in their order, from the seed's on."""
+        """Callees come before their callers; files in order, starting with the seed's."""
         known = {item.name: item for item in self.package.objects}
         files = sorted({item.file for item in self.package.objects})
         first = self.seed % len(files)
@@ -123,7 +123,7 @@ class RepoDataset:
 
 
 def _nearest(caller: CodeObject, candidates: Sequence[CodeObject]) -> CodeObject:
-    """Of several objects with the name that is called: in the caller's class, in its file, else the first."""
+    """The best of several objects with the called name: in the caller's class, in its file, otherwise the first."""
     owner = caller.name.rpartition(".")[0]
     for near in (lambda o: o.name.startswith(f"{owner}."), lambda o: o.file == caller.file):
         for candidate in candidates:

@@ -1,6 +1,6 @@
-"""Conversations of several turns, replayed: one request for each call of the model, with the history as it was then.
+"""Conversations of several turns, replayed: one request for each call of the model, with the history at that moment.
 
-Histories are trimmed, compacted and edited, so what was a prefix a moment ago stands elsewhere, or behind a change.
+Histories are trimmed, compacted and edited, so a former prefix is now at another position, or follows a change.
 """
 
 import json
@@ -17,19 +17,19 @@ from dejakv.datasets.messages import Message, merged, read_messages
 from dejakv.errors import ConfigError, DatasetError
 
 AT_ONCE = 4
-"""Conversations that go on side by side: a request of one follows a request of another."""
+"""Conversations in progress at once: a request of one follows a request of another."""
 
 
 class SessionsDataset:
-    """One sample a model call. The recorded answer is in the field `recorded`; nobody can say that another one is wrong.
+    """One sample a model call. The recorded answer is in the field `recorded`; other answers may be right too, so it is not used for scoring.
 
-    path           JSON lines, one conversation a line; a JSON file of one or of a list (SWE-agent's `.traj`, tau-bench's
+    path           JSON lines, one conversation a line; a JSON file with one or a list of them (SWE-agent's `.traj`, tau-bench's
                    results); None: the conversations that ship with the package
-    window         only so many messages are kept behind the system message; 0: all
-    compact_tools  only so many tool results are kept whole, older ones are one line; None: all
+    window         messages kept after the system message; 0: all
+    compact_tools  tool results kept whole, older ones become one line; None: all
     seed           how conversations alternate
 
-    Raises: DatasetError naming the line, for what is no conversation; ConfigError for a negative number.
+    Raises: DatasetError naming the line, if it is not a conversation; ConfigError for a negative number.
     """
 
     name = "sessions"
@@ -42,7 +42,7 @@ class SessionsDataset:
         self.seed, self.window, self.compact_tools = seed, window, compact_tools
         self.sessions: Sequence[Sequence[Message]] = [read_messages(r, where) for where, r in _records(path)]
         if not self.sessions:
-            raise DatasetError(f"{path} is empty: give conversations")
+            raise DatasetError(f"{path} is empty: give a file with conversations")
 
     def __iter__(self) -> Iterator[Sample]:
         rng = random.Random(f"sessions/{self.seed}")
@@ -61,7 +61,7 @@ class SessionsDataset:
                 yield _sample(session, *call)
 
     def _calls(self, session: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], str]]:
-        """The history before each model call, and what the model said then."""
+        """The history before each model call, and the model's answer."""
         history: list[Message] = []
         for message in session:
             if message.edits is not None:
@@ -75,7 +75,7 @@ class SessionsDataset:
 
 
 def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
-    """All but the last `keep` tool results as one line that says how long they were."""
+    """The history with all but the last `keep` tool results replaced by one line that gives their length."""
     results = [place for place, message in enumerate(history) if message.tool]
     old = set(results if keep == 0 else results[:-keep]) if keep is not None else set[int]()
     line = "<tool_response>\n({} characters, left out)\n</tool_response>"
@@ -83,7 +83,7 @@ def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
 
 
 def windowed(history: Sequence[Message], window: int) -> list[Message]:
-    """The system messages at the beginning and the last `window` messages, from a user's on."""
+    """The system messages at the beginning and the last `window` messages, starting with a user's."""
     start = next((place for place, message in enumerate(history) if message.role != "system"), len(history))
     tail = list(history[start:])
     if window and len(tail) > window:
@@ -117,11 +117,13 @@ def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DatasetError(f"{file.name} is not JSON ({error}): name a file of JSON lines .jsonl") from error
+        raise DatasetError(f"{file.name} is not JSON ({error}): if it has JSON lines, name it .jsonl") from error
     listed = content if isinstance(content, list) else [content]
     if listed and all(isinstance(item, dict) and "role" in item for item in listed):
         listed = [{"messages": listed}]
     for number, item in enumerate(listed, 1):
         if not isinstance(item, dict):
-            raise DatasetError(f"{file.name} item {number} is not an object: give conversations")
+            raise DatasetError(
+                f"{file.name} item {number} is not an object: give a conversation as an object with 'messages'"
+            )
         yield f"{file.name} item {number}", item

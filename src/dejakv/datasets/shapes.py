@@ -23,9 +23,9 @@ ANSWER_TOKEN = "<|answer|>"
 
 
 def prompt(question: str) -> str:
-    """The text shapes-vlm is given for a question: the picture's placeholder, the question, the sign to answer.
+    """The prompt of shapes-vlm for a question: the picture's placeholder, the question, the cue to answer.
 
-    It is what the model's chat template makes of one user message with a picture and the question.
+    It equals the model's chat template, rendered for one user message with a picture and the question.
     """
     return f"{IMAGE_TOKEN}{question}{ANSWER_TOKEN}"
 
@@ -33,14 +33,14 @@ def prompt(question: str) -> str:
 class ShapesDataset:
     """Questions about generated pictures, each a `Sample` with one PNG and GQA's record in `fields`.
 
-    seed, samples   which stream, and how much of it (None: it never ends)
+    seed, samples   seed and length of the stream (None: endless)
     images          pictures in the pool (default: one for six samples, at least 8)
     things          least and most things in a picture
     wordings        "seen" in shapes-vlm's training, "held-out" from it, or "all"
     kinds           kinds of questions, of `shapes_programs.KINDS`
-    mix             how much of the stream is a repeat, and of which sort
+    mix             shares of repeats of each kind in the stream
 
-    Beside GQA's fields a record says where its question comes from: `origin` ("new", "exact", "paraphrase",
+    Beside GQA's fields a record has the origin of its question: `origin` ("new", "exact", "paraphrase",
     "other-image", "near-duplicate"), `of` (id of the sample it repeats), `altered` (other case or spacing) and
     `reencoded` (other bytes, same pixels). Iterating twice gives the same samples.
     """
@@ -65,7 +65,7 @@ class ShapesDataset:
         least, most = things
         if most > GRID * GRID:
             raise DatasetError(
-                f"shapes: a scene of {most} things is too crowded to draw, its grid holds {GRID * GRID}: lower `things`"
+                f"shapes: a scene of {most} things is too crowded to draw, its grid has room for {GRID * GRID}: lower `things`"
             )
         if not 1 <= least <= most:
             raise DatasetError(f"shapes: things = {things}: give the least (1 or more) and the most in a picture")
@@ -88,7 +88,7 @@ class ShapesDataset:
             yield self._sample(place, ask, encode(ask.image, ask.reencoded))
 
     def __len__(self) -> int:
-        """Number of samples; TypeError where the stream never ends."""
+        """Number of samples; TypeError for an endless stream."""
         if self.samples is None:
             raise TypeError("an endless stream has no length")
         return self.samples

@@ -187,7 +187,7 @@ VARIANTS = 4
 
 @dataclass(frozen=True)
 class Reference:
-    """What a question calls a thing by: any of shape, colour and size."""
+    """The words by which a question refers to a thing: any of shape, colour and size."""
 
     shape: str | None = None
     color: str | None = None
@@ -209,7 +209,7 @@ def noun_phrase(reference: Reference, synonym: int = 0, plural: bool = False) ->
 
 
 def article(phrase: str) -> str:
-    """ "a" or "an", whichever goes before the phrase."""
+    """The article before the phrase, "a" or "an"."""
     return "an" if phrase[0] in "aeiou" else "a"
 
 

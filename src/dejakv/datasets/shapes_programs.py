@@ -1,4 +1,4 @@
-"""Questions as functional programs over a scene graph, in GQA's form, and what runs them."""
+"""Questions as functional programs over a scene graph, in GQA's form, and their interpreter."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked, without its wording."""
+    """A question, without its wording."""
 
     kind: str
     references: tuple[Reference, ...]
@@ -75,7 +75,7 @@ def execute(steps: Sequence[Step], scene: Scene) -> str:
 
 
 def answer(query: Query, scene: Scene) -> str:
-    """What is true of the scene: the answer to the query."""
+    """The true answer to the query in the scene."""
     return execute(program(query), scene)
 
 
@@ -93,9 +93,9 @@ _FINAL: dict[str, Callable[[Step, list[list[Thing]]], str]] = {
 
 
 def sample(scene: Scene, rng: random.Random, kind: str) -> Query | None:
-    """A random query of the kind whose answer is well defined in the scene; None if it offers none (try another kind).
+    """A random query of the kind whose answer is well defined in the scene; None if the scene has none (try another kind).
 
-    Where the answer is yes or no, each is wanted half of the time.
+    For yes-or-no questions, each answer is drawn half of the time.
     """
     if kind in ("color", "size", "shape"):
         thing = rng.choice(scene.things)

@@ -11,12 +11,12 @@ from dejakv.datasets.shapes_programs import TYPES, Query, answer, find, program
 from dejakv.datasets.shapes_scene import Scene
 
 SYNONYM_SETS = (0, language.VARIANTS - 1)
-"""The data set says every noun in its first or every noun in its second way."""
+"""The data set uses the first synonym of every noun, or the second of every noun."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a query is said: which of its kind's templates (of both splits), and with which synonyms (0 or 1)."""
+    """The wording of a query: the number of its kind's template (of both splits), and its synonyms (0 or 1)."""
 
     template: int
     synonyms: int = 0
@@ -27,7 +27,7 @@ class Wording:
         return language.wording(query.kind, query.references, template, SYNONYM_SETS[self.synonyms])
 
     def held_out(self, query: Query) -> bool:
-        """Was this template kept from shapes-vlm's training?"""
+        """Whether this template was kept out of shapes-vlm's training."""
         return self.template >= len(language.templates(query.kind, "seen"))
 
 
@@ -77,7 +77,7 @@ def record(image_id: str, scene: Scene, query: Query, wording: Wording, split: S
 
 
 def semantic(query: Query, scene: Scene) -> list[dict[str, Any]]:
-    """The program as GQA writes it; a selection names the ids of the things it ends in ("-" for none)."""
+    """The program as GQA writes it; a selection names the ids of the selected things ("-" for none)."""
     steps = program(query)
     found = iter([",".join(map(str, find(scene, ref))) or "-" for ref in query.references])
     return [

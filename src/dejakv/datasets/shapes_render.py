@@ -50,7 +50,7 @@ def png(pixels: npt.NDArray[np.uint8], compression: int = 6) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _cover(shape: str, diameter: int, quarter_x: int, quarter_y: int) -> npt.NDArray[np.float32]:
-    """How much of each pixel the shape covers, 0 to 1, its box moved right and down by quarters of a pixel."""
+    """Share of each pixel that the shape covers, 0 to 1, its box moved right and down by quarters of a pixel."""
     side = diameter + 1
     at = (np.arange(side * _FINE) + 0.5) / _FINE
     radius = diameter / 2

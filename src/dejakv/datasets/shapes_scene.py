@@ -1,4 +1,4 @@
-"""Scenes of simple things on a grid: the ground truth that pictures are drawn from and questions are asked about."""
+"""Scenes of simple things on a grid: the ground truth of pictures and questions."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SHAPES = ("ball", "cube", "cone", "ring", "cross")
 COLORS = ("red", "green", "blue", "yellow", "purple", "orange", "gray", "pink")
 SIZES = ("small", "large")
 DIAMETERS = {"small": (8, 9), "large": (13, 14)}
-"""Pixels across, by size name. The gap between the two is what makes a size nameable."""
+"""Pixels across, by size name. The gap between the two lets a size be named."""
 MAX_THINGS = 6
 """Most things in a generated scene (`count` answers with one of the digits 0 to 6)."""
 
@@ -73,7 +73,7 @@ class Scene:
 
 
 def relations(one: Thing, other: Thing) -> list[str]:
-    """How `one` lies to `other`: of `left`, `right`, `above`, `below`; nothing where they share the column or row."""
+    """Position of `one` relative to `other`: of `left`, `right`, `above`, `below`; none for a shared column or row."""
     names: list[str] = []
     if one.column != other.column:
         names.append("left" if one.column < other.column else "right")
@@ -83,10 +83,10 @@ def relations(one: Thing, other: Thing) -> list[str]:
 
 
 def make_scene(rng: random.Random, things: int) -> Scene:
-    """A random scene of so many things. Raises DatasetError if they do not fit the grid."""
+    """A random scene with that many things. Raises DatasetError if they do not fit the grid."""
     if not 0 < things <= GRID * GRID:
         raise DatasetError(
-            f"a scene of {things} things cannot be drawn: the {GRID}x{GRID} grid holds 1 to {GRID * GRID}; "
+            f"a scene of {things} things cannot be drawn: the {GRID}x{GRID} grid has room for 1 to {GRID * GRID}: "
             "ask for fewer things"
         )
     cells = rng.sample(range(GRID * GRID), things)
@@ -114,7 +114,7 @@ def make_thing(rng: random.Random, column: int, row: int, colors: Sequence[str] 
 
 
 def alter(scene: Scene, rng: random.Random, index: int, attribute: str) -> Scene:
-    """The same scene but for one attribute (`color`, `shape` or `size`) of one thing: a near-duplicate."""
+    """The same scene except for one attribute (`color`, `shape` or `size`) of one thing: a near-duplicate."""
     old = scene.things[index]
     choices = {"color": COLORS, "shape": SHAPES, "size": SIZES}[attribute]
     value = rng.choice([c for c in choices if c != old.value(attribute)])

@@ -1,4 +1,4 @@
-"""The traffic of the shapes data set: which picture is asked what next, and how often something comes again."""
+"""The traffic of the shapes data set: the order of pictures and questions, and how often they repeat."""
 
 import random
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ class Mix:
     exact           the same words about the same picture again; of these `altered` in other case or spacing
     paraphrase      the same query about the same picture in other words
     (the rest asks something new about a picture)
-    recurring       share of what is new that was asked before of another picture, in the same words
+    recurring       share of new questions that were asked before about another picture, in the same words
     near_duplicate  share of pictures that differ from another one in a single attribute of a single thing
-    reencoded       share of repeats whose picture comes as other bytes with the same pixels
-    zipf            exponent of the popularity of pictures and of questions; 0 makes all alike
+    reencoded       share of repeats whose picture has other bytes with the same pixels
+    zipf            exponent of the popularity of pictures and of questions; 0: all equally popular
     """
 
     exact: float = 0.25
@@ -48,7 +48,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Ask:
-    """One question of the stream. `of` is the place in the stream of what it repeats, None where nothing."""
+    """One question of the stream. `of`: index in the stream of the question it repeats; None for a new one."""
 
     image: int
     query: Query
@@ -60,7 +60,7 @@ class Ask:
 
 
 class Pictures:
-    """The pool of scenes, made when first asked for. Same seed, same scenes; training never draws these."""
+    """The pool of scenes, made when first asked for. Same seed, same scenes; training never uses them."""
 
     def __init__(self, seed: int, count: int, things: tuple[int, int], near_duplicate: float) -> None:
         self._seed, self.count, self._things, self._share = seed, count, things, near_duplicate
@@ -75,7 +75,7 @@ class Pictures:
         return int(image * rng.random() ** 2)  # low numbers are asked about most, so a pair is soon seen
 
     def kin(self, image: int) -> list[int]:
-        """The pictures that nearly equal this one: its twin, and those whose twin it is."""
+        """The near-duplicates of this picture: its twin, and the pictures whose twin it is."""
         if self._kin is None:
             self._kin = {}
             for one in range(self.count):
@@ -109,9 +109,9 @@ class _Stream:
         self._rng, self._pictures, self._mix, self._kinds = rng, pictures, mix, kinds
         self._split: Split = split
         self._asked: list[Ask] = []
-        self._firsts: list[int] = []  # places in the stream of what was new
+        self._firsts: list[int] = []  # indices of new questions in the stream
         self._weights: list[float] = []  # their popularity, summed up
-        self._said: dict[int, dict[Query, list[int]]] = {}  # places in the stream, by picture and query
+        self._said: dict[int, dict[Query, list[int]]] = {}  # indices in the stream, by picture and query
         self._popular = list(accumulate(self._weight(rank) for rank in range(pictures.count)))
 
     def run(self) -> Iterator[Ask]:
@@ -138,7 +138,7 @@ class _Stream:
         return self._new()
 
     def _earlier(self) -> int:
-        """The place of an earlier question, by Zipf over the order in which they first came."""
+        """The index of an earlier question, by Zipf over the order of first occurrence."""
         first = self._asked[self._rng.choices(self._firsts, cum_weights=self._weights)[0]]
         return self._rng.choice(self._said[first.image][first.query])
 
@@ -168,12 +168,12 @@ class _Stream:
             if ask is not None:
                 return ask
         raise DatasetError(
-            f"shapes: {self._pictures.count} pictures hold too little for so many different questions: "
+            f"shapes: {self._pictures.count} pictures do not allow so many different questions: "
             "give more images, more things a picture, or a larger share of repeats"
         )
 
     def _of_twin(self, image: int) -> Ask | None:
-        """What was asked of a near-duplicate of the picture, where the answer differs."""
+        """A question asked about a near-duplicate of the picture, with another answer for this one."""
         for kin in self._pictures.kin(image):
             for query, places in self._said.get(kin, {}).items():
                 if self._fits(image, query) and self._differs(query, image, kin):
@@ -193,7 +193,7 @@ class _Stream:
         return Ask(image, old.query, old.wording, "other-image", place)
 
     def _fits(self, image: int, query: Query) -> bool:
-        """Is the query new to the picture, and has it one answer there?"""
+        """Whether the query is new to the picture and has one answer there."""
         if query in self._said.get(image, {}):
             return False
         scene = self._pictures.scene(image)
@@ -209,7 +209,7 @@ class _Stream:
         return True
 
     def _fresh(self, image: int) -> Ask | None:
-        """A random query, if it can be on what sets the picture apart from its near-duplicates."""
+        """A random query, if possible about the difference between the picture and its near-duplicates."""
         kin = self._pictures.kin(image)
         for attempt in range(12 if kin else 1):
             types = sorted({TYPES[k] for k in self._kinds})

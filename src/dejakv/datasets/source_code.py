@@ -75,10 +75,10 @@ def _folder(name: str) -> Path:
         return given.resolve()
     if not all(part.isidentifier() for part in name.split(".")):
         raise DatasetError(
-            f"no folder {name!r}, and no package can be called that: give an installed package or a folder"
+            f"no folder {name!r}, and not a valid name of a package: give an installed package or a folder"
         )
     search, spec = list(sys.path), None
-    for number, part in enumerate(name.split(".")):  # by the path finder alone, which imports nothing
+    for number, part in enumerate(name.split(".")):  # only by the path finder, which imports nothing
         builtin = number == 0 and part in sys.builtin_module_names
         spec = None if builtin else importlib.machinery.PathFinder.find_spec(part, search)
         if spec is None:
@@ -97,7 +97,11 @@ def _objects(path: Path, file: str) -> Iterator[CodeObject]:
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-    except (UnicodeDecodeError, SyntaxError, ValueError):  # templates and files of other Pythons lie in packages too
+    except (
+        UnicodeDecodeError,
+        SyntaxError,
+        ValueError,
+    ):  # packages also contain templates and files of other Python versions
         return
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     lines = text.splitlines(keepends=True)

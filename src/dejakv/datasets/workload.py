@@ -1,4 +1,4 @@
-"""The workloads that reuse pays for, by name, and the options that are theirs alone."""
+"""The workloads that reuse pays for, by name, and their own options."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ WORKLOADS = ("repo", "rag", "sessions")
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """passages, order: of `rag`; window, compact_tools: of `sessions`. None: the data set's own default. Their meaning is
-    told by `RagDataset` and `SessionsDataset`."""
+    """passages, order: of `rag`; window, compact_tools: of `sessions`. None: the data set's own default. See
+    `RagDataset` and `SessionsDataset`."""
 
     passages: int | None = None
     order: str | None = None
@@ -21,7 +21,7 @@ class WorkloadOptions:
 def open_workload(name: str, path: str | None, seed: int, options: WorkloadOptions) -> Dataset:
     """A workload by one of the names above.
 
-    Raises: DatasetError for what cannot be read at `path`; ConfigError for an option; MissingExtraError.
+    Raises: DatasetError if `path` cannot be read; ConfigError for a wrong option; MissingExtraError.
     """
     given = {key: value for key, value in vars(options).items() if value is not None}
     if name == "repo":

@@ -1,4 +1,4 @@
-"""Encoder outputs by what was encoded: computed once, shared by everyone who sends the same picture, sound or clip.
+"""Encoder outputs by content: computed once, shared by all requests with the same picture, sound or clip.
 
 cache = VisualKVCache(max_vram_bytes=2 * 1024**3)
 view = cache.view(encoder_epoch, partition)

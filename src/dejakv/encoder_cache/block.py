@@ -1,4 +1,4 @@
-"""What the encoder cache holds and hands out: one encoder output, and the answer to one request for it."""
+"""Values of the encoder cache: one encoder output, and the answer to one request for it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
@@ -17,14 +17,14 @@ class VisualEmbeddingBlock:
 
     content_hash          SHA-256 of the raw bytes, 64 hexadecimal digits
     modality              "image", "audio" or "video"
-    resolution            (width, height) in pixels, None where it means nothing
-    embedding             `[tokens, hidden]`, or `[levels, tokens, hidden]`; numpy or torch, on any device; the object
-                          that was stored, not a copy: do not write into it
-    encoder_model         a label for people; what keeps models apart is the encoder epoch in the key
+    resolution            (width, height) in pixels, None for media without one
+    embedding             `[tokens, hidden]`, or `[levels, tokens, hidden]`; numpy or torch, on any device; the stored
+                          object, not a copy: do not write into it
+    encoder_model         a label for people; the encoder epoch in the key keeps models apart
     created_at            `time.monotonic()` when it was stored
-    access_count          how often it was served since; kept up to date by the cache while it holds the block
-    estimated_vram_bytes  the bytes of the embedding's elements, and of nothing else: views are compacted when stored
-    encoder_seconds       what computing it took, None if nobody measured it
+    access_count          how often it was served since then; updated by the cache while the block is in it
+    estimated_vram_bytes  the bytes of the embedding's elements only: views are compacted when stored
+    encoder_seconds       time of the computation, None if not measured
     """
 
     content_hash: str
@@ -42,7 +42,7 @@ class VisualEmbeddingBlock:
 class VisualCacheResult:
     """The answer to one request for an encoder output.
 
-    reuse_count       how often this output has been served without the encoder, this time included
+    reuse_count       how often this output has been served without the encoder, including this time
     vram_saved_bytes  bytes of the embedding if it was served without the encoder, else 0
     """
 
@@ -61,6 +61,6 @@ def check_modality(modality: str) -> None:
 
 
 def check_content_hash(content_hash: str) -> None:
-    """Raises InputError for an empty content hash, which would make unlike pictures one."""
+    """Raises InputError for an empty content hash, which would be the same for different pictures."""
     if not content_hash:
         raise InputError("the content hash is empty: pass compute_content_hash(raw_bytes) of the medium's bytes")

@@ -4,14 +4,14 @@ from typing import Protocol
 
 
 class StableBlocks(Protocol):
-    """Anything that knows how many entries must stay."""
+    """Gives the number of entries that must stay."""
 
     def get_minimum_stable_blocks(self) -> int: ...
 
 
 class QueueingController:
-    """The default controller, which lets every entry go. Subclass it to keep a minimum."""
+    """The default controller, which allows every eviction. Subclass it to keep a minimum."""
 
     def get_minimum_stable_blocks(self) -> int:
-        """The fewest entries that evictions may leave. Asked, under the cache's lock, whenever something must leave."""
+        """The fewest entries that evictions may leave. Called, under the cache's lock, before each eviction."""
         return 0

@@ -1,4 +1,4 @@
-"""The disk tier: outputs as chunks of kind "encoder" in a store of their own, kept over restarts, shared by processes.
+"""The disk tier: outputs as chunks of kind "encoder" in a store of their own, kept across restarts, shared by processes.
 
 A folder on a memory file system (/dev/shm) makes it shared memory between an encoder process and its readers.
 """
@@ -28,9 +28,9 @@ def chunk_id(key: Key) -> str:
 
 
 class DiskTier:
-    """A tier over any `Store`. Writes happen on one thread, behind the caller's back.
+    """A tier over any `Store`. Writes happen on one background thread.
 
-    max_pending_bytes  outputs that wait to be written are held in memory; beyond this many bytes new ones are not
+    max_pending_bytes  outputs waiting to be written stay in memory; beyond this many bytes new ones are not
                        written at all (`dropped` counts them): a slow disk costs later misses, never memory or time
     """
 
@@ -46,14 +46,14 @@ class DiskTier:
 
     @classmethod
     def open(cls, folder: str | Path, max_bytes: int = 0, max_entries: int = 0) -> Self:
-        """A tier in a folder for this user alone (0700). Budgets over all processes that use it, 0 for none.
+        """A tier in a folder for this user alone (0700). Budgets apply to all processes that use it; 0: none.
 
         Raises StoreError if the folder cannot be used.
         """
         return cls(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries))
 
     def load(self, key: Key) -> Recalled:
-        """See Tier. What was damaged is set aside by the store, and counted there too."""
+        """See Tier. The store sets damaged outputs aside, and counts them too."""
         id = chunk_id(key)
         if self.store.meta(id) is None:
             return Recalled()
@@ -78,7 +78,7 @@ class DiskTier:
         future.add_done_callback(lambda done: self._written(done, nbytes))
 
     def clear(self, partition: str | None) -> None:
-        """See Tier. Waits for pending writes first, so that none comes after."""
+        """See Tier. Waits for pending writes first, so that none follows."""
         self.flush()
         self.store.clear(partition)
 
@@ -91,7 +91,7 @@ class DiskTier:
         self.store.flush()
 
     def close(self) -> None:
-        """See Tier. Closes the store; a closed tier drops what it is given."""
+        """See Tier. Closes the store; a closed tier drops new outputs."""
         with self._lock:
             if self._closed:
                 return

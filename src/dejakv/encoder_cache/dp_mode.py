@@ -1,6 +1,6 @@
 """Whether to run vLLM's vision encoder data-parallel: each rank encodes whole pictures instead of slices of each.
 
-Several pictures, large ones or a deep encoder gain by it; very many small ones hardly do.
+Several pictures, large ones or a deep encoder benefit; very many small ones hardly do.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dejakv.errors import InputError
 
 @dataclass(frozen=True)
 class DpModeRecommendation:
-    """A recommendation and its reason. `flag` is what to give `vllm serve`, empty where nothing is recommended."""
+    """A recommendation and its reason. `flag` is the option for `vllm serve`, empty without a recommendation."""
 
     recommended: bool
     reason: str

@@ -1,4 +1,4 @@
-"""What a caller of `get_or_compute` wants, and what a leader does about it."""
+"""Requests of `get_or_compute`, and the work of a leader."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from dejakv.errors import InputError
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for, and how it is to be labelled if it must be computed. `place`: see EncoderView."""
+    """A wanted output, and its labels in case it must be computed. `place`: see EncoderView."""
 
     key: Key
     resolution: Resolution | None = None
@@ -25,8 +25,8 @@ class Wanted:
 class Errand:
     """One key to lead for: `recalled` from the tier, or else `output` from the encoder, which took `seconds`.
 
-    index  which of the keys the caller asked for it is
-    begun  whether somebody saw to it that the flight will end
+    index  index of the key among the caller's
+    begun  whether the end of the flight is assured
     """
 
     index: int
@@ -47,11 +47,11 @@ class Batch:
 
     @property
     def indices(self) -> list[int]:
-        """What to encode, of the caller's keys; empty if the tier had all."""
+        """Indices of the caller's keys to encode; empty if the tier had all."""
         return [errand.index for errand in self._errands]
 
     def deliver(self, outputs: Any) -> None:
-        """Takes what the encoder returned: one embedding for each of `indices`. Raises InputError for another number."""
+        """Takes the encoder's result: one embedding for each of `indices`. Raises InputError for another number."""
         seconds = time.perf_counter() - self._started
         if len(outputs) != len(self._errands):
             raise InputError(

@@ -1,6 +1,6 @@
-"""The eviction queue: a heap in which hits are not sorted until they matter.
+"""The eviction queue: a heap that sorts hits only when they matter.
 
-A hit only raises an entry's rank, so the heap's copy of a rank is a lower bound: when an entry comes to the top with an
+A hit only raises an entry's rank, so the heap's copy of a rank is a lower bound: when an entry reaches the top with an
 old rank it sinks to its new place, once for all its hits. A hit is O(1), an eviction O(log n) amortised.
 """
 
@@ -15,7 +15,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A held block with its place in the order. `(priority, tick)` is the rank; ticks are unique."""
+    """A block in the cache, with its place in the order. `(priority, tick)` is the rank; ticks are unique."""
 
     key: Key
     block: VisualEmbeddingBlock
@@ -36,13 +36,13 @@ class EvictionQueue:
         self._gone = 0
 
     def push(self, entry: Entry) -> None:
-        """Puts an entry in at its present rank, unless it is in already."""
+        """Adds an entry with its present rank, unless it is in the queue."""
         if not entry.queued:
             entry.queued = True
             heapq.heappush(self._heap, (entry.priority, entry.tick, entry))
 
     def pop(self) -> Entry | None:
-        """Takes out the entry that is to leave first; None if none may leave."""
+        """Removes and returns the first entry to evict; None if none may leave."""
         heap = self._heap
         while heap:
             _, tick, entry = heap[0]
@@ -58,7 +58,7 @@ class EvictionQueue:
         return None
 
     def forget(self, entry: Entry) -> None:
-        """Notes that an entry is no longer held. Its place is dropped when it comes up, or when most are such."""
+        """Notes that an entry has left. Its place is dropped when it reaches the top, or when most places are such."""
         entry.held = False
         if not entry.queued:
             return

@@ -1,7 +1,7 @@
-"""The one body of `get_or_compute`, and its two faces.
+"""The one implementation of `get_or_compute`, and its two forms.
 
-`fetch` is a generator that says what to do next, without doing it: lead these errands, or wait for this flight. `drive`
-does it for threads, `adrive` for asyncio tasks.
+`fetch` is a generator of steps that does none of them itself: lead these errands, or wait for this flight. `drive`
+does the steps for threads, `adrive` for asyncio tasks.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ Steps = Generator[list[Errand] | Flight, Any, list[VisualEmbeddingBlock]]
 
 
 def fetch(registry: Registry, wanted: Sequence[Wanted]) -> Steps:
-    """Yields errands to lead or a flight to wait for; is sent the flight's block; returns a block for each wanted.
+    """Yields errands to lead or a flight to wait for; receives the flight's block; returns a block for each request.
 
-    All that is led is led before anything is waited for, so that two callers with keys in common never wait for each other.
+    It leads all its errands before it waits for any flight, so two callers with common keys never wait for each other.
     """
     found: dict[int, VisualEmbeddingBlock] = {}
     while len(found) < len(wanted):
@@ -71,7 +71,7 @@ def drive(registry: Registry, wanted: Sequence[Wanted], compute: Compute) -> lis
 
 
 async def adrive(registry: Registry, wanted: Sequence[Wanted], compute: Compute) -> list[VisualEmbeddingBlock]:
-    """Does the steps on this event loop; the encoder runs where no caller's cancellation reaches it."""
+    """Does the steps on this event loop; the encoder runs out of reach of any caller's cancellation."""
     steps = fetch(registry, wanted)
     try:
         step = next(steps)
@@ -102,7 +102,7 @@ def alone(compute: Callable[[], Any]) -> Compute:
 
 
 def is_async(compute: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await."""
+    """Whether a call of it returns an awaitable."""
     return inspect.iscoroutinefunction(compute) or inspect.iscoroutinefunction(type(compute).__call__)
 
 

@@ -1,7 +1,7 @@
-"""The order in which entries leave: each policy is one number, and the smallest leaves first, ties by recency.
+"""The order of eviction: each policy is one number; the entry with the smallest leaves first, ties by recency.
 
-A policy's number never falls while an entry is hit (its use count and the clock only grow), which is what lets the
-queue leave hits unsorted (see eviction.py).
+A policy's number never falls while an entry is hit (its use count and the clock only grow), so the
+queue can leave hits unsorted (see eviction.py).
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from dejakv.errors import ConfigError
 PolicyName = Literal["lfu", "lru", "cost"]
 
 Priority = Callable[[float, int, float], float]
-"""`priority(age, uses, worth)`: `age` is the number of the last entry evicted (0 at first), `uses` how often the
-entry was wanted (1 when stored), `worth` the encoder seconds a MiB of it saves each time."""
+"""`priority(age, uses, worth)`: `age` is the number of the last entry evicted (0 at first), `uses` the number of
+requests for the entry (1 when stored), `worth` the encoder seconds a MiB of it saves each time."""
 
 
 def lfu(age: float, uses: int, worth: float) -> float:
     """LFU with dynamic ageing: `age + uses` (LFU-DA, Arlitt et al., "Evaluating content management techniques for Web
     proxy caches", 2000).
 
-    The age rises to the number of what was evicted, so an entry that was popular once outlives about `uses` full turns
-    of the cache and no more.
+    The age rises to the number of the evicted entry, so a formerly popular entry outlives about `uses` full turns of
+    the cache and no more.
     """
     return age + uses
 
@@ -32,7 +32,7 @@ def lru(age: float, uses: int, worth: float) -> float:
 
 
 def cost(age: float, uses: int, worth: float) -> float:
-    """What keeping it saves: `age + uses * encoder seconds / MiB` (GreedyDual-Size-Frequency, Cherkasova 1998)."""
+    """Encoder seconds saved: `age + uses * encoder seconds / MiB` (GreedyDual-Size-Frequency, Cherkasova 1998)."""
     return age + uses * worth
 
 

@@ -1,4 +1,4 @@
-"""Embeddings as framework-free tensors and back: what is written to files is bytes, a dtype and a shape, never objects."""
+"""Embeddings as framework-free tensors and back: files contain bytes, a dtype and a shape, never objects."""
 
 import importlib
 import math
@@ -15,9 +15,9 @@ _STORED = {"float32": "F32", "float16": "F16", "uint8": "U8", "int64": "I64"}
 
 
 def to_raw(embedding: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The tensor on the CPU, and what `from_raw` needs to make the same kind of embedding of it.
+    """The tensor on the CPU, and the description from which `from_raw` restores the same kind of embedding.
 
-    Dtypes that the store's files have no name for are written as their bytes. Copies what is not on the CPU.
+    Dtypes without a name in the store's files are written as their bytes. Copies embeddings that are not on the CPU.
     """
     if is_torch(embedding):
         torch = importlib.import_module("torch")
@@ -37,7 +37,7 @@ def to_raw(embedding: Any) -> tuple[Tensor, dict[str, Any]]:
 
 
 def from_raw(tensor: Tensor, described: Mapping[str, Any]) -> Any:
-    """The embedding on the CPU, in memory of its own. Imports torch if the embedding was a torch tensor.
+    """The embedding on the CPU, in its own memory. Imports torch if the embedding was a torch tensor.
 
     Raises InputError if the description does not fit the tensor.
     """
@@ -48,11 +48,11 @@ def from_raw(tensor: Tensor, described: Mapping[str, Any]) -> Any:
             torch = importlib.import_module("torch")
             kind = getattr(torch, dtype)
             if not isinstance(kind, torch.dtype) or flat.nbytes != math.prod(shape) * kind.itemsize:
-                raise ValueError(f"{flat.nbytes} bytes are no {dtype} of shape {shape}")
+                raise ValueError(f"{flat.nbytes} bytes do not make {dtype} of shape {shape}")
             return torch.from_numpy(flat).view(kind).reshape(shape)
         kind = np.dtype(dtype)
         if framework != "numpy" or kind.hasobject or flat.nbytes != math.prod(shape) * kind.itemsize:
-            raise ValueError(f"{flat.nbytes} bytes are no {dtype} of shape {shape} of {framework}")
+            raise ValueError(f"{flat.nbytes} bytes do not make {dtype} of shape {shape} of {framework}")
         return flat.view(kind).reshape(shape)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"stored encoder output does not fit its description ({error}): delete it") from error

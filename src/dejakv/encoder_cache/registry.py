@@ -1,4 +1,4 @@
-"""The registry behind all views: one table, one budget, one lock, and the one body of `get_or_compute`."""
+"""The registry behind all views: one table, one budget, one lock, and the one implementation of `get_or_compute`."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ class Registry:
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
 
     def take(self, key: Key) -> VisualEmbeddingBlock | None:
-        """The block in memory, counted as a hit; None, and nothing counted, if it is not there."""
+        """The block in memory, counted as a hit; None, without counting, if it is not in memory."""
         with self._lock:
             entry = self._shelf.get(key)
             if entry is None:
@@ -61,7 +61,7 @@ class Registry:
             time.sleep(poll_s)
 
     def recall(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
-        """The block from the tier, if there is one, and held in memory from now on; counted as a hit or a miss."""
+        """The block from the tier, if there is one, and from now on in memory; counted as a hit or a miss."""
         block = self._from_tier(wanted)
         with self._lock:
             counters = self._counters[wanted.key[0]]
@@ -73,7 +73,7 @@ class Registry:
             return block
 
     def store(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
-        """Holds the embedding; None if it was refused. Raises InputError for an embedding that is none."""
+        """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
         block = self._block(wanted, embedding, seconds)
         with self._lock:
             kept = self._put(wanted.key, block)
@@ -82,7 +82,7 @@ class Registry:
         return block if kept else None
 
     def begin(self, wanted: Wanted) -> tuple[VisualEmbeddingBlock | None, Flight | None, bool]:
-        """What a caller has to do: take the block, or wait for the flight, or (True) lead it."""
+        """The caller's next step: take the block, wait for the flight, or (True) lead it."""
         key = wanted.key
         with self._lock:
             entry = self._shelf.get(key)
@@ -100,8 +100,8 @@ class Registry:
 
     @contextmanager
     def lead(self, errands: Sequence[Errand]) -> Generator[None, None, None]:
-        """Whatever happens inside, the errands' flights are over afterwards. An encoder's error is told by the flights
-        to all who wait, the leader among them; only interruptions and cancellations come out of here."""
+        """Afterwards the errands' flights are over in any case. The flights pass an encoder's error to all waiting
+        callers and the leader; only interruptions and cancellations are raised here."""
         for errand in errands:
             errand.begun = True
         token = leading.set((*leading.get(), *(errand.flight for errand in errands)))
@@ -125,19 +125,19 @@ class Registry:
                 leading.reset(token)
 
     def recall_all(self, errands: Iterable[Errand]) -> None:
-        """Fetches from the tier what it has."""
+        """Fetches the outputs that the tier has."""
         for errand in errands:
             errand.recalled = self._from_tier(errand.wanted)
 
     def abandon(self, flight: Flight) -> None:
-        """Ends a flight of which nothing can be said, so that another caller leads the next."""
+        """Ends a flight without a result, so that another caller leads the next."""
         with self._lock:
             self._forget(flight)
         flight.abandon()
 
     @contextmanager
     def waiting(self, flight: Flight) -> Generator[Callable[[VisualEmbeddingBlock], None], None, None]:
-        """Around a follower's wait; call what it yields with the output that arrived."""
+        """Surrounds a follower's wait; call the yielded function with the output that arrived."""
         counters = self._counters[flight.key[0]]
 
         def arrived(block: VisualEmbeddingBlock) -> None:
@@ -155,7 +155,7 @@ class Registry:
                 counters.waiting -= 1
 
     def pin(self, key: Key) -> bool:
-        """Keeps an entry from eviction; False if it is not held."""
+        """Keeps an entry from eviction; False if it is not in the cache."""
         with self._lock:
             entry = self._shelf.get(key)
             if entry is None:
@@ -164,7 +164,7 @@ class Registry:
             return True
 
     def unpin(self, key: Key) -> bool:
-        """Takes a pin back; False if the entry is not held or not pinned."""
+        """Removes a pin; False if the entry is missing or not pinned."""
         with self._lock:
             entry = self._shelf.get(key)
             if entry is None or not entry.pins:
@@ -173,7 +173,7 @@ class Registry:
             return True
 
     def clear(self, partition: str | None) -> None:
-        """Drops entries, pinned ones too, and figures; what is being encoded meanwhile is delivered but not kept."""
+        """Drops entries, pinned ones too, and figures; outputs of runs in progress are delivered but not kept."""
         with self._lock:
             for key in [entry.key for entry in self._shelf if partition in (None, entry.key[0])]:
                 self._shelf.remove(key)
@@ -248,7 +248,9 @@ class Registry:
         check_embedding(embedding, finite=self._check_finite)
         embedding = owned(embedding)
         if seconds is not None and not seconds >= 0:
-            raise InputError(f"encoder_seconds is {seconds}: pass what the encoder took, or None if nobody measured it")
+            raise InputError(
+                f"encoder_seconds is {seconds}: pass the time of the encoder run, or None if it was not measured"
+            )
         _, _, modality, content_hash = wanted.key
         return VisualEmbeddingBlock(
             content_hash=content_hash,

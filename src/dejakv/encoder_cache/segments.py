@@ -1,9 +1,9 @@
 """Clips by their segments, so that overlapping clips share: frames of a video, windows of a sound.
 
-A segment is what the tower encodes on its own: a frame (or a temporal patch of frames) of most vision-language models, a
-30-second window of Whisper-like audio towers. Where a tower also looks at neighbours, `context` puts them into the key.
+A segment is a unit that the tower encodes separately: a frame (or a temporal patch of frames) of most vision-language models, a
+30-second window of Whisper-like audio towers. If a tower also looks at neighbours, `context` includes them in the key.
 
-Segments of a clip that nobody has are encoded in one call; those somebody else is encoding right now are waited for.
+Missing segments of a clip are encoded in one call; segments that another caller is encoding are waited for.
 """
 
 import threading
@@ -18,13 +18,13 @@ from dejakv.identity import digest_of
 
 
 def segment_hashes(segments: Sequence[bytes], context: int = 0) -> list[str]:
-    """The content hash of each segment, of `context` neighbours on each side too where the tower sees them.
+    """The content hash of each segment, including `context` neighbours on each side if the tower sees them.
 
     Raises InputError for a clip without segments or with an empty one.
     """
     if not segments or context < 0:
         raise InputError(
-            f"a clip needs at least one segment and context of 0 or more, not {len(segments)} and {context}"
+            f"a clip needs at least one segment and a context of 0 or more, not {len(segments)} and {context}"
         )
     own = [compute_content_hash(segment) for segment in segments]
     if not context:
@@ -36,15 +36,15 @@ def segment_hashes(segments: Sequence[bytes], context: int = 0) -> list[str]:
 
 
 class SegmentedClips:
-    """Whole clips over shared segments: a clip seen before is known by the digest of its file, without decoding it.
+    """Whole clips over shared segments: a clip seen before is recognised by the digest of its file, without decoding it.
 
-    What a clip consists of is remembered for `max_clips` clips (hashes only, some 100 bytes a segment).
+    The segments of `max_clips` clips are remembered (only hashes, about 100 bytes a segment).
     """
 
     def __init__(self, view: EncoderView, modality: str = "video", context: int = 0, max_clips: int = 1024) -> None:
         check_modality(modality)
         if max_clips < 1:
-            raise InputError(f"max_clips is {max_clips}: remember at least one clip")
+            raise InputError(f"max_clips is {max_clips}: give 1 or more")
         self._view = view
         self._modality = modality
         self._context = context
@@ -60,8 +60,8 @@ class SegmentedClips:
     ) -> list[Any]:
         """The embeddings of a clip's segments.
 
-        split    decodes the clip's bytes into its segments' bytes; called only if the clip is new or a segment is gone
-        compute  encodes the segments it is given, which are those nobody has
+        split    decodes the clip's bytes into its segments' bytes; called only if the clip is new or a segment is missing
+        compute  encodes the given segments, which are the missing ones
         """
         clip = compute_content_hash(raw_bytes)
         decoded: list[bytes] = []

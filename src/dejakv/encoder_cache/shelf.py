@@ -1,4 +1,4 @@
-"""The entries and their budget: what is held, what must leave for something new, and what may not.
+"""The entries and their budget: present entries, the ones to evict for a new one, and the protected ones.
 
 No locks and no counters here: the registry has those. Every change is all or nothing.
 """
@@ -16,8 +16,8 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Placed:
-    """What putting a block did. `refused` is empty if it is held now, else why not: `oversized` (larger than the whole
-    budget), `pinned` (what is left beside pinned entries is too small), `minimum` (the controller forbids evicting)."""
+    """Result of storing a block. `refused` is empty if it was stored, otherwise the reason: `oversized` (larger than the whole
+    budget), `pinned` (too little room beside pinned entries), `minimum` (the controller forbids evicting)."""
 
     refused: str = ""
     victims: tuple[Entry, ...] = ()
@@ -26,7 +26,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Tally:
-    """What is held: entries, those of them that are pinned, and bytes likewise."""
+    """Totals: entries, pinned entries, and the bytes of each."""
 
     entries: int = 0
     bytes: int = 0
@@ -47,7 +47,7 @@ class Tally:
 class Shelf:
     """Blocks within `max_entries` and `max_bytes`, evicted in the order of `priority`.
 
-    minimum  asked at each eviction: the fewest entries that evictions may leave
+    minimum  called at each eviction: the fewest entries that evictions may leave
     """
 
     def __init__(self, max_entries: int, max_bytes: int, priority: Priority, minimum: Callable[[], int]) -> None:
@@ -83,7 +83,7 @@ class Shelf:
         entry.priority = self._priority(self.age, uses, entry.worth)
 
     def put(self, key: Key, block: VisualEmbeddingBlock) -> Placed:
-        """Holds the block, in place of one of the same key (whose uses and pins it takes over)."""
+        """Stores the block. It replaces one of the same key, and takes over its uses and pins."""
         old = self._entries.get(key)
         placed = self._make_room(block.estimated_vram_bytes, old)
         if placed.refused:
@@ -104,31 +104,31 @@ class Shelf:
         return placed
 
     def remove(self, key: Key) -> Entry | None:
-        """Takes an entry out, pinned or not."""
+        """Removes an entry, pinned or not."""
         entry = self._entries.get(key)
         if entry is not None:
             self._drop(entry)
         return entry
 
     def pin(self, entry: Entry) -> None:
-        """Keeps the entry from eviction until it was unpinned as often as it was pinned."""
+        """Keeps the entry from eviction until it is unpinned as often as it was pinned."""
         entry.pins += 1
         if entry.pins == 1:
             self._count_pinned(entry, 1)
 
     def unpin(self, entry: Entry) -> None:
-        """Takes one pin back; the entry must have one."""
+        """Removes one pin; the entry must have one."""
         entry.pins -= 1
         if entry.pins == 0:
             self._count_pinned(entry, -1)
             self._queue.push(entry)
 
     def tally(self, partition: str | None) -> Tally:
-        """What is held of one partition, or altogether."""
+        """Totals of one partition, or of all."""
         return self.total if partition is None else self._partitions.get(partition, Tally())
 
     def _make_room(self, nbytes: int, old: Entry | None) -> Placed:
-        """Evicts what must leave for `nbytes` more, `old` being replaced; evicts nothing if that would not do."""
+        """Evicts entries to make room for `nbytes`, with `old` replaced; evicts nothing if that is not enough."""
         if nbytes > self.max_bytes:
             return Placed(refused="oversized")
         old_bytes, old_pinned = (old.block.estimated_vram_bytes, old.pins > 0) if old else (0, False)
@@ -183,7 +183,7 @@ class Shelf:
         self._partitions[entry.key[0]].count_pinned(entry, sign)
 
     def _worth(self, block: VisualEmbeddingBlock) -> float:
-        """Encoder seconds a MiB; where nobody measured them, the mean of those that were measured."""
+        """Encoder seconds a MiB; if not measured, the mean of the measured ones."""
         if block.encoder_seconds is not None:
             self._known_seconds += block.encoder_seconds
             self._known_bytes += block.estimated_vram_bytes

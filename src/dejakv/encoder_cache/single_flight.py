@@ -1,10 +1,10 @@
-"""One encoder run under way, and those who wait for it: threads and asyncio tasks alike.
+"""One encoder run in progress and its waiting callers, threads as well as asyncio tasks.
 
-What becomes of a flight:
-- it lands: everyone gets the output;
-- its encoder raises: everyone who waited gets that error (N callers do not try a failing encoder N times in a row), and
-  the next to come starts afresh;
-- it is abandoned, because the leader was interrupted or cancelled, which says nothing of the picture: those who waited
+A flight ends in one of three ways:
+- it lands: all callers get the output;
+- its encoder raises: all waiting callers get the error (N callers do not try a failing encoder N times in a row), and
+  the next caller tries again;
+- it is abandoned, because the leader was interrupted or cancelled, which is not the picture's fault: the waiting callers
   start again and one of them leads.
 """
 
@@ -24,7 +24,7 @@ _STRANDED_CHECK_S = 1.0
 
 
 class Abandoned(Exception):
-    """Nobody knows what the encoder would have said: start again."""
+    """The encoder's result is unknown: start again."""
 
 
 class Flight:
@@ -39,7 +39,7 @@ class Flight:
         self._task: asyncio.Task[Any] | None = None
 
     def led_by(self, task: asyncio.Task[Any]) -> None:
-        """Notes the task that runs the encoder, which keeps it alive."""
+        """Keeps a reference to the task that runs the encoder, so that it is not collected."""
         self._loop, self._task = task.get_loop(), task
 
     def land(self, block: VisualEmbeddingBlock) -> None:
@@ -49,13 +49,13 @@ class Flight:
         self._future.set_exception(error)
 
     def abandon(self) -> None:
-        """Lets those who wait start again; nothing if the flight is over."""
+        """Lets the waiting callers start again; does nothing if the flight is over."""
         if not self._future.done():
             self._future.set_exception(Abandoned())
 
     @property
     def stranded(self) -> bool:
-        """Whether it can never land, because the event loop that ran its encoder was closed under it."""
+        """Whether it can never land, because the event loop of its encoder was closed."""
         return self._loop is not None and self._loop.is_closed() and not self._future.done()
 
     def wait(self) -> VisualEmbeddingBlock:
@@ -74,7 +74,7 @@ class Flight:
                 raise Abandoned
 
     async def arrival(self) -> VisualEmbeddingBlock:
-        """The same for a task. Cancelling the task ends its waiting and touches nobody else's."""
+        """The same for a task. Cancelling the task ends only its own waiting."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
 
@@ -92,11 +92,11 @@ class Flight:
 
 
 leading: ContextVar[tuple[Flight, ...]] = ContextVar("leading", default=())
-"""The flights whose encoder is running in this context, so that an encoder that asks for its own output is told so."""
+"""The flights whose encoder is running in this context, to detect an encoder that asks for its own output."""
 
 
 def check_not_leading(flight: Flight) -> None:
-    """Raises InputError if waiting for the flight would be waiting for oneself."""
+    """Raises InputError if the caller would wait for itself."""
     if flight in leading.get():
         raise InputError(
             "`compute` asked the cache for the very picture it was called for and would wait for itself: "

@@ -1,4 +1,4 @@
-"""The cache's figures: counters kept by partition, and the values that are handed out."""
+"""The cache's figures: counters by partition, and the values returned to callers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from dejakv.encoder_cache.block import VisualEmbeddingBlock
 
 @dataclass(slots=True)
 class Counters:
-    """What happened in one partition. Changed under the registry's lock only."""
+    """Counters of one partition. Changed only under the registry's lock."""
 
     hits: int = 0
     misses: int = 0
@@ -28,13 +28,13 @@ class Counters:
     refusals: Counter[str] = field(default_factory=Counter[str])
 
     def served(self, block: VisualEmbeddingBlock) -> None:
-        """Counts an output that somebody got without running the encoder."""
+        """Counts an output delivered without running the encoder."""
         self.hits += 1
         self.vram_saved_bytes += block.estimated_vram_bytes
         self.encoder_seconds_saved += block.encoder_seconds or 0.0
 
     def reset(self) -> None:
-        """Starts again at zero, but for the callers that are waiting now."""
+        """Resets all counters to zero, except the number of waiting callers."""
         waiting = self.waiting
         self.__init__()
         self.waiting = waiting
@@ -42,12 +42,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class EncoderCacheStats:
-    """Counters since the start (or the last clear) and, from `entries` on, what is so now.
+    """Counters since the start (or the last clear) and, from `entries` on, present values.
 
-    hits       callers that got an output without the encoder being run for them: from memory, from disk, or (counted
-               again as `coalesced`) by waiting for somebody else's run
-    misses     callers for whom the encoder had to run, or a lookup that found nothing
-    evictions  entries that left, by reason: `entries` and `bytes` (a budget), `replaced`
+    hits       callers that got an output without an encoder run of their own: from memory, from disk, or (counted
+               again as `coalesced`) by waiting for another caller's run
+    misses     callers that needed an encoder run, and lookups that found nothing
+    evictions  evicted entries, by reason: `entries` and `bytes` (a budget), `replaced`
     refusals   outputs not kept, by reason: `oversized`, `pinned`, `minimum`
     """
 
@@ -74,12 +74,12 @@ class EncoderCacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """Hits by hits and misses; 0 before the first."""
+        """Hits divided by hits plus misses; 0 before the first."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures under the names they are exported by."""
+        """The figures under their exported names."""
         return {
             "visual_cache_hits": self.hits,
             "visual_cache_misses": self.misses,
@@ -112,7 +112,7 @@ _SUMMED = (
 
 
 def summed(counters: Iterable[Counters], **now: int) -> EncoderCacheStats:
-    """The figures of several partitions together; `now` is what is so now, by the names of EncoderCacheStats."""
+    """The figures of several partitions together; `now`: present values, by their names in EncoderCacheStats."""
     parts = list(counters)
     return EncoderCacheStats(
         **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},

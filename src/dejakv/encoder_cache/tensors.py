@@ -1,4 +1,4 @@
-"""Embeddings of any framework, by what they can do: numpy arrays and torch tensors are told apart without torch."""
+"""Embeddings of any framework: numpy arrays and torch tensors are distinguished without importing torch."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -10,7 +10,7 @@ from dejakv.errors import InputError
 
 
 class Embedding(Protocol):
-    """What numpy arrays and torch tensors have in common as far as the cache is concerned."""
+    """The common interface of numpy arrays and torch tensors that the cache needs."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -33,9 +33,9 @@ def size_of(embedding: Any) -> int:
 
 
 def owned(embedding: Any) -> Any:
-    """The embedding without what it keeps alive besides its own elements: an autograd graph, a bigger batch's storage.
+    """The embedding alone, without an autograd graph or the storage of a larger batch that it would keep alive.
 
-    A slice of a batch's output holds the whole batch in memory, which no byte budget would see. Compact, plain
+    A slice of a batch's output keeps the whole batch in memory, which no byte budget would count. Compact, plain
     embeddings come back as they are; others are copied once.
     """
     if is_torch(embedding):
@@ -61,10 +61,10 @@ def check_embedding(embedding: Any, *, finite: bool = True) -> None:
             "store one picture at a time"
         )
     if 0 in tuple(shape):
-        raise InputError(f"the embedding of shape {tuple(shape)} has no elements: check what the encoder was given")
+        raise InputError(f"the embedding of shape {tuple(shape)} has no elements: check the encoder's input")
     if finite and not _is_finite(embedding):
         raise InputError(
-            "the embedding has NaN or infinite values and is not kept, because everyone with this picture would get "
+            "the embedding has NaN or infinite values and is not kept, because every request with this picture would get "
             "it: check the encoder's weights and dtype (float16 overflows), or build the cache with check_finite=False"
         )
 

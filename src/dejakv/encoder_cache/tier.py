@@ -1,4 +1,4 @@
-"""The seam to where outputs outlive the process. `disk.DiskTier` is one; outsiders test theirs with `dejakv.testing`."""
+"""The interface to storage that outlives the process, such as `disk.DiskTier`; test other tiers with `dejakv.testing`."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,31 +9,31 @@ from dejakv.encoder_cache.eviction import Key
 
 @dataclass(frozen=True)
 class Recalled:
-    """What a tier had: a block, or None, and whether that is because it was damaged."""
+    """Result of a tier: a block or None, and whether it was damaged."""
 
     block: VisualEmbeddingBlock | None = None
     corrupt: bool = False
 
 
 class Tier(Protocol):
-    """Thread-safe. Nothing raises for data that is missing, damaged or cannot be written: that costs a miss."""
+    """Thread-safe. Data that is missing, damaged or cannot be written raises nothing: it costs a miss."""
 
     def load(self, key: Key) -> Recalled:
-        """The block of exactly this key, its embedding on the CPU and the caller's own. May read a file."""
+        """The block of exactly this key, its embedding on the CPU, in memory that belongs to the caller. May read a file."""
         ...
 
     def save(self, key: Key, block: VisualEmbeddingBlock) -> None:
-        """Keeps the block, later: called under the cache's lock, it may not wait for anything."""
+        """Saves the block later: it is called under the cache's lock and must not wait for anything."""
         ...
 
     def clear(self, partition: str | None) -> None:
-        """Drops a partition's blocks, or all, and those that `save` was told of before."""
+        """Drops a partition's blocks, or all, including those passed to `save` before."""
         ...
 
     def flush(self) -> None:
-        """Returns when what `save` was told of before can be loaded, by other processes too."""
+        """Returns when all blocks passed to `save` before can be loaded, also by other processes."""
         ...
 
     def close(self) -> None:
-        """Flushes and lets go of files and threads."""
+        """Flushes, then releases files and threads."""
         ...

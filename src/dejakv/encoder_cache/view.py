@@ -1,4 +1,4 @@
-"""A view: the registry as one encoder of one partition sees it. This is what engines and servers hold."""
+"""A view: the registry as one encoder of one partition sees it, for engines and servers."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,21 +23,21 @@ from dejakv.identity import check_partition
 
 
 def compute_content_hash(raw_bytes: bytes) -> str:
-    """SHA-256 of the medium's raw bytes, 64 hexadecimal digits. InputError for no bytes: every unread file is alike."""
+    """SHA-256 of the medium's raw bytes, 64 hexadecimal digits. InputError for empty bytes: all unread files would be the same."""
     if not isinstance(raw_bytes, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"a content hash is taken of bytes, not of {type(raw_bytes).__name__}: pass the file's bytes")
+        raise InputError(f"a content hash needs bytes, not {type(raw_bytes).__name__}: pass the file's bytes")
     if not raw_bytes:
         raise InputError("no bytes to hash: the picture, sound or clip is empty; check how it was read")
     return hashlib.sha256(raw_bytes).hexdigest()
 
 
 class EncoderView:
-    """Outputs of the encoder `encoder_epoch` for the tenant `partition`. Nothing else is found, counted or cleared.
+    """Outputs of the encoder `encoder_epoch` for the tenant `partition`. Outputs of others are not found, counted or cleared.
 
     encoder_epoch  fingerprint of the tower's and projector's weights, the processor's settings and the resolution
                    policy (`identity.epoch_of`): the same bytes under another processor never match
     encoder_model  a label for blocks
-    place          applied once to what comes from disk (which is on the CPU), to bring it where the engine needs it
+    place          applied once to outputs from disk (which are on the CPU), to move them to the engine's device
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EncoderView:
     def wait_for(
         self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
     ) -> VisualEmbeddingBlock | None:
-        """The block as soon as somebody has it, another process that shares the disk tier included; else None.
+        """The block as soon as it is available, also from another process that shares the disk tier; None after the timeout.
 
         For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
         """
@@ -84,10 +84,10 @@ class EncoderView:
         encoder_model: str | None = None,
         encoder_seconds: float | None = None,
     ) -> VisualEmbeddingBlock | None:
-        """Holds an output, in place of one of the same key, evicting what must leave for it.
+        """Stores an output. It replaces one of the same key, and other entries are evicted if necessary.
 
-        Returns the block; None if it was refused (larger than the budget, or what is pinned or the controller's
-        minimum leaves no room), and then nothing has changed. `encoder_seconds` is what computing it took.
+        Returns the block; None if it was refused (larger than the budget, or pins or the controller's minimum
+        leave no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution, encoder_model)
@@ -100,10 +100,10 @@ class EncoderView:
         compute: Callable[[], Any],
         resolution: Resolution | None = None,
     ) -> Any:
-        """The embedding, computed by `compute()` if nobody has it. Of callers at once, one computes and others wait.
+        """The embedding, computed by `compute()` if it is missing. Of concurrent callers, one computes and the others wait.
 
-        If `compute` raises, its error goes to everyone who waited, nothing is kept, and the next call tries again. If
-        the computing caller is interrupted (KeyboardInterrupt, cancellation), one of those who wait takes over.
+        If `compute` raises, all waiting callers get its error, nothing is kept, and the next call tries again. If the
+        computing caller is interrupted (KeyboardInterrupt, cancellation), one of the waiting callers takes over.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution)
         block = self._registry.take(wanted.key) or drive(self._registry, [wanted], alone(compute))[0]
@@ -118,15 +118,15 @@ class EncoderView:
     ) -> Any:
         """The same for tasks: an `async def` is awaited on this loop, any other `compute` runs in a thread.
 
-        Cancelling the caller ends its waiting; the encoder run goes on, for those who wait and for those to come.
+        Cancelling the caller ends its waiting; the encoder run continues, for waiting and later callers.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution)
         block = self._registry.take(wanted.key) or (await adrive(self._registry, [wanted], alone(compute)))[0]
         return block.embedding
 
     def get_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
-        """The embeddings, in order. `compute(indices)` is called once, for those that nobody has and nobody is
-        computing, or not at all; it returns one embedding for each index (a list, or one stacked tensor)."""
+        """The embeddings, in order. `compute(indices)` is called at most once, for those that are missing and
+        not being computed; it returns one embedding for each index (a list, or one stacked tensor)."""
         blocks = drive(self._registry, self._all_wanted(content_hashes, modality), compute)
         return [block.embedding for block in blocks]
 
@@ -143,7 +143,7 @@ class EncoderView:
         resolution: Resolution | None = None,
         dp_mode: Callable[[], bool] = lambda: False,
     ) -> VisualCacheResult:
-        """Hashes the bytes, gets or computes the output, and says what that saved."""
+        """Hashes the bytes, gets or computes the output, and reports the saving."""
         content_hash = compute_content_hash(raw_bytes)
         computed: list[bool] = []
 
@@ -163,11 +163,11 @@ class EncoderView:
         )
 
     def pin(self, content_hash: str, modality: str = "image") -> bool:
-        """Keeps an entry from eviction until it was unpinned as often; False if it is not held in memory."""
+        """Keeps an entry from eviction until it is unpinned as often; False if it is not in memory."""
         return self._registry.pin(self._key(content_hash, modality))
 
     def unpin(self, content_hash: str, modality: str = "image") -> bool:
-        """Takes one pin back; False if there is none."""
+        """Removes one pin; False if there is none."""
         return self._registry.unpin(self._key(content_hash, modality))
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""VisualKVCache: encoder outputs computed once, shared by everyone who sends the same picture, sound or clip."""
+"""VisualKVCache: encoder outputs computed once, shared by all requests with the same picture, sound or clip."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -20,15 +20,15 @@ from dejakv.request import DEFAULT_PARTITION
 class VisualKVCache:
     """One registry of encoder outputs, one budget, several views. Thread-safe; usable from any number of event loops.
 
-    max_entries, max_vram_bytes  the budgets, of all partitions together; no admission filter: what fits is kept
-    queueing_controller          names the fewest entries that evictions may leave (see QueueingController)
-    policy                       what leaves first: "lfu" (used least, with ageing), "lru" (used longest ago) or "cost"
-                                 (saves the fewest encoder seconds a byte); ties by recency. See policy.py
-    disk                         where outputs outlive the process (`disk.DiskTier`), none by default
+    max_entries, max_vram_bytes  the budgets, for all partitions together; no admission filter: every output that fits is kept
+    queueing_controller          gives the fewest entries that evictions may leave (see QueueingController)
+    policy                       eviction order: "lfu" (least used first, with ageing), "lru" (least recently used) or "cost"
+                                 (fewest encoder seconds saved a byte); ties by recency. See policy.py
+    disk                         storage that outlives the process (`disk.DiskTier`), none by default
     check_finite                 refuse embeddings with NaN or infinity; False keeps them as they are
 
-    Engines take `view(encoder_epoch, partition)`. The methods of the same names here act for a program with one encoder
-    and one tenant: on the view of `encoder_epoch=""` and the default partition.
+    Engines use `view(encoder_epoch, partition)`. The methods of the same names here are for programs with one encoder and
+    one tenant: they act on the view of `encoder_epoch=""` and the default partition.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class VisualKVCache:
         if max_entries < 1 or max_vram_bytes < 1:
             raise ConfigError(
                 f"max_entries={max_entries} and max_vram_bytes={max_vram_bytes} must both be 1 or more: "
-                "to run without an encoder cache, pass none to the engine"
+                "to run without an encoder cache, do not pass one to the engine"
             )
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
@@ -85,7 +85,7 @@ class VisualKVCache:
         encoder_model: str = "",
         encoder_seconds: float | None = None,
     ) -> VisualEmbeddingBlock | None:
-        """See `EncoderView.store`. The label `encoder_model` is no part of the key: for two models take two views."""
+        """See `EncoderView.store`. The label `encoder_model` is not part of the key: use two views for two models."""
         return self._default.store(content_hash, modality, embedding, resolution, encoder_model, encoder_seconds)
 
     def get_or_compute(
@@ -113,7 +113,7 @@ class VisualKVCache:
         batch_image_count: int = 1,
         encoder_depth: int = 27,
     ) -> VisualCacheResult:
-        """The whole of it for one medium: hash, look, encode if need be, and say whether DP mode would help."""
+        """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
         return self._default.serve(
             raw_bytes,
             compute,
@@ -156,7 +156,7 @@ class VisualKVCache:
     def dp_mode(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
     ) -> DpModeRecommendation:
-        """Whether vLLM should encode data-parallel, why, and the flag for it; counted if so. See dp_mode.py."""
+        """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See dp_mode.py."""
         recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
         if recommendation.recommended:
             with self._recommended_lock:
@@ -174,7 +174,7 @@ class VisualKVCache:
         return self._registry.stats(partition, self._recommended if partition is None else 0)
 
     def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
-        """The same as a dictionary under the names it is exported by; see docs/metrics.md."""
+        """The same as a dictionary with the exported names; see docs/metrics.md."""
         return self.stats(partition).as_dict()
 
     def _minimum(self) -> int:

@@ -1,1 +1,1 @@
-"""What turns a request into vectors: texts, pictures, and hooks into the served model."""
+"""Vectors of a request: from its text, its pictures, and hooks into the served model."""

@@ -12,8 +12,8 @@ Vector = NDArray[np.float32]
 
 
 class TextEncoder(Protocol):
-    """Thread-safe. `fingerprint` names everything that makes its vectors what they are: vectors of two encoders are
-    comparable only where it is equal, so it is stored beside them."""
+    """Thread-safe. `fingerprint` covers everything that its vectors depend on: vectors of two encoders are
+    comparable only if it is equal, so it is stored with them."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -22,7 +22,7 @@ class TextEncoder(Protocol):
     def dim(self) -> int: ...
 
     def encode(self, text: str) -> Vector:
-        """`[dim]` float32 of length 1. Raises InputError for a text that gives no direction."""
+        """`[dim]` float32 of length 1. Raises InputError for a text without a direction."""
         ...
 
     def encode_many(self, texts: Sequence[str]) -> list[Vector]: ...
@@ -35,8 +35,8 @@ class ImageEncoder(Protocol):
     def fingerprint(self) -> str: ...
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
-        """`[dim]` float32 of length 1. Raises InputError for data that is no picture.
+        """`[dim]` float32 of length 1. Raises InputError for data that is not a picture.
 
-        What is remembered of a picture is remembered for its partition alone.
+        Vectors of pictures are remembered only within their partition.
         """
         ...

@@ -1,4 +1,4 @@
-"""What an embedder is, in 32 digits, so that an index never mixes the vectors of two."""
+"""Fingerprint of an embedder, 32 digits, so that an index never mixes the vectors of two."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SAMPLES = 4096
 def module_fingerprint(module: Any) -> str:
     """Names, shapes, types and values of a torch module's parameters and buffers, and its structure.
 
-    All values up to 256 MiB (0.2 s); of larger models 4,096 of each tensor, evenly spread: training moves nearly all.
+    All values up to 256 MiB (0.2 s); of larger models 4,096 of each tensor, evenly spread: training changes nearly all of them.
     """
     state = {name: tensor for name, tensor in module.state_dict().items() if hasattr(tensor, "numel")}
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())

@@ -1,8 +1,8 @@
-"""Embedding hooks: what gives the latent layers their vectors.
+"""Embedding hooks: the source of the latent layers' vectors.
 
 A hook is called with `llm=` (the engine) and `sample=` (the `Request`, with the data set's fields in `metadata`) and
-returns `{layer: 1-D array}`. `--embedding-hook` names one of ours or `package.module:factory`, where the factory takes
-nothing and returns a hook, or is itself a function with the parameters `llm` and `sample`.
+returns `{layer: 1-D array}`. `--embedding-hook` names a built-in one or `package.module:factory`; the factory takes no
+arguments and returns a hook, or is itself a function with the parameters `llm` and `sample`.
 """
 
 import inspect
@@ -32,11 +32,11 @@ BUILT_IN = ("none", "prompt", "vision", "prompt_vision")
 
 
 class EmbeddingHook:
-    """A hook as the cache calls it: what cannot be computed is a counted skip, never an error of the request.
+    """A hook as the cache calls it: a vector that cannot be computed is a counted skip, never an error of the request.
 
-    fingerprint  of everything that makes the vectors
-    counts       how often `ok` (by layer), `skip <reason>` (a picture is missing, the hook raised, ...)
-    last_error   what the last skip said
+    fingerprint  of everything that the vectors depend on
+    counts       of `ok` (by layer) and `skip <reason>` (a picture is missing, the hook raised, ...)
+    last_error   message of the last skip
     """
 
     def __init__(self, hook: Hook, engine: Any, fingerprint: str) -> None:
@@ -59,7 +59,7 @@ class EmbeddingHook:
                     vectors[name] = np.asarray(_numpy(row), dtype=np.float32)
         except ConfigError:
             raise
-        except Exception as error:  # a hook is foreign code: whatever it raises costs this request its latent layers
+        except Exception as error:  # a hook is foreign code: any error costs this request its latent layers
             self._skip("hook", error)
             return {}
         with self._lock:
@@ -73,7 +73,7 @@ class EmbeddingHook:
 
 
 class PromptHook:
-    """Layer `prompt`: the part of the chunk that varies, by a text encoder."""
+    """Layer `prompt`: the varying part of the chunk, by a text encoder."""
 
     def __init__(self, encoder: TextEncoder, window: int = 0) -> None:
         self.encoder = encoder
@@ -86,7 +86,7 @@ class PromptHook:
 
 
 class VisionHook:
-    """Layer `vision`: the request's picture, by an image encoder; of several pictures the mean direction.
+    """Layer `vision`: the request's picture, by an image encoder; the mean direction of several pictures.
 
     A request without any picture has no such vector; a picture that is missing or unreadable raises InputError.
     """
@@ -106,7 +106,7 @@ class VisionHook:
 
 
 class JoinedHook:
-    """Several hooks as one; where one fails, its layer holds the error and the others their vectors."""
+    """Several hooks as one. If one fails, its layer has the error, and the others have their vectors."""
 
     def __init__(self, **hooks: Any) -> None:
         self.hooks = hooks
@@ -119,7 +119,7 @@ class JoinedHook:
                 found.update(hook(llm=llm, sample=sample))
             except ConfigError:
                 raise
-            except Exception as error:  # one layer's failure is not the others'
+            except Exception as error:  # a failing layer does not affect the others
                 found[name] = error
         return found
 
@@ -127,22 +127,22 @@ class JoinedHook:
 def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> EmbeddingHook:
     """The hook that `--embedding-hook` names, ready for `HierarchicalCache(embed=...)`.
 
-    `prompt` uses the encoder of `--index-encoder`. `vision` uses CLIP where it can be loaded and the engine's own tower
+    `prompt` uses the encoder of `--index-encoder`. `vision` uses CLIP if it can be loaded and the engine's own tower
     otherwise; for a layer of dimension `auto` the tower comes first. Raises ConfigError for an unknown name, a dotted path
-    that does not import, or layers that the hook does not make.
+    that does not import, or layers that the hook does not provide.
     """
     specs = {spec.name: spec for spec in map(LayerSpec.parse, config.embedding_layers)}
     if ":" in name:
         return _foreign(name, engine)
     if name not in BUILT_IN:
         raise ConfigError(
-            f"--embedding-hook {name!r} is unknown: choose one of {', '.join(BUILT_IN)} or write package.module:factory"
+            f"--embedding-hook {name!r} is unknown: choose one of {', '.join(BUILT_IN)}, or give package.module:factory"
         )
     made = [] if name == "none" else name.split("_")
     missing = [layer for layer in specs if layer not in made]
     if missing:
         raise ConfigError(
-            f"no vectors come for the layer {missing[0]!r}: --embedding-hook {name} makes {', '.join(made) or 'none'}; "
+            f"the layer {missing[0]!r} has no vectors: --embedding-hook {name} provides {', '.join(made) or 'none'}; "
             "choose another hook or drop the --embedding-layer"
         )
     hooks: dict[str, Any] = {}
@@ -177,5 +177,5 @@ def _epoch(engine: Any) -> str:
 
 
 def _numpy(row: Any) -> Any:
-    """Torch tensors, wherever they are, as arrays."""
+    """Torch tensors of any device, as arrays."""
     return row.detach().float().cpu().numpy() if hasattr(row, "detach") else row

@@ -39,8 +39,8 @@ class ClipEncoder:
 
 
 class TowerEncoder:
-    """The served model's own vision tower, averaged: no download, and its output is what the model is given anyway, so a
-    registry of encoder outputs pays for it only once.
+    """The served model's own vision tower, averaged: no download, and the model needs its output anyway, so with a
+    registry of encoder outputs it is computed only once.
 
     embed        `engine.embed_image`: media (and partition, if it takes one) -> `[hidden]`
     fingerprint  of the served model (`engine.epoch`)
@@ -58,9 +58,9 @@ class TowerEncoder:
 
 
 def image_encoder(engine: Any = None, *, prefer_clip: bool = True) -> ImageEncoder:
-    """CLIP where it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first.
+    """CLIP if it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first.
 
-    Raises ConfigError where there is neither.
+    Raises ConfigError if neither is available.
     """
     embed = getattr(engine, "embed_image", None)
     tower = TowerEncoder(embed, str(getattr(engine, "epoch", ""))) if embed is not None else None
@@ -71,7 +71,7 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True) -> ImageEncod
     except (MissingExtraError, ModelError) as error:
         if tower is None:
             raise ConfigError(
-                f"the vision layer has no encoder: {error}; or serve a model with a vision tower, or name your own hook "
+                f"the vision layer has no encoder: {error}; or use a model with a vision tower, or name your own hook "
                 "with --embedding-hook package.module:factory"
             ) from error
         _log.warning("CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error)

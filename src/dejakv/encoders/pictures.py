@@ -1,4 +1,4 @@
-"""Which picture a request is about: its own media, or a file named by its image id."""
+"""The pictures of a request: its own media, or a file named by its image id."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -14,16 +14,16 @@ ID_FIELDS = ("image_id", "imageId", "image")
 
 
 def image_roots(*roots: str | Path | None, environ: Mapping[str, str] | None = None) -> list[Path]:
-    """The folders to look in: those given, then those that the environment variables name, in their fixed order."""
+    """The folders to search: the given ones, then those named by the environment variables, in their fixed order."""
     environ = os.environ if environ is None else environ
     named = [*roots, *(environ.get(name) for name in ROOT_VARIABLES)]
     return [Path(root) for root in dict.fromkeys(named) if root]
 
 
 def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
-    """The pictures of a `Request` (or data set `Sample`): its media, else the file of its image id under the roots.
+    """The pictures of a `Request` (or data set `Sample`): its media, or the file of its image id under the roots.
 
-    Empty where it has no picture at all. Raises InputError for an id whose file is missing, unreadable or outside the
+    Empty if it has no picture. Raises InputError for an id whose file is missing, unreadable or outside the
     roots: the caller counts a skip.
     """
     media = tuple(item for item in getattr(sample, "media", ()) if item.modality == "image")
@@ -43,7 +43,7 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
             DatasetError,
             ValueError,
             OSError,
-        ) as error:  # a path that leaves the folder, or that no file system takes
+        ) as error:  # a path that leaves the folder, or that no file system accepts
             raise InputError(f"the image id {image_id!r} names no file below the image root: {error}") from error
         if path is not None:
             return (media_from_file(path),)

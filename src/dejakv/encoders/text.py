@@ -20,8 +20,8 @@ from dejakv.index.base import unit
 class SentenceTransformerEncoder:
     """A sentence-transformers model by hub name or local folder. Needs the extra `embed`.
 
-    Encoding uses one torch thread: a short text takes 8 ms on one and 300 ms on two that others want too. A text longer
-    than the model reads is cut into pieces whose vectors are averaged, so that nothing of it goes unseen.
+    Encoding uses one torch thread: a short text takes 8 ms on one thread and 300 ms on two contended ones. A text longer
+    than the model's limit is cut into pieces whose vectors are averaged, so that all of it counts.
 
     Raises MissingExtraError without the package, ModelError if the model cannot be loaded.
     """
@@ -52,18 +52,18 @@ class SentenceTransformerEncoder:
         return vectors
 
     def _pieces(self, text: str) -> list[str]:
-        """The text in parts that the model reads whole; words are kept together."""
+        """The text in parts within the model's limit; words are kept together."""
         if not text.strip():
             raise InputError("an empty text has no embedding: give a question, or disable the semantic level")
         limit = int(self._model.max_seq_length or 512) - 2
-        if len(text) <= limit:  # a token is a character at least
+        if len(text) <= limit:  # a token has at least one character
             return [text]
         tokens = len(
             self._model.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         )
         if tokens <= limit:
             return [text]
-        parts = -(-tokens * 5 // (limit * 4))  # a fifth to spare: parts of equal length differ in tokens
+        parts = -(-tokens * 5 // (limit * 4))  # a fifth is spare: parts of equal length differ in tokens
         words = text.split()
         units, glue = (words, " ") if len(words) >= 4 * parts else (list(text), "")  # some scripts have no spaces
         bounds = [round(i * len(units) / parts) for i in range(parts + 1)]
@@ -73,7 +73,7 @@ class SentenceTransformerEncoder:
 class ModelTextEncoder:
     """The served model's own input embeddings, averaged over the text: no download, no second model, about 0.05 ms.
 
-    It sees which words there are and not their order, so it needs the lexical guard.
+    It sees the words but not their order, so it needs the lexical guard.
 
     embed        `engine.embed_text`: text -> `[hidden]`
     fingerprint  of the served model (`engine.epoch`)
@@ -109,7 +109,7 @@ def text_encoder(name: str, *, embed: Callable[[str], Any] | None = None, finger
         return SentenceTransformerEncoder(name)
     if embed is None:
         raise ModelError(
-            "the index encoder 'model' needs the served model's embeddings, and this engine lends none: "
+            "the index encoder 'model' needs the served model's embeddings, which this engine does not provide: "
             f"use --index-encoder {DEFAULT_ENCODER}"
         )
     return ModelTextEncoder(embed, fingerprint)
@@ -120,7 +120,7 @@ _loading = threading.Lock()
 
 
 def load_sentence_transformer(name_or_path: str, device: str) -> Any:
-    """The model; two users of one name share it for as long as one of them lives. Raises MissingExtraError, ModelError."""
+    """The model, shared by all users of the same name while one of them exists. Raises MissingExtraError, ModelError."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

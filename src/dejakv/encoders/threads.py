@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Small models lose more to contended threads than they win; the number is put back after."""
+    """Small models lose more by contended threads than they gain. The number of threads is restored afterwards."""
     import torch
 
     before = torch.get_num_threads()

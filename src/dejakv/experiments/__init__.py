@@ -1,1 +1,1 @@
-"""Runs over a data set that compare the cache with its absence, and the reports made of them."""
+"""Runs over a data set that compare the cache with its absence, and their reports."""

@@ -1,7 +1,7 @@
-"""The ablation of the first prototype as a sweep: each level alone, over thresholds, for every model given.
+"""The ablation of the first prototype as a sweep: each level alone, over thresholds, for every given model.
 
-Each alone beside exact prefixes and encoder outputs, which every run has. A model takes 16 runs: exact text only, fusion (encoder outputs) only, semantic text at five thresholds, and a 3 x 3 grid
-of prompt and vision thresholds.
+Every run also has exact prefixes and encoder outputs. A model takes 16 runs: exact text only, fusion (encoder outputs) only,
+semantic text at five thresholds, and a 3 x 3 grid of prompt and vision thresholds.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LATENT = (0.7, 0.8, 0.9)
 
 
 def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **defaults: Any) -> dict[str, Any]:
-    """A sweep's spec. `dims` are the dimensions of the prompt and the vision layer; `defaults` join every run."""
+    """A sweep's specification. `dims` are the dimensions of the prompt and the vision layer; `defaults` join every run."""
     experiments: list[dict[str, Any]] = []
     for model in models:
         name = model.rsplit("/", 1)[-1]

@@ -13,7 +13,7 @@ from dejakv.pipeline import Pipeline
 def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig, name: str = "") -> Pipeline:
     """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels.
 
-    name  tells arms of one kind apart, where several caches of other settings are compared; they share no state
+    name  distinguishes arms of one kind, if several caches with different settings are compared; they share no state
     """
     own = engine.for_arm(arm, name or arm)
     if arm == "none":
@@ -22,7 +22,7 @@ def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig, name: str =
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
-    """What a good engine does anyway: exact prefixes of earlier prompts, and nothing else."""
+    """The prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else."""
     plain = replace(
         SemanticCacheConfig(),
         exact_text=False,

@@ -23,7 +23,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Compared:
-    """The rows that were finished, what the cache takes, and whether the run was interrupted before its last sample."""
+    """The finished rows, the sizes of the cache, and whether the run was interrupted before its last sample."""
 
     rows: tuple[Row, ...]
     sizes: dict[str, Any]
@@ -57,7 +57,7 @@ def compare(
 
 
 def sampling_of(settings: RunSettings) -> Sampling:
-    """How the answers of a run are sampled."""
+    """Sampling parameters of a run's answers."""
     return Sampling(settings.max_new_tokens, settings.temperature, seed=settings.seed)
 
 
@@ -72,8 +72,8 @@ def serve_all(
 ) -> tuple[tuple[Row, ...], bool]:
     """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
 
-    log  takes each row as it is done. The rows that it holds already are not measured again: their prompts only fill the
-         arms' caches, so that what follows meets the caches it would have met
+    log  records each finished row. Rows already in it are not measured again: their prompts only fill the arms' caches, so
+         that later samples meet the same caches
     """
     sampling = sampling_of(settings)
     rows = list(log.rows) if log is not None else []
@@ -95,14 +95,14 @@ def serve_all(
 
 
 def close_all(pipelines: Mapping[str, Pipeline]) -> None:
-    """Ends the arms' caches."""
+    """Closes the arms' caches."""
     for pipeline in pipelines.values():
         if pipeline.cache is not None:
             pipeline.cache.close()
 
 
 def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
-    """One sample in all arms. Another arm goes first each time, so that none profits from a warm cache line."""
+    """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches."""
     names = list(pipelines)
     answers: dict[str, Answer] = {}
     waited: dict[str, float] = {}
@@ -118,14 +118,14 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
 
 
 def _outcome(answer: Answer, flush_ms: float, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
-    """An arm's answer beside full computation's: its tokens and their log probabilities there."""
+    """An arm's outcome, compared with the tokens and log probabilities of full computation."""
     near = fidelity(wanted, answer.completion.continued(tokens)) if wanted is not None else None
     first = answer.token_ids[0] if answer.token_ids else None
     return Outcome(answer.record, answer.text, answer.cached_answer, first, near, flush_ms)
 
 
 def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:
-    """Brings the caches of a resumed run to where they were: its prompts again, one token each."""
+    """Refills the caches of a resumed run with its finished prompts, one token each."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
@@ -137,7 +137,7 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watc
 
 
 def _flush(pipeline: Pipeline) -> float:
-    """Waits for the saves, so that every request meets all that came before it. Returns the milliseconds."""
+    """Waits for the saves, so that every request can reuse all earlier ones. Returns the milliseconds."""
     began = time.perf_counter()
     if pipeline.cache is not None:
         pipeline.cache.flush()

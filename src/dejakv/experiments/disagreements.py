@@ -14,12 +14,12 @@ _QUESTION = 160
 
 
 def disagreements(rows: Iterable[Row]) -> list[Row]:
-    """The rows whose `cache` answer is not the `none` arm's, in the order of the run."""
+    """The rows whose `cache` answer differs from the `none` arm's, in the order of the run."""
     return [row for row in rows if row.agrees("cache") is False]
 
 
 def side_by_side(rows: Sequence[Row]) -> RenderableType:
-    """One block a row: question, both answers, and how the cached one came about. For a rich console."""
+    """One block a row: question, both answers, and the origin of the cached one. For a rich console."""
     return Group(*(_block(row) for row in rows))
 
 

@@ -1,6 +1,6 @@
 """Would the levels have hit, and would the donor's answer have been right? Known without running the decoder.
 
-Every sample is looked up as in a live run; a would-be hit is scored by the data set's answers: it is false where the
+Every sample is looked up as in a live run; a would-be hit is judged by the data set's answers: it is false if the
 donor's question has another right answer than this one. (Not for blend, which does not give the donor's answer.)
 """
 
@@ -25,7 +25,7 @@ def dry_run(
     settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Watch
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
-    cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # what it stores is not state
+    cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # it stores no state
     shares = Shares()
     lines: list[dict[str, Any]] = []
     watch.stage(f"{settings.dataset}, dry run")
@@ -64,7 +64,7 @@ def dry_run(
 
 
 def _not_run(sample: Sample, tokens: int) -> Completion:
-    """Stands where an answer would: the data set's own."""
+    """A placeholder for the answer: the data set's own."""
     return Completion(sample.answer or "", (), tokens, 0, capture=lambda: NO_STATE)
 
 

@@ -1,4 +1,4 @@
-"""Which token took whose state, and which rows were computed: as a value, in the terminal, and as one HTML file."""
+"""The donor token of each target token, and the computed rows: as a value, in the terminal, and as one HTML file."""
 
 import html
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from dejakv.store.base import Chunk, ChunkMeta
 
 @dataclass(frozen=True)
 class ExplainedToken:
-    """One target token. `computed`: share of the layers that computed its row; `forced`: it had to be; `source`: position
-    of the donor token whose state it took, `source_text` that token."""
+    """One target token. `computed`: share of the layers that computed its row; `forced`: this was required; `source`: position
+    of the donor token whose state it took, `source_text`: that token."""
 
     position: int
     text: str
@@ -35,8 +35,8 @@ class ExplainedToken:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`answer` from blending, `full_answer` from full computation; `report` says what it took and, if nothing was blended,
-    why."""
+    """`answer` from blending, `full_answer` from full computation; `report`: the cost of blending or, if nothing was blended, the
+    reason."""
 
     tokens: tuple[ExplainedToken, ...]
     report: BlendReport
@@ -64,7 +64,7 @@ def explain(
     """
     config = config or BlendConfig()
     if not hasattr(engine, "tokenizer"):
-        raise InputError(f"the engine {engine.name} cannot blend: explain with the transformers engine")
+        raise InputError(f"the engine {engine.name} cannot blend: use the transformers engine")
     sampling = Sampling(max_new_tokens=max_new_tokens)
     first, second = (
         engine.prepare(Request(name, text, text, sampling=sampling))
@@ -104,7 +104,7 @@ def _pieces(tokenizer: Any, ids: tuple[int, ...]) -> list[str]:
 
 
 def to_terminal(explained: Explanation, console: Any) -> None:
-    """Prints the target: computed tokens on a coloured ground, tokens with another's state with the donor's token behind."""
+    """Prints the target: computed tokens on a coloured ground, tokens with a donor's state followed by the donor's token."""
     from rich.text import Text
 
     text = Text()
@@ -136,7 +136,7 @@ small{color:#777}@media(prefers-color-scheme:dark){body{background:#181818;color
 
 
 def to_html(explained: Explanation) -> str:
-    """One self-contained page; hovering a token shows where its state came from."""
+    """One self-contained page; hovering over a token shows the origin of its state."""
     parts: list[str] = []
     for token in explained.tokens:
         kind = "k"

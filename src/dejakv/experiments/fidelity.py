@@ -1,4 +1,4 @@
-"""How near one computation of a prompt is to full computation: divergence of the next token, agreement along an answer."""
+"""How close one computation of a prompt is to full computation: divergence of the next token, agreement along an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Fidelity:
     """One sample against full computation, along full computation's own answer (teacher forcing).
 
     kl    Kullback-Leibler divergence of the first token from full computation's, in nats
-    top1  share of the answer's first `STEPS` tokens at which the likeliest token is the same
+    top1  share of the answer's first `STEPS` tokens with the same likeliest token
     """
 
     kl: float
@@ -25,7 +25,7 @@ class Fidelity:
 
 
 def fidelity(wanted: LogProbabilities | None, got: LogProbabilities | None) -> Fidelity | None:
-    """Of two arrays `[tokens, vocabulary]` of log probabilities; None where one is missing."""
+    """Of two arrays `[tokens, vocabulary]` of log probabilities; None if one is missing."""
     if wanted is None or got is None or not len(wanted):
         return None
     same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
@@ -38,7 +38,7 @@ def divergence(wanted: LogProbabilities, got: LogProbabilities) -> NDArray[np.fl
 
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:
-    """`kl_mean` and `top1` over samples, None where there are none."""
+    """`kl_mean` and `top1` over samples, None if there are none."""
     if not values:
         return {"kl_mean": None, "top1": None}
     return {"kl_mean": float(np.mean([v.kl for v in values])), "top1": float(np.mean([v.top1 for v in values]))}

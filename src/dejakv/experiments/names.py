@@ -1,4 +1,4 @@
-"""Names of experiments, each of which is also the name of a folder."""
+"""Names of experiments, which are also names of folders."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ from dejakv.settings import shown
 
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 _LONGEST = 200
-"""Bytes: file systems take 255, and something may be put before or after."""
+"""In bytes: file systems allow 255, and a prefix or suffix may be added."""
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Raises: ConfigError for the first name that is no plain file name on every system, or means another's folder."""
+    """Raises: ConfigError for the first name that is not a plain file name on every system, or that means the folder of another one."""
     seen: dict[str, str] = {}
     for name in names:
         problem = _problem(name)
@@ -21,7 +21,7 @@ def check_names(names: Iterable[object]) -> None:
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
         if folded in seen:
             raise ConfigError(
-                f"every experiment of a sweep needs a name of its own: {shown(seen[folded])} and {shown(name)} are one folder"
+                f"every experiment of a sweep needs its own name: {shown(seen[folded])} and {shown(name)} are the same folder"
             )
         seen[folded] = name
 

@@ -1,4 +1,4 @@
-"""How much the same model differs from itself in fp32 and in bf16: what no way of reuse can be expected to beat."""
+"""The difference of a model from itself between fp32 and bf16: no method of reuse can be expected to do better."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from dejakv.request import Request
 
 def noise_floor(engine: Any, requests: Sequence[Request], watch: Watch) -> dict[str, Any] | None:
     """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
-    `top1`, `samples` and `dtype` of the other. None for an engine that has no twin."""
-    from dejakv.engines.transformers.engine import TransformersEngine  # torch, only where it is asked for
+    `top1`, `samples` and `dtype` of the other. None for an engine without a twin."""
+    from dejakv.engines.transformers.engine import TransformersEngine  # imports torch, only if needed
     from dejakv.engines.transformers.twin import twin_of
 
     if not requests or not isinstance(engine, TransformersEngine):

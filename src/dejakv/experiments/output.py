@@ -1,4 +1,4 @@
-"""Files that a command writes: in a folder of its own, whole or not at all, and never over somebody else's."""
+"""Output files of commands: in their own folder, written completely or not at all, and never over foreign files."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _SIGNED = "dejakv_version"
 
 
 def make_folder(path: str | Path, flag: str = "--output") -> Path:
-    """The folder, made if it does not exist. Raises: ConfigError naming the flag if that cannot be done."""
+    """The folder, made if it does not exist. Raises: ConfigError naming the flag if that fails."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -22,15 +22,15 @@ def make_folder(path: str | Path, flag: str = "--output") -> Path:
             raise PermissionError(13, "Permission denied")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{flag} {str(path)[:200]!r} cannot be made ({_reason(error)}): give a folder you may write to"
+            f"{flag} {str(path)[:200]!r} cannot be created ({_reason(error)}): give a folder you may write to"
         ) from error
     return folder
 
 
 def run_folder(output: str | Path) -> Path:
-    """A folder for the files of a run; those of an earlier run may be there and are replaced.
+    """A folder for the files of a run; those of an earlier run are replaced.
 
-    Raises: ConfigError if the folder cannot be made, or has files of these names that no run wrote.
+    Raises: ConfigError if the folder cannot be made, or has files with these names that no run wrote.
     """
     folder = make_folder(output)
     found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS) if os.path.lexists(folder / name)]
@@ -40,7 +40,7 @@ def run_folder(output: str | Path) -> Path:
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Writes what a run was told, before its first sample. Raises: ConfigError."""
+    """Writes the settings of a run, before its first sample. Raises: ConfigError."""
     values = {**settings, _SIGNED: __version__}
     replace_file(folder / SETTINGS, json.dumps(values, indent=2, default=str) + "\n", "--output")
 
@@ -52,7 +52,7 @@ def write_run(
     lines: Sequence[dict[str, Any]] | None = None,
     disagreements: str | None = None,
 ) -> Path | None:
-    """Writes what a run has at its end: the summary, and the samples' lines and the changed answers where they are given.
+    """Writes the files at the end of a run: the summary, and the samples' lines and the changed answers if given.
     Returns the folder; None without an output."""
     if output is None:
         return None
@@ -66,7 +66,7 @@ def write_run(
 
 
 def replace_file(path: Path, text: str, flag: str) -> None:
-    """Puts a text file in place of what is there: all of it or, if it fails, nothing. A link is replaced, not followed.
+    """Creates or replaces a text file, completely or (on failure) not at all. A link is replaced, not followed.
 
     Raises: ConfigError naming the flag.
     """
@@ -82,7 +82,7 @@ def replace_file(path: Path, text: str, flag: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty for whatever else is there."""
+    """A JSON object; empty for any other content."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

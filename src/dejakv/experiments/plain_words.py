@@ -4,7 +4,7 @@ from typing import Any
 
 
 def in_plain_words(summary: dict[str, Any]) -> list[str]:
-    """How much faster the cache was than prefix caching over all requests, and how many answers it changed."""
+    """Speed of the cache against prefix caching over all requests, and the number of changed answers."""
     beyond = summary.get("beyond_prefix")
     if not beyond or not beyond["ttft_ratio"]:
         return []
@@ -17,7 +17,7 @@ def in_plain_words(summary: dict[str, Any]) -> list[str]:
 
 
 def _speed(beyond: dict[str, Any]) -> str:
-    """Faster or slower only where the interval of the paired difference leaves out zero."""
+    """Faster or slower only if the interval of the paired difference excludes zero."""
     low, high = beyond["ttft_difference_interval"]
     ratio = beyond["ttft_ratio"]
     if high < 0:

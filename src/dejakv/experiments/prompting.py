@@ -15,7 +15,7 @@ SHORT_ANSWER = "{question}\nAnswer with a single word or phrase."
 class Prompter:
     """Renders samples for one model.
 
-    templates  where the chat template is asked (a processor or tokenizer), None for plain text
+    templates  processor or tokenizer with the chat template; None for plain text
     template   `--prompt-template` with `{question}` and `{context}`; inside a chat template it is the user's message
     """
 
@@ -27,9 +27,12 @@ class Prompter:
             _check_template(template)
 
     def request(self, sample: Sample, sampling: Sampling | None = None, partition: str | None = None) -> Request:
-        """The sample as a request, in its record's own `partition` if it names one and none is given. Raises InputError for an empty question, ConfigError for a chunk source it lacks."""
+        """The sample as a request. Its partition is the given one, or the `partition` of its record.
+
+        Raises: InputError for an empty question, ConfigError for a chunk source that it lacks.
+        """
         if not sample.question.strip():
-            raise InputError(f"sample {sample.id} has an empty question: remove it or give it a text")
+            raise InputError(f"sample {sample.id} has an empty question: remove it, or add a text")
         prompt = self.prompt(sample)
         return Request(
             id=sample.id,
@@ -42,7 +45,7 @@ class Prompter:
         )
 
     def prompt(self, sample: Sample) -> str:
-        """The text the model is given."""
+        """The prompt text for the model."""
         if sample.messages:
             return self._conversation(sample)
         if self.templates is None:
@@ -78,17 +81,17 @@ def _check_template(template: str) -> None:
         parts = [(name, form, how) for _, name, form, how in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise ConfigError(
-            f"--prompt-template {template!r} does not parse ({error}): write {{{{ for a brace of the text itself"
+            f"--prompt-template {template!r} is not valid ({error}): write {{{{ for a literal brace"
         ) from error
     for name, form, how in parts:
         if name not in ("question", "context") or form or how:
             raise ConfigError(
-                f"--prompt-template {template!r} has a field that is not known ({name!r}): use {{question}} and {{context}}"
+                f"--prompt-template {template!r} has the unknown field {name!r}: use {{question}} and {{context}}"
             )
 
 
 def chunk_of(sample: Sample, source: str, prompt: str) -> str:
-    """What the levels compare: `question`, `semantic` (GQA's program), `group`, `combined` (question and program),
+    """The text that the levels compare: `question`, `semantic` (GQA's program), `group`, `combined` (question and program),
     `prompt`, or any field of the record."""
     if source == "question":
         return sample.question
@@ -104,7 +107,9 @@ def _field(sample: Sample, name: str) -> str:
     value: Any = sample.fields.get(name)
     if value is None:
         known = ", ".join(sorted(sample.fields)) or "none"
-        raise ConfigError(f"--chunk-source needs the field {name!r}, but sample {sample.id} has: {known}")
+        raise ConfigError(
+            f"--chunk-source needs the field {name!r}, but sample {sample.id} has only: {known}; give one of these, or question or prompt"
+        )
     if isinstance(value, Mapping):
         parts = [str(item) for item in value.values() if item]
         return " ".join(parts) if parts else sample.question

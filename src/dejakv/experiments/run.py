@@ -36,10 +36,10 @@ class RunResult:
 
 
 def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *, resume: bool = False) -> RunResult:
-    """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows as samples are done, and
+    """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
     `summary.json` and `disagreements.txt` follow at the end, also after an interrupt.
 
-    resume  go on with the stopped run of the same settings in the output folder; a new one if there is none
+    resume  continue the stopped run of the same settings in the output folder; start a new one if there is none
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
@@ -48,7 +48,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
     chosen = tuple(read_samples(settings))
     if not chosen:
-        raise DatasetError(f"the data set {settings.dataset!r} gave no samples: check --dataset-path and --split")
+        raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     if settings.output is not None:
         run_folder(settings.output)  # before the work, not after it
     if settings.cache_mode == "shares" or (
@@ -65,18 +65,18 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
 
 
 def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
-    """Raises ModelError for samples with pictures and a model of text alone, before the model is loaded."""
+    """Raises ModelError for samples with pictures and a text-only model, before the model is loaded."""
     pictured = next((sample for sample in chosen if sample.media), None)
     if pictured is not None and not takes_pictures(settings):
         raise ModelError(
-            f"sample {pictured.id} has pictures, and {settings.model} reads text alone: name an image-text model with --model,"
+            f"sample {pictured.id} has pictures, but {settings.model} reads only text: name an image-text model with --model,"
             " or give a data set without pictures"
         )
 
 
 @contextmanager
 def opened(settings: RunSettings) -> Iterator[Any]:
-    """The engine of these settings, closed afterwards if it can be: a process holds one vLLM at a time."""
+    """The engine of these settings, closed afterwards if possible: a process can have one vLLM at a time."""
     engine = open_engine(settings, settings.cache)
     try:
         yield engine

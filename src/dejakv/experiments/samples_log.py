@@ -1,4 +1,4 @@
-"""`samples.jsonl` of a run: a line as soon as a sample is done, and a stopped run's lines read back for `--resume`."""
+"""`samples.jsonl` of a run: a line for each finished sample; `--resume` reads the lines of a stopped run."""
 
 import json
 import os
@@ -18,10 +18,10 @@ _FREE = ("output", "dejakv_version")
 class SamplesLog:
     """The log of one run in a folder. Each line is complete on disk before the next sample starts.
 
-    told  the run's settings, by name (`RunSettings.named`)
+    told  settings of the run, by name (`RunSettings.named`)
     rows  the samples that an earlier, stopped run of the same settings finished; empty unless `resume`
 
-    Raises: ConfigError if the folder cannot be written, or if `resume` finds a run of other settings.
+    Raises: ConfigError if the folder cannot be written, or if `resume` finds a run with other settings.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SamplesLog:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing is appended after this."""
+        """Closes the file; nothing can be appended afterwards."""
         self._file.close()
 
     def _finished(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
@@ -57,14 +57,14 @@ class SamplesLog:
         with self._path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # a complete sample without its end would share a line with the next one
+                    break  # a complete sample without a line end would share a line with the next one
                 try:
                     row = Row.from_dict(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError):
-                    break  # the line that was being written when the run was killed
+                    break  # a partial line, from a killed run
                 if len(rows) >= len(chosen) or row.sample_id != chosen[len(rows)].id:
                     raise ConfigError(
-                        f"{self._path} holds sample {row.sample_id!r} where this run has another:"
+                        f"{self._path} has sample {row.sample_id!r} where this run has another:"
                         " give the same data set, or another --output"
                     )
                 rows.append(row)
@@ -74,11 +74,11 @@ class SamplesLog:
 
 
 def check_same(folder: Path, told: Mapping[str, Any]) -> None:
-    """Raises: ConfigError if the run in the folder had other settings, or nobody knows which."""
+    """Raises: ConfigError if the run in the folder had other settings, or they are unknown."""
     before = read_object(folder / SETTINGS)
     if not before:
         raise ConfigError(
-            f"--resume: {folder} has no readable {SETTINGS}, so nobody knows with which settings the run began:"
+            f"--resume: {folder} has no readable {SETTINGS}, so the settings of the stopped run are unknown:"
             " run without --resume"
         )
     now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))

@@ -1,4 +1,4 @@
-"""Whether an answer is right, and how sure a rate is."""
+"""Correctness of an answer, and the interval of a rate."""
 
 import math
 import unicodedata
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def normal(answer: str) -> str:
-    """Case, surrounding white space and a final full stop do not make an answer another one."""
+    """The answer without case, surrounding white space and a final full stop."""
     return " ".join(unicodedata.normalize("NFKC", answer).casefold().split()).strip(" .")
 
 
@@ -15,7 +15,7 @@ def same(one: str, other: str | None) -> bool:
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a rate, 95% unless `z` says otherwise; (0, 1) for no trials (Wilson, 1927)."""
+    """The Wilson score interval of a rate, 95% by default (`z`); (0, 1) for no trials (Wilson, 1927)."""
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials

@@ -1,4 +1,4 @@
-"""What a run is told: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both."""
+"""Settings of a run: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
@@ -50,16 +50,18 @@ class RunSettings(ModelChoice):
                 " leave it out, or give --engine transformers"
             )
         if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError(f"--arms {','.join(self.arms)!r}: give some of {', '.join(ARMS)}, each once, with commas")
+            raise ConfigError(
+                f"--arms {','.join(self.arms)!r}: give one or more of {', '.join(ARMS)}, each once, separated by commas"
+            )
 
     def named(self) -> dict[str, Any]:
-        """Every setting by its name, the cache's with `cache.` before it."""
+        """Every setting by name; the cache's settings have the prefix `cache.`."""
         values = {name: value for name, value in vars(self).items() if name != "cache"}
         return {**values, **{f"cache.{name}": value for name, value in vars(self.cache).items()}}
 
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:
-    """Settings of a preset with the given ones laid over it. None means: not given.
+    """Settings of a preset, overridden by the given ones. None means: not given.
 
     Raises: ConfigError for unknown presets, names and values.
     """
@@ -67,7 +69,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     merged = {**base_run, **{name: value for name, value in run.items() if value is not None}}
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
-        given.setdefault("index_encoder", "model")  # these models work offline, so what they need beside them must too
+        given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
     if "fusion_cache_dir" in given:
         given.setdefault("enable_fusion_cache", True)
     config = SemanticCacheConfig.from_dict({**base_cache, **given})

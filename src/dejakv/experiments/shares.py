@@ -1,4 +1,4 @@
-"""How much of a run's prompts was asked before (`dejakv.shares`): beside every run, and alone, from a tokenizer."""
+"""Shares of a run's prompts that occurred before (`dejakv.shares`): with every run, or alone, from a tokenizer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from dejakv.shares import Share, Shares
 
 
 def share_figures(total: Share, complete: bool = True) -> dict[str, Any]:
-    """`share_prefix` and `share_anywhere` as summaries have them, [0, 1]; `shares_complete` where a table became full."""
+    """`share_prefix` and `share_anywhere` for a summary, [0, 1]; `shares_complete` if a table became full."""
     figures: dict[str, Any] = {"share_prefix": total.share_prefix, "share_anywhere": total.share_anywhere}
     return figures if complete else {**figures, "shares_complete": False}
 
@@ -32,14 +32,14 @@ def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Re
 
 
 def model_is_missing(settings: RunSettings) -> bool:
-    """Whether the model is one to fetch that is not here: its tokenizer ships with the package all the same."""
+    """Whether the model can be fetched and is not: its tokenizer ships with the package anyway."""
     return any(item.recipe.name == settings.model and item.state != "ready" for item in fetched())
 
 
 def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and a line a sample of a run without a model: the shares, and no look-ups.
 
-    Raises: InputError for samples with pictures, whose tokens only a model knows; ModelError for a missing tokenizer.
+    Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
     """
     tokenizer = _tokenizer(settings)
     prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
@@ -47,7 +47,7 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
     lines: list[dict[str, Any]] = []
     for sample in chosen:
         if sample.media:
-            raise InputError(f"sample {sample.id} has pictures: name a model that takes them with --model")
+            raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model")
         request = prompter.request(sample)
         found = shares.add(tokenizer(request.prompt, add_special_tokens=False)["input_ids"], request.partition)
         lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
@@ -78,7 +78,9 @@ def _tokenizer(settings: RunSettings) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{settings.model!r} has no tokenizer that loads ({error}): give another --model") from error
+        raise ModelError(
+            f"{settings.model!r} has no tokenizer that can be loaded ({error}): give another --model"
+        ) from error
 
 
 def in_words(summary: dict[str, Any]) -> list[str]:

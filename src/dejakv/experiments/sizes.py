@@ -1,4 +1,4 @@
-"""How much room a cache takes."""
+"""Size of a cache."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from dejakv.engines.base import HoldsState
 
 
 def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
-    """Bytes of stored chunks (in the engine, if it holds state itself), of the vectors in the indexes, and what the encoder registry holds."""
+    """Bytes of stored chunks (in the engine, if it keeps state itself), of the vectors in the indexes, and of the encoder registry."""
     stats = cache.store.stats()
     held = engine.state_bytes() if isinstance(engine, HoldsState) else stats.bytes
     sizes: dict[str, Any] = {

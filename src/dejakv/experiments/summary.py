@@ -17,10 +17,10 @@ from dejakv.records import Record
 class Outcome:
     """One sample in one arm.
 
-    cached_answer  the donor's own answer, where a donor was used
+    cached_answer  the donor's own answer, if a donor was used
     first_token    id of the answer's first token, None for an empty answer
-    fidelity       how near it is to the `none` arm, where the engine can tell
-    flush_ms       time after the answer until its state was stored, milliseconds; no part of the request's times
+    fidelity       how close it is to the `none` arm, if the engine can measure it
+    flush_ms       time after the answer until its state was stored, milliseconds; not part of the request's times
     """
 
     record: Record
@@ -31,7 +31,7 @@ class Outcome:
     flush_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """One arm's part of a line of `samples.jsonl`."""
+        """One arm's part of a line in `samples.jsonl`."""
         own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
         near = asdict(self.fidelity) if self.fidelity is not None else None
         return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms}
@@ -85,21 +85,21 @@ class Row:
         return None if self.answer is None else same(self.arms[arm].text, self.answer)
 
     def agrees(self, arm: str) -> bool | None:
-        """Whether the arm's answer is the `none` arm's."""
+        """Whether the arm's answer equals the `none` arm's."""
         if arm not in self.arms or "none" not in self.arms:
             return None
         return self.arms[arm].text == self.arms["none"].text
 
     def agrees_first(self, arm: str) -> bool | None:
-        """Whether the arm's first token is the `none` arm's."""
+        """Whether the arm's first token equals the `none` arm's."""
         if arm not in self.arms or "none" not in self.arms:
             return None
         return self.arms[arm].first_token == self.arms["none"].first_token
 
 
 def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals beside them. What was not measured is None:
-    no rate of hits without the cache arm, no false hits where no `none` arm judges them."""
+    """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals. Figures that were not measured are None:
+    the hit rate without the cache arm, false hits without a `none` arm to judge them."""
     names = list(rows[0].arms) if rows else []
     records = [row.arms["cache"].record for row in rows if "cache" in row.arms]
     hits = [row for row in rows if "cache" in row.arms and _is_hit(row.arms["cache"].record)]
@@ -177,14 +177,14 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
 
 
 def _response_cache(hits: Sequence[Row]) -> dict[str, Any]:
-    """What serving the donor's stored answer as text would have given on the same hits: no tokens at all."""
+    """Agreement of a response cache on the same hits, which serves the donor's stored text and computes no tokens."""
     judged = [row for row in hits if "none" in row.arms and row.arms["cache"].cached_answer is not None]
     agreed = sum(row.arms["cache"].cached_answer == row.arms["none"].text for row in judged)
     return {"hits": len(judged), "agreement": agreed / len(judged) if judged else None}
 
 
 def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What the levels add to prefix caching over all requests: ratios, and the paired difference of TTFT with its 95% interval."""
+    """Gain of the levels over prefix caching, for all requests: ratios, and the paired difference of TTFT with its 95% interval."""
     pairs = [
         (row.arms["prefix"].record, row.arms["cache"].record) for row in rows if {"prefix", "cache"} <= set(row.arms)
     ]

@@ -1,6 +1,6 @@
 """Many runs from one specification: `{"defaults": {...}, "experiments": [{"name": ..., ...}, ...]}`.
 
-An entry may name a `preset`; its own settings win over the defaults, and these over the preset. Names are the flags of
+An entry may name a `preset`; its own settings override the defaults, and these override the preset. Names are the flags of
 `dejakv run` with underscores.
 """
 
@@ -31,7 +31,7 @@ SWITCHES = {
 
 
 def split_settings(entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run settings and cache settings of an entry. Raises ConfigError for a name neither knows."""
+    """Run settings and cache settings of an entry. Raises ConfigError for an unknown name."""
     cache_names = {item.name for item in fields(SemanticCacheConfig)}
     run_names = {item.name for item in fields(RunSettings)} - {"cache"}
     run_part: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def split_settings(entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if plain in SWITCHES:
             if not isinstance(value, bool):
                 raise ConfigError(
-                    f"sweep entry {shown(entry.get('name'))}: {plain}={shown(value)} is neither true nor false"
+                    f"sweep entry {shown(entry.get('name'))}: {plain}={shown(value)} is neither true nor false: give one of them"
                 )
             target, off = SWITCHES[plain]
             cache_part[target] = off if value else not off
@@ -59,7 +59,7 @@ def split_settings(entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def read_spec(path: str | Path) -> dict[str, Any]:
-    """A specification file. Raises ConfigError if it is missing or no JSON; `experiments` checks what it says."""
+    """A specification file. Raises ConfigError if it is missing or not JSON; `experiments` checks its content."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -75,14 +75,14 @@ def sweep(
     purge: bool = False,
     progress: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs a sweep's experiments one after another, appending a line to `log_file` (.csv or .json) after each. One that cannot be
-    run is a line with its reason in `error`, and the next one follows.
+    """Runs a sweep's experiments one after another, appending a line to `log_file` (.csv or .json) after each. A failed
+    experiment gets a line with the reason in `error`, and the next one runs.
 
-    resume  go on with a log: what it already has is skipped, but for what failed. Without it the log must not exist
+    resume  continue a log: its experiments are skipped, except failed ones. Without it the log must not exist
     purge   delete an experiment's cache folders before it runs
 
-    Raises: ConfigError for a specification, a log or a folder that is no good, before the first run; StoreError if a folder
-    to be purged is no store.
+    Raises: ConfigError for a wrong specification, log or folder, before the first run; StoreError if a folder to be purged
+    is not a store.
     """
     planned = list(experiments(spec, samples_dir))
     if samples_dir is not None:
@@ -98,7 +98,7 @@ def sweep(
         try:
             summary = run(settings).summary
             line = log_line(name, summary, notes, settings)
-        except DejaKVError as error:  # its own affair: the others are run
+        except DejaKVError as error:  # the other experiments still run
             line = failed_line(name, error, notes, settings)
             summary = {"error": line["error"]}
         log.append(line)
@@ -109,18 +109,18 @@ def sweep(
 
 
 def experiments(spec: Any, samples_dir: str | Path | None) -> Iterator[tuple[str, RunSettings, str]]:
-    """Each experiment's name, settings and notes; all are checked before the first is run.
+    """Each experiment's name, settings and notes; all are checked before the first one runs.
 
-    Raises: ConfigError naming the experiment and what is wrong with it.
+    Raises: ConfigError naming the experiment and the mistake.
     """
     entries = spec.get("experiments") if isinstance(spec, dict) else None
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(
-            "this is no sweep: it needs 'experiments', a list of one object or more, and may have 'defaults', an object"
+            "this is not a sweep: give 'experiments', a list of one or more objects, and optionally 'defaults', an object"
         )
     defaults = spec.get("defaults", {})
     if not isinstance(defaults, dict):
-        raise ConfigError(f"a sweep's 'defaults' are {shown(defaults)}: give an object, as an experiment is one")
+        raise ConfigError(f"a sweep's 'defaults' are {shown(defaults)}: give an object, as for an experiment")
     check_names(entry.get("name") for entry in entries)
     return iter([_experiment({**defaults, **entry}, samples_dir) for entry in entries])
 

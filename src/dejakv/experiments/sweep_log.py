@@ -1,4 +1,4 @@
-"""The log of a sweep: one line a run, in a .csv or .json file that holds nothing else."""
+"""The log of a sweep: one line a run, in a .csv or .json file of its own."""
 
 import csv
 import io
@@ -22,9 +22,9 @@ COLUMNS: tuple[str, ...] = (
 
 
 class SweepLog:
-    """What a log holds (`names`: the runs that are done), and appending to it. The file is whole at any time: a line is in it or it is not.
+    """The lines of a log (`names`: the finished runs). The file is complete at any time: each line is in it as a whole or not at all.
 
-    Raises: ConfigError if the file exists and is not to be resumed, if it is no log of a sweep, or cannot be written.
+    Raises: ConfigError if the file exists and is not to be resumed, is not the log of a sweep, or cannot be written.
     """
 
     def __init__(self, path: str | Path, resume: bool) -> None:
@@ -36,13 +36,13 @@ class SweepLog:
         if _exists(self.path):
             if not resume:
                 raise ConfigError(
-                    f"--log-file {str(path)!r} exists: go on with it by --resume, or give another name; it is not overwritten"
+                    f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
                 )
             self.lines = self._read()
         self.names = {str(line["name"]) for line in self.lines if not line["error"]}
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds the line of a run, in place of an earlier one that failed."""
+        """Adds the line of a run, and replaces an earlier failed one."""
         self.lines = [held for held in self.lines if held["name"] != line["name"]]
         self.lines.append(line)
         if self.path.suffix == ".json":
@@ -81,7 +81,7 @@ def failed_line(name: str, error: Exception, notes: str, settings: RunSettings) 
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something, a link that leads nowhere included."""
+    """Whether the path exists, even as a dangling link."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def _table(text: str) -> list[dict[str, Any]]:
 
 
 def log_line(name: str, summary: Mapping[str, Any], notes: str, settings: RunSettings) -> dict[str, Any]:
-    """One experiment as one line of the log. What was not measured is None, an empty cell."""
+    """One experiment as one line of the log. Figures that were not measured are None, an empty cell."""
     arms: dict[str, Any] = summary.get("arms", {})
 
     def of(arm: str, *keys: str) -> Any:

@@ -101,7 +101,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _nearness(summary: dict[str, Any]) -> list[str]:
-    """The distance from full computation, and beside it that between fp32 and bf16."""
+    """The distance from full computation, and for comparison that between fp32 and bf16."""
     lines: list[str] = []
     for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
         if values and values.get("kl_mean") is not None:
@@ -114,7 +114,7 @@ def _nearness(summary: dict[str, Any]) -> list[str]:
 
 
 def _verdict(beyond: dict[str, Any]) -> list[str]:
-    """Do the levels pay, beyond prefix caching and over all requests? The interval of the paired difference says."""
+    """Whether the levels pay, beyond prefix caching and over all requests, by the interval of the paired difference."""
     low, high = beyond["ttft_difference_interval"]
     says = "they pay" if high < 0 else "they do NOT pay" if low > 0 else "no difference that this run can show"
     return [

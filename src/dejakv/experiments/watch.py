@@ -1,4 +1,4 @@
-"""The seam between long work and the terminal: what is going on, and each result as it comes."""
+"""The interface between long work and the terminal: the present stage, and each result as it arrives."""
 
 from typing import Protocol
 
@@ -6,19 +6,19 @@ from dejakv.experiments.summary import Row
 
 
 class Watch(Protocol):
-    """Told of a run's stages and samples. It never changes a result."""
+    """Observer of a run's stages and samples. It never changes a result."""
 
     def stage(self, text: str) -> None:
-        """What begins now, in a few words: `loading smollm2-135m`."""
+        """The stage that begins now, in a few words: `loading smollm2-135m`."""
         ...
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
-        """`done` of `total` samples are finished; `row` is the last one, None where there are no arms (a dry run)."""
+        """`done` of `total` samples are finished; `row` is the last one, None without arms (a dry run)."""
         ...
 
 
 class Silent:
-    """Nobody watches."""
+    """A watch that does nothing."""
 
     def stage(self, text: str) -> None:
         """See Watch."""

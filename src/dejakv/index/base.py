@@ -16,7 +16,7 @@ ANY = -2.0
 
 
 class VectorIndex(Protocol):
-    """Vectors by id. Thread-safe. Vectors are normalized on their way in, so every score is a cosine in [-1, 1].
+    """Vectors by id. Thread-safe. Vectors are normalized when added, so every score is a cosine in [-1, 1].
 
     `add` of a known id replaces its vector; `remove` of an unknown one does nothing (False).
     Raises ConfigError for a vector of another dimension and InputError for one without a direction (zero, NaN, infinite).
@@ -27,7 +27,7 @@ class VectorIndex(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that the vectors and the structure over them take, ids not counted."""
+        """Memory of the vectors and of the index structure, without the ids."""
         ...
 
     def add(self, id: str, vector: Vector) -> None: ...
@@ -39,7 +39,7 @@ class VectorIndex(Protocol):
         ...
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
-        """The cosine with each of these ids; None for an id that is not held."""
+        """The cosine with each of these ids; None for an unknown id."""
         ...
 
     def __len__(self) -> int: ...
@@ -68,7 +68,7 @@ def _scaled(array: Vector, what: str) -> Vector:
     length = float(np.linalg.norm(wide))
     if not 0.0 < length < np.inf:
         raise InputError(
-            f"a vector for {what} has no direction (it is zero, or holds NaN or infinity): "
-            "check what the encoder was given, and skip the request for this level"
+            f"a vector for {what} has no direction (it is zero, or contains NaN or infinity): "
+            "check the encoder's input, and skip the request for this level"
         )
     return (wide / length).astype(np.float32)

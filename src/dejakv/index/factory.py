@@ -1,4 +1,4 @@
-"""An index by the name that flags and settings use."""
+"""An index by its name in flags and settings."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Exact search over a growing buffer: FAISS where it pays, numpy for the many small spaces a cache has."""
+"""Exact search over a growing buffer: FAISS for large spaces, numpy for the many small ones of a cache."""
 
 import threading
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def _load_faiss() -> Any:
 
 
 def _aligned(rows: int, dim: int) -> Vector:
-    """An empty buffer that begins on a cache line: a product with one that does not takes up to 1.4 times as long."""
+    """An empty buffer aligned to a cache line: a product with an unaligned one takes up to 1.4 times as long."""
     raw = np.empty(rows * dim * 4 + 64, dtype=np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)
@@ -37,8 +37,8 @@ def _by_score(hit: Hit) -> float:
 class FlatIndex:
     """Compares with every vector: always finds the nearest. 4 bytes a component, no training, deletion by id.
 
-    Rows live in one buffer of our own, passed to `faiss.knn_inner_product` as it stands: an empty space costs some
-    hundred bytes, and a deletion moves the last row into the hole.
+    Rows are kept in one buffer, which `faiss.knn_inner_product` reads directly: an empty space costs a few hundred
+    bytes, and a deletion moves the last row into the gap.
     """
 
     def __init__(self, dim: int) -> None:
@@ -111,7 +111,7 @@ class FlatIndex:
     def _search_numpy(self, query: Vector, count: int, k: int, least: float) -> list[Hit]:
         scores = self._rows[:count].dot(query)
         places = (scores >= least).nonzero()[0]
-        if len(places) > 4 * k:  # sort few: a threshold usually has left few, and else a partition does
+        if len(places) > 4 * k:  # sort few: usually the threshold has left few, otherwise a partition does
             places = places[np.argpartition(scores[places], len(places) - k)[-k:]]
         ids = self._ids
         pairs: list[tuple[int, float]] = list(zip(places.tolist(), scores[places].tolist(), strict=True))

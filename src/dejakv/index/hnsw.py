@@ -11,14 +11,14 @@ from dejakv.index.base import ANY, Hit, Vector, unit
 from dejakv.index.flat import FlatIndex
 
 FLAT_BELOW = 2048
-"""Entries below which every vector is compared: quicker than a graph, and exact."""
+"""Number of entries below which every vector is compared: faster than a graph, and exact."""
 
 
 class HNSWIndex:
     """A graph of bfloat16 vectors (scores are off by up to 0.001 at 384 dimensions, more at few). Needs the extra `hnsw`.
 
     connectivity  links of a node; more is better recall, more memory and slower insertion
-    breadth       candidates a search looks at; more is better recall and slower. `tune` finds it for a wanted recall
+    breadth       candidates a search examines; more is better recall and slower. `tune` finds it for a wanted recall
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class HNSWIndex:
             return [None if key is None else self._cosine(key, query) for key in keys]
 
     def tune(self, queries: Sequence[Vector], recall: float = 0.98) -> float:
-        """Widens the search until the nearest is found for this share of the queries; returns the recall@1 reached.
+        """Widens the search until it finds the nearest vector for this share of the queries; returns the recall@1 reached.
 
         Measured against a comparison with every vector. Raises ConfigError if even 4,096 candidates do not reach it.
         """
@@ -151,7 +151,7 @@ class HNSWIndex:
         if known is not None:
             del self._id_of[known]
             self._graph.remove(known)
-        # A key is never given twice: a search that runs on cannot mistake a new entry for an old one.
+        # A key is never reused: a search in progress cannot mistake a new entry for an old one.
         key = self._next
         self._next += 1
         self._graph.add(key, row)

@@ -1,7 +1,7 @@
 """Locality-sensitive hashing by random hyperplanes (Charikar, STOC 2002), searched with multi-probe.
 
-Multi-probe: Lv et al., VLDB 2007. Beside the query's own bucket those are looked at that differ in the planes the query
-lies nearest to, nearest first.
+Multi-probe: Lv et al., VLDB 2007. Beside the query's own bucket, the search examines the buckets across the planes
+nearest to the query, nearest first.
 """
 
 import heapq
@@ -25,8 +25,8 @@ class LSHIndex:
     plane 0 first. The planes are drawn from a standard normal by `numpy.random.default_rng(seed)`: equal arguments give
     equal hashes on every machine.
 
-    probes        buckets a search looks at, the query's own included
-    scan_below    with fewer entries all are compared
+    probes        buckets a search examines, including the query's own
+    scan_below    number of entries below which all are compared
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class LSHIndex:
 
 
 def _probe_order(distances: Vector, probes: int) -> Iterator[int]:
-    """Which planes to cross, as bit masks, cheapest first: cost is the sum of squared distances to the crossed planes."""
+    """Sets of planes to cross, as bit masks, cheapest first: cost is the sum of squared distances to the crossed planes."""
     yield 0
     count = len(distances)
     order = np.argsort(distances).tolist()
     masks = [1 << (count - 1 - plane) for plane in order]
     costs = [float(distances[plane]) ** 2 for plane in order]
-    # From a set whose last member is i come the set with i moved to i+1 and the set with i+1 added: each set once.
+    # A set whose last member is i yields the set with i replaced by i+1 and the set with i+1 added: each set once.
     heap: list[tuple[float, int, int]] = [(costs[0], 0, masks[0])]
     for _ in range(min(probes, 2**count) - 1):
         cost, last, mask = heapq.heappop(heap)
@@ -147,7 +147,7 @@ def _probe_order(distances: Vector, probes: int) -> Iterator[int]:
 
 @lru_cache(maxsize=16)
 def _hyperplanes(count: int, dim: int, seed: int) -> Vector:
-    """Shared by the indexes of all spaces: thousands of them must not draw and keep thousands of equal arrays."""
+    """Shared by the indexes of all spaces, so that thousands of them do not draw and keep equal arrays."""
     planes = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
     planes.setflags(write=False)
     return planes

@@ -1,4 +1,4 @@
-"""One small index for every space, so that nothing is ever compared across spaces."""
+"""One small index for each space, so that nothing is ever compared across spaces."""
 
 import threading
 
@@ -7,9 +7,9 @@ from dejakv.index.factory import make_index
 
 
 class Spaces:
-    """Donors by space. A space is made by its first donor and dropped with its last; thousands of small ones are cheap.
+    """Donors by space. A space is created with its first donor and dropped with its last; thousands of small ones are cheap.
 
-    A donor stands in one space at a time. Each space locks itself: a search of a large one holds up no other.
+    A donor is in one space at a time. Each space has its own lock: a search of a large one delays no other.
     """
 
     def __init__(self, dim: int, kind: str = "flat") -> None:
@@ -32,11 +32,11 @@ class Spaces:
             return sum(index.nbytes for index in self._index_of.values())
 
     def get(self, space: str) -> VectorIndex | None:
-        """The index of a space; None where nothing was added."""
+        """The index of a space; None if nothing was added."""
         return self._index_of.get(space)
 
     def add(self, space: str, donor: str, vector: Vector) -> None:
-        """Adds or replaces. Raises as `VectorIndex.add` does, and changes nothing then."""
+        """Adds or replaces. Raises like `VectorIndex.add`, and then changes nothing."""
         row = unit(vector, self.dim)
         with self._lock:
             if self._space_of.get(donor, space) != space:

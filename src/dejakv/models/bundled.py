@@ -1,4 +1,4 @@
-"""Which models ship with the package, and where they lie."""
+"""The models that ship with the package."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class Bundled:
 
 
 def available(root: Path = ROOT) -> list[Bundled]:
-    """The bundled models, by name. `root` is where they lie: the package, unless a test says otherwise."""
+    """The bundled models, by name. `root` is their folder: the package's, unless a test gives another."""
     found: list[Bundled] = []
     for manifest in sorted(root.glob(f"*/{MANIFEST}")):
         content = read_manifest(manifest.parent)
@@ -38,7 +38,7 @@ def path(name: str, root: Path = ROOT) -> Path:
         if model.name == name:
             verify(model.folder)
             return model.folder
-    raise ModelError(f"no bundled model is called {name!r}: choose {known(root)}")
+    raise ModelError(f"no bundled model has the name {name!r}: choose {known(root)}")
 
 
 def known(root: Path = ROOT) -> str:

@@ -11,8 +11,8 @@ from dejakv.models.recipe import WEIGHTS, Recipe
 def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
     """Writes the weights into `folder`. The same GGUF gives the same bytes on every machine.
 
-    bfloat16 is the type SmolLM2 was published in, and half the disk of float32; see the model card for what it costs.
-    Raises: MissingExtraError, and ModelError if the result is not the one that the model's name stands for.
+    bfloat16 is the type SmolLM2 was published in, and takes half the disk space of float32; its cost is in the model card.
+    Raises: MissingExtraError, and ModelError if the result differs from the recorded weights.
     """
     import torch
     from safetensors.torch import save
@@ -28,7 +28,7 @@ def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
         import transformers
 
         raise ModelError(
-            f"{recipe.name}: these versions convert to other weights than the recorded ones (transformers "
-            f"{transformers.__version__}): install the versions that dejakv names, and report this"
+            f"{recipe.name}: the installed versions give other weights than the recorded ones (transformers "
+            f"{transformers.__version__}): install the versions that dejakv requires, and report this"
         )
     (folder / WEIGHTS).write_bytes(content)

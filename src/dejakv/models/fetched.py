@@ -1,4 +1,4 @@
-"""Models that were fetched: where they lie on this machine, and whether they are whole."""
+"""Fetched models: their folders on this machine, and whether they are complete."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ VARIABLE = "DEJAKV_MODELS_DIR"
 
 @dataclass(frozen=True)
 class Fetched:
-    """A model that can be fetched, and its state here. `reason` says why it is not `ready`."""
+    """A model that can be fetched, and its state on this machine. `reason`: why it is not `ready`."""
 
     recipe: Recipe
     state: Literal["ready", "missing", "damaged"]
@@ -22,10 +22,10 @@ class Fetched:
 
 
 def models_dir() -> Path:
-    """The folder of fetched models: `DEJAKV_MODELS_DIR`, else `dejakv/models` in the user's cache folder (XDG)."""
+    """The folder of fetched models: `DEJAKV_MODELS_DIR`, or `dejakv/models` in the user's cache folder (XDG)."""
     if given := os.environ.get(VARIABLE):
         return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification: a relative path is to be ignored
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG specification: relative paths are ignored
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "dejakv" / "models"
 
 
@@ -35,7 +35,7 @@ def fetched() -> list[Fetched]:
 
 
 def fetched_path(name: str) -> Path:
-    """The folder of a fetched model, its files checked: the weights against the digest that the name stands for.
+    """The folder of a fetched model, its files checked: the weights against the recorded digest.
 
     Raises: ModelError naming the command that fetches it, if it is missing or damaged.
     """
@@ -47,7 +47,7 @@ def fetched_path(name: str) -> Path:
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Configuration, tokenizer and chat template of a model that can be fetched, whether it was or not."""
+    """Folder with the configuration, tokenizer and chat template of a model that can be fetched, even if it is not fetched yet."""
     return RECIPES[name].folder
 
 
@@ -62,7 +62,7 @@ def _state(recipe: Recipe) -> Fetched:
         files = verify(folder, remedy)["files"]
         if files.get(WEIGHTS, {}).get("sha256") != recipe.weights_sha256:
             raise ModelError(
-                f"model {recipe.name}: {folder / MANIFEST} names other weights than {recipe.name}'s: {remedy}"
+                f"model {recipe.name}: {folder / MANIFEST} lists other weights than {recipe.name}'s: {remedy}"
             )
     except ModelError as error:
         return Fetched(recipe, "damaged", str(error))

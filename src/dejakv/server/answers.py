@@ -1,4 +1,4 @@
-"""An answer in OpenAI's words: why it ended, what it used, and where its state came from."""
+"""An answer in OpenAI's format: finish reason, usage, and the origin of its state."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from dejakv.pipeline import Answer
 
 
 def finish_reason(answer: Answer, stopped: bool, ends: frozenset[int]) -> str:
-    """`stop` for a stop sequence or an end token, `length` for whatever else ended it (the limit, the context)."""
+    """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
     ended = bool(answer.token_ids) and answer.token_ids[-1] in ends
     return "stop" if stopped or ended else "length"
 
@@ -23,7 +23,7 @@ def usage_of(answer: Answer) -> dict[str, Any]:
 
 
 def provenance(answer: Answer) -> dict[str, Any]:
-    """Where the answer's state came from."""
+    """The origin of the answer's state."""
     record = answer.record
     return {
         "provenance": record.provenance,

@@ -1,4 +1,4 @@
-"""The application: the parts put together, started and stopped in order."""
+"""The application: assembles the parts, starts and stops them in order."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,9 +40,9 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(settings: ServerSettings | None = None, engine: Any = None) -> FastAPI:
-    """The server. `engine` may be one that is loaded already; it is not closed.
+    """The server. `engine`: an engine that is already loaded; it is not closed.
 
-    Raises: ConfigError for settings, ModelError for the model: at start, not at the first request.
+    Raises: ConfigError for wrong settings, ModelError for the model: at start, not at the first request.
     """
     settings = settings or ServerSettings()
     keys = Keys(settings)
@@ -83,7 +83,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
 
 
 def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCacheConfig:
-    """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless told otherwise."""
+    """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless `index_encoder` names another."""
     return SemanticCacheConfig(
         reuse=settings.reuse,
         similarity_threshold=SIM_THRESHOLD,

@@ -1,4 +1,4 @@
-"""A request's body: read within limits of size and time, judged while it arrives, and made a model of only then."""
+"""A request's body: read within limits of size and time, checked while it arrives, and parsed only afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,7 +20,7 @@ _LONGEST_MESSAGE = 300
 
 
 class Bodies:
-    """Counts the bytes of all bodies whose requests are not answered yet. Used on the event loop alone."""
+    """Counts the bytes of the bodies of all unanswered requests. Used only on the event loop."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -28,7 +28,7 @@ class Bodies:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """One request's part: a function that takes bytes, all of which are given back in the end."""
+        """One request's share: a function that reserves bytes, all of which are released at the end."""
         mine = 0
 
         def take(size: int) -> None:
@@ -36,8 +36,8 @@ class Bodies:
             if self.held + size > self.settings.max_bodies_bytes:
                 raise RefusedError(
                     429,
-                    f"the bodies of the requests at work are {self.settings.max_bodies_bytes} bytes together "
-                    "(DEJAKV_MAX_BODIES_BYTES): come again in a moment",
+                    f"the bodies of all unanswered requests have reached {self.settings.max_bodies_bytes} bytes "
+                    "(DEJAKV_MAX_BODIES_BYTES): try again in a moment",
                     {"Retry-After": str(self.settings.retry_after)},
                 )
             self.held += size
@@ -50,7 +50,7 @@ class Bodies:
 
 
 def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]:
-    """A dependency: the body as a checked `model`. Its bytes count as held until the answer is complete.
+    """A dependency: the body as a checked `model`. Its bytes count until the answer is complete.
 
     Raises: RefusedError for a body that is too large, too slow, too deep, or does not fit the model, and (429) while the
     bodies of other requests leave no room for it.
@@ -65,7 +65,7 @@ def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of a route with such a dependency."""
+    """The OpenAPI description of a route with such a dependency."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -73,7 +73,7 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
 async def _read(http: HttpRequest, settings: ServerSettings, take: Callable[[int], None]) -> bytes:
     length = http.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
-        raise RefusedError(400, "Content-Length is no number: send the body's size in bytes")
+        raise RefusedError(400, "Content-Length is not a number: send the body's size in bytes")
     if len(length) > 15 or int(length) > settings.max_body_bytes:
         raise _too_large(settings)
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -90,7 +90,7 @@ async def _read(http: HttpRequest, settings: ServerSettings, take: Callable[[int
                 raw += piece
                 for start in range(0, len(piece), _STEP):
                     scan.feed(piece[start : start + _STEP])
-                    await asyncio.sleep(0)  # others may go on
+                    await asyncio.sleep(0)  # others may continue
     except TimeoutError as error:
         raise RefusedError(
             408,

@@ -9,7 +9,7 @@ from dejakv.server.schemas import Message
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as chat templates take them, their text a part, and the URLs of their pictures in order."""
+    """Messages in the form of chat templates, the text of each part, and the URLs of their pictures in order."""
 
     messages: list[dict[str, Any]]
     texts: list[str]
@@ -32,7 +32,7 @@ def conversation(messages: list[Message]) -> Conversation:
                 parts.append({"type": "text", "text": part.text or ""})
                 texts.append(f"{message.role}: {part.text or ''}")
             elif part.image_url is None:
-                raise InputError("a part of type image_url needs an image_url with a url")
+                raise InputError("a part of type image_url has no url: give {'image_url': {'url': ...}}")
             else:
                 pictures.append(part.image_url.url)
                 parts.append({"type": "image"})
@@ -41,12 +41,12 @@ def conversation(messages: list[Message]) -> Conversation:
         else:
             plain.append({"role": message.role, "content": parts})
     if not any(text.partition(": ")[2].strip() for text in texts):
-        raise InputError("the messages hold no text: ask something")
+        raise InputError("the messages have no text: send a text")
     return Conversation(plain, texts, pictures)
 
 
 def render(asked: Conversation, templates: Any) -> tuple[str, str]:
-    """`(prompt, chunk)`. The chunk is the whole conversation: an equal last question in another conversation is another
+    """`(prompt, chunk)`. The chunk is the whole conversation: the same last question in another conversation is another
     request.
 
     Raises: InputError for a model without a chat template, or messages it cannot render.
@@ -55,6 +55,8 @@ def render(asked: Conversation, templates: Any) -> tuple[str, str]:
         raise InputError("this model has no chat template: use /v1/completions")
     try:
         prompt = templates.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template may raise anything for roles it does not know
-        raise InputError(f"the model's chat template cannot render these messages: {error}") from error
+    except Exception as error:  # a template may raise anything for unknown roles
+        raise InputError(
+            f"the model's chat template cannot render these messages ({error}): change their roles or order, or use /v1/completions"
+        ) from error
     return str(prompt), "\n".join(asked.texts)

@@ -1,4 +1,4 @@
-"""The process's figures for Prometheus: requests, queue, levels, store, encoder registry. No partition shows in them."""
+"""The process's figures for Prometheus: requests, queue, levels, store, encoder registry. They name no partition."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ class ServerCollector(Collector):
 
 
 def registry_of(worker: Worker) -> CollectorRegistry:
-    """A registry of this server alone: nothing is registered globally."""
+    """A registry for this server only: nothing is registered globally."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(worker))
     cache = worker.pipeline.cache

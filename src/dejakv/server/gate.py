@@ -1,4 +1,4 @@
-"""The first thing a request meets: its headers are counted and its API key is checked before its body is asked for."""
+"""The first step of a request: its headers are counted and its API key is checked before its body is read."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
-"""Paths that need no key; they say nothing of anybody's requests."""
+"""Paths that need no key; they reveal nothing about requests."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is asking. The operator has no partition where API keys are required."""
+    """The caller of a request. The operator has no partition if API keys are required."""
 
     partition: str | None
     operator: bool = False
 
 
 class Keys:
-    """Who a key belongs to. Raises ConfigError for keys that cannot be used."""
+    """The owner of each key. Raises ConfigError for invalid keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._tenants = ApiKeys.load(settings.api_keys, settings.api_keys_file)
@@ -35,11 +35,11 @@ class Keys:
             return
         if not self.required:
             raise ConfigError(
-                "DEJAKV_OPERATOR_KEY is set without API keys, so that it protects nothing: give DEJAKV_API_KEYS or "
+                "DEJAKV_OPERATOR_KEY is set without API keys, so it protects nothing: give DEJAKV_API_KEYS or "
                 "--api-keys-file too, or unset it"
             )
         if self._tenants.partition_of(settings.operator_key) is not None:
-            raise ConfigError("DEJAKV_OPERATOR_KEY is one of the API keys: give the operator a key of its own")
+            raise ConfigError("DEJAKV_OPERATOR_KEY is one of the API keys: give the operator another key")
 
     @property
     def required(self) -> bool:
@@ -47,7 +47,7 @@ class Keys:
 
     @property
     def partitions(self) -> int:
-        """How many tenants divide the cache's budgets."""
+        """Number of tenants that divide the cache's budgets."""
         return self._tenants.partitions
 
     def caller(self, key: str | None) -> Caller | None:
@@ -61,7 +61,7 @@ class Keys:
 
 
 class Gate:
-    """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body says who is asking."""
+    """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body identifies the caller."""
 
     def __init__(self, app: Any, keys: Keys, settings: ServerSettings) -> None:
         self.app = app

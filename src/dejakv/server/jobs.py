@@ -1,4 +1,4 @@
-"""Requests on their way to the model: a job, and the queue that it waits in."""
+"""Requests on their way to the model: a job, and the queue of waiting jobs."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from dejakv.request import Request
 
 
 class QueueFullError(DejaKVError):
-    """The server has as many requests waiting as it accepts, or shuts down."""
+    """The server's queue is full, or it is shutting down."""
 
 
 class Cancelled(Exception):
@@ -21,7 +21,7 @@ class Cancelled(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way. `pieces` ends with an Answer or an exception. `left` is told when it is cancelled."""
+    """A request on its way. `pieces` ends with an Answer or an exception. `left` is called when it is cancelled."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
@@ -31,12 +31,12 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        """Takes it out of the queue, or stops it at its next token. Safe at any time."""
+        """Removes it from the queue, or stops it at its next token. Safe at any time."""
         self.cancelled.set()
         self.left(self)
 
     async def stream(self) -> AsyncIterator[str | Answer]:
-        """Pieces of text as they come, then the Answer. Raises what the request failed with."""
+        """Pieces of text as they arrive, then the Answer. Raises the request's error."""
         try:
             while True:
                 piece = await self.pieces.get()
@@ -56,7 +56,7 @@ class Job:
         raise RuntimeError("the worker ended without an answer")
 
     def put(self, piece: str | Answer | BaseException) -> None:
-        """Hands a piece to the event loop, from any thread."""
+        """Passes a piece to the event loop, from any thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
 
@@ -82,9 +82,9 @@ class JobQueue:
         """Raises QueueFullError at once if there is no room."""
         with self._changed:
             if self._closed:
-                raise QueueFullError("the server is shutting down: ask another one")
+                raise QueueFullError("the server is shutting down: send the request to another one")
             if len(self._waiting) >= self._room:
-                raise QueueFullError(f"{self._room} requests are waiting (--max-queue): come again in a moment")
+                raise QueueFullError(f"{self._room} requests are waiting (--max-queue): try again in a moment")
             self._waiting.append(job)
             self._changed.notify()
 
@@ -96,7 +96,7 @@ class JobQueue:
             return self._waiting.popleft() if self._waiting else None
 
     def drop(self, job: Job) -> bool:
-        """Takes a waiting job out, so that its place is free at once. False if it does not wait any more."""
+        """Removes a waiting job, so that its place is free at once. False if it is no longer waiting."""
         with self._changed:
             try:
                 self._waiting.remove(job)
@@ -106,13 +106,13 @@ class JobQueue:
             return True
 
     def close(self) -> None:
-        """Takes no more; what waits is still given out."""
+        """Accepts no more jobs; waiting ones are still served."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def empty(self) -> list[Job]:
-        """Takes everything out that waits."""
+        """Removes and returns all waiting jobs."""
         with self._changed:
             waiting = list(self._waiting)
             self._waiting.clear()

@@ -1,4 +1,4 @@
-"""How deep and how long JSON is, found out while it arrives: nothing is built of a body that is too much."""
+"""Depth and number of values of JSON, counted while it arrives: nothing is built from a body over the limits."""
 
 import re
 
@@ -11,7 +11,7 @@ class TooMuchError(ValueError):
 
 
 class JsonScan:
-    """Feed it a body piece by piece. It counts and checks no grammar: what is no JSON is left to the parser.
+    """Feed it a body piece by piece. It only counts; the parser rejects invalid JSON.
 
     A value is an item of a list or a field of an object; lists and objects count once more.
     """
@@ -24,10 +24,10 @@ class JsonScan:
         self._strings = 0
         self._inside = False  # of a string
         self._escaped = False  # the last byte was a backslash
-        self._broken = False  # more was closed than opened
+        self._broken = False  # more closed than opened
 
     def feed(self, piece: bytes) -> None:
-        """Raises TooMuchError. Time is linear in the piece; strings are passed over without a look at each byte."""
+        """Raises TooMuchError. Time is linear in the piece; strings are skipped without examining each byte."""
         at = 0
         if self._escaped and piece:
             at, self._escaped = 1, False
@@ -62,8 +62,8 @@ class JsonScan:
             self._depth -= 1
             self._broken = self._depth < 0
         if self._depth > self._max_depth:
-            raise TooMuchError(f"more than {self._max_depth} lists and objects within each other")
-        # A field has two strings. More of them without commas is no JSON, but would have to be looked at.
+            raise TooMuchError(f"more than {self._max_depth} nested lists and objects")
+        # A field has two strings. More strings without commas are not JSON, but would cost time.
         if self._values > self._max_values or self._strings > 2 * self._max_values + 2:
             raise TooMuchError(f"more than {self._max_values} values")
         return found.end()

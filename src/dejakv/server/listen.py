@@ -11,7 +11,7 @@ from dejakv.server.settings import ServerSettings
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that come early wait. Raises ConfigError if the address cannot be had."""
+    """A listening socket; early clients wait. Raises ConfigError if the address is unavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)

@@ -15,13 +15,13 @@ from dejakv.server.settings import ServerSettings
 
 
 async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSettings) -> tuple[Media, ...]:
-    """The pictures of a request, judged one after another off the event loop, until the client leaves.
+    """The pictures of a request, checked one after another off the event loop, until the client disconnects.
 
-    Raises: InputError for too many pictures or pixels, or one that is refused; ClientGoneError.
+    Raises: InputError for too many pictures or pixels, or an invalid one; ClientGoneError.
     """
     if len(urls) > settings.max_pictures:
         raise InputError(
-            f"{len(urls)} pictures in one request: this server takes {settings.max_pictures} (DEJAKV_MAX_PICTURES)"
+            f"{len(urls)} pictures in one request: this server accepts {settings.max_pictures} (DEJAKV_MAX_PICTURES): send fewer"
         )
     limits = PictureLimits(settings.max_picture_pixels, settings.max_picture_side)
     found: list[Media] = []
@@ -44,7 +44,7 @@ def picture_of(url: str, limits: PictureLimits) -> tuple[Media, int]:
     """The picture of a `data:image/...;base64,` URL and its pixels. Raises InputError for any other URL or file."""
     head, comma, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
-        raise InputError("images are taken as data URLs (data:image/png;base64,...): the server fetches nothing")
+        raise InputError("the server fetches no images: send them as data URLs (data:image/png;base64,...)")
     try:
         raw = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Errors as responses. Nothing of the inside of the server shows in them."""
+"""Errors as responses, without internal details of the server."""
 
 import logging
 

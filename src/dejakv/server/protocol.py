@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol with an end to waiting: for headers, for a body nobody reads, and for a client that does not
-read its answer. uvicorn itself lets a half-sent header wait for ever.
+"""uvicorn's HTTP/1.1 protocol with time limits: for headers, for an unread body, and for a client that does not read its
+answer. uvicorn itself waits for ever for incomplete headers.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _LINGER_SECONDS = 2.0
 
 
 class TimedProtocol(H11Protocol):
-    """Subclassed by `protocol_of`, which gives the settings."""
+    """Subclassed by `protocol_of`, which adds the settings."""
 
     settings: ServerSettings
     _late: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class TimedProtocol(H11Protocol):
             self._unread = None
 
     def _watch(self) -> None:
-        """The time runs from the moment a request is waited for, whatever comes meanwhile, until its headers are there."""
+        """The time starts when the server begins to wait for a request, and ends when its headers are complete."""
         if self.cycle is not None and not self.cycle.response_complete:
             if self._late is not None:
                 self._late.cancel()
@@ -67,12 +67,12 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(_LINGER_SECONDS, self._drop)
 
     def _drop(self) -> None:
-        """Closes without waiting for the client; the kernel does not keep the unread bytes either."""
+        """Closes without waiting for the client; the kernel drops the unread bytes too."""
         if (connection := self.transport.get_extra_info("socket")) is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 
 def protocol_of(settings: ServerSettings) -> type[Any]:
-    """The protocol class that uvicorn makes one of for each connection."""
+    """The protocol class, of which uvicorn creates an instance for each connection."""
     return type("Protocol", (TimedProtocol,), {"settings": settings})

@@ -1,4 +1,4 @@
-"""What the server says no to before the model is asked, and OpenAI's error object for it."""
+"""Requests refused before they reach the model, and OpenAI's error object for them."""
 
 from fastapi.responses import JSONResponse
 
@@ -15,7 +15,7 @@ class RefusedError(DejaKVError):
 
 
 class ClientGoneError(RefusedError):
-    """The client closed the connection before its answer was ready. Nobody reads the response."""
+    """The client closed the connection before its answer was ready. The response has no reader."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client left")

@@ -1,4 +1,4 @@
-"""`/v1/cache/...`: a partition's own figures, and emptying it."""
+"""`/v1/cache/...`: figures of a partition, and clearing it."""
 
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
@@ -11,12 +11,12 @@ from dejakv.server.service import Service
 router = APIRouter(tags=["cache"])
 
 _OWN = ("visual_cache_hits", "visual_cache_misses", "visual_encoder_runs", "visual_encoder_failures")
-"""Figures of the encoder registry that only the tenant's own requests change: no sizes, evictions, waits or times."""
+"""Figures of the encoder registry that depend only on the tenant's own requests: no sizes, evictions, waits or times."""
 
 
 @router.get("/v1/cache/stats")
 async def stats(service: Service = Depends(service_of), caller: Caller = Depends(caller_of)) -> CacheStats:
-    """Hits and misses by level of the caller's own requests; of everybody's for the operator."""
+    """Hits and misses by level of the caller's own requests; of all requests for the operator."""
     return await run_in_threadpool(_stats, service, caller)
 
 
@@ -26,7 +26,7 @@ async def clear(
     caller: Caller = Depends(caller_of),
     partition: str = Depends(partition_of),
 ) -> ClearResponse:
-    """Removes the caller's entries. A request that runs meanwhile finishes; its state is stored after the clearing."""
+    """Removes the caller's entries. A running request finishes; its state is stored after the clearing."""
     removed = await run_in_threadpool(_clear, service, partition)
     return ClearResponse(cleared=removed if caller.operator else None)
 

@@ -29,7 +29,7 @@ async def generate(
 
 
 def response(answer: Answer, service: Service, partition: str, wanted: str | None) -> GenerateResponse:
-    """The answer with its provenance, in the prototype's words and ours."""
+    """The answer with its provenance, in SemShareKV's fields and DejaKV's."""
     record = answer.record
     stored = record.key if record.stored or record.method == "exact" else None
     return GenerateResponse(

@@ -25,7 +25,7 @@ router = APIRouter(tags=["openai"])
 
 @router.get("/v1/models")
 async def models(service: Service = Depends(service_of), _: str = Depends(partition_of)) -> dict[str, Any]:
-    """The one model this server has."""
+    """The model of this server."""
     entry = {"id": service.model_name, "object": "model", "created": 0, "owned_by": "dejakv"}
     return {"object": "list", "data": [entry]}
 
@@ -70,11 +70,13 @@ def _request(
     tokens: int,
 ) -> Request:
     if body.model not in (None, service.model_name):
-        raise RefusedError(404, f"this server has the model {service.model_name!r}, not {body.model[:80]!r}")
+        raise RefusedError(
+            404, f"this server has the model {service.model_name!r}, not {body.model[:80]!r}: name that one, or none"
+        )
     if body.tools:
         raise InputError("tools are not supported: send the request without them")
     sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
-    reuse = body.dejakv.reuse or "exact"  # a client that knows nothing of DejaKV gets nothing approximate
+    reuse = body.dejakv.reuse or "exact"  # clients that do not know DejaKV get exact answers only
     return service.request(prompt, chunk, partition, sampling, media, reuse, body.dejakv.threshold)
 
 

@@ -1,4 +1,4 @@
-"""What the endpoints take and give. The OpenAI shapes follow OpenAI's API reference (completions, chat completions)."""
+"""Requests and responses of the endpoints. The OpenAI ones follow OpenAI's API reference (completions, chat completions)."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,8 +12,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 class GenerateRequest(BaseModel):
     """`use_semshare=true` asks for approximate reuse, `false` for exact reuse; without it the server's `--reuse` decides.
-    `sim_threshold` is the least similarity of a donor. `store_key` names the entry this prompt's state is kept under, in the
-    caller's own partition; another partition's names are never seen."""
+    `sim_threshold` is the least similarity of a donor; it can only tighten the server's. `store_key` names the stored state
+    of this prompt, in the caller's own partition; names of other partitions are never visible."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
 
@@ -36,7 +36,7 @@ class Timings(BaseModel):
 
 class GenerateResponse(BaseModel):
     """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
-    `store_key` is null for what was served approximately: such state is never kept."""
+    `store_key` is null for an approximate answer, whose state is never kept."""
 
     text: str
     used_semshare: bool
@@ -52,9 +52,9 @@ class GenerateResponse(BaseModel):
 
 
 class CacheStats(BaseModel):
-    """What the caller's own requests did; everybody's for the operator.
+    """Figures of the caller's own requests; of all requests for the operator.
 
-    `entries` and `bytes`, what is held now, are null for one tenant of several: what is held may depend on others.
+    `entries` and `bytes` (the present content) are null for one tenant of several, because they may depend on others.
     `stored` counts the caller's prompts that were stored since the start.
     """
 
@@ -91,7 +91,7 @@ class StreamOptions(BaseModel):
 
 
 class OpenAIRequest(BaseModel):
-    """What completions and chat completions share. Unknown fields are ignored, as OpenAI's server does."""
+    """Common fields of completions and chat completions. Unknown fields are ignored, as OpenAI's server does."""
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)

@@ -1,4 +1,4 @@
-"""What the endpoints share: from a checked body to a request, through the queue, to an answer."""
+"""Common steps of the endpoints: from a checked body to a request, through the queue, to an answer."""
 
 import asyncio
 import uuid
@@ -18,12 +18,12 @@ from dejakv.server.worker import Worker
 _NAMES_A_PARTITION = 10_000
 Reuse = Literal["off", "exact", "adopt", "blend"]
 LONGEST_TOKEN = 64
-"""Characters of the longest token that a prompt may consist of."""
+"""Characters of the longest possible token in a prompt."""
 LEAST_TEMPERATURE = 1e-3
 
 
 class Service:
-    """The worker, what renders prompts, and the names that clients gave their entries."""
+    """The worker, the renderer of prompts, and the clients' names for their entries."""
 
     def __init__(self, worker: Worker, templates: Any, settings: ServerSettings, model_name: str) -> None:
         self.worker = worker
@@ -43,19 +43,21 @@ class Service:
         reuse: Reuse = "exact",
         threshold: float | None = None,
     ) -> Request:
-        """A request with an id of its own. Raises InputError for more than the server gives."""
+        """A request with an id of its own. Raises InputError for a request over the server's limits."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
             raise InputError(
                 f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens} "
-                "(DEJAKV_MAX_NEW_TOKENS)"
+                "(DEJAKV_MAX_NEW_TOKENS): ask for fewer"
             )
         if reuse in ("adopt", "blend") and not self.settings.allow_approximate:
             raise InputError(
-                f"{reuse} is approximate, and this server reuses exactly only (DEJAKV_ALLOW_APPROXIMATE=false): ask for "
+                f"{reuse} is approximate, and this server allows only exact reuse (DEJAKV_ALLOW_APPROXIMATE=false): ask for "
                 "reuse 'exact', or leave it out"
             )
         self.check_length(len(prompt))
-        if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
+        if (
+            0 < sampling.temperature < LEAST_TEMPERATURE
+        ):  # logits divided by it would overflow; sampling is already greedy
             sampling = replace(sampling, temperature=0.0)
         return Request(uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold)
 
@@ -68,7 +70,7 @@ class Service:
             )
 
     def reuse_of(self, use_semshare: bool | None) -> Reuse:
-        """What a request of SemShareKV's endpoint asks for."""
+        """The reuse method of a request to SemShareKV's endpoint."""
         if use_semshare is None:
             return self.settings.reuse
         if not use_semshare:
@@ -76,7 +78,7 @@ class Service:
         return self.settings.reuse if self.settings.reuse != "exact" else "blend"
 
     async def answer(self, http: HttpRequest, request: Request, *, no_store: bool = False) -> Answer:
-        """The whole answer. Raises ClientGoneError, after stopping the work, if the client leaves."""
+        """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
         job = self.worker.submit(request, no_store=no_store)
@@ -93,7 +95,7 @@ class Service:
             waiting.cancel()
 
     def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
-        """The key the client knows an entry by: the one it gave, or `p` and the beginning of its digest."""
+        """The client's key of an entry: the given one, or `p` and the beginning of its digest."""
         key = wanted or public_key(chunk_id)
         names = self._names.setdefault(partition, OrderedDict())
         names[chunk_id] = key
@@ -103,7 +105,7 @@ class Service:
         return key
 
     def entry_name(self, partition: str, chunk_id: str) -> str:
-        """What the client of this partition calls an entry."""
+        """The name of an entry in this partition."""
         return self._names.get(partition, {}).get(chunk_id) or public_key(chunk_id)
 
     def forget_names(self, partition: str) -> None:

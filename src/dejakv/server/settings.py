@@ -1,4 +1,4 @@
-"""Settings of the server, from flags, the environment (`DEJAKV_...`) or a `.env` file. Every limit and its default is here."""
+"""Settings of the server, from flags, the environment (`DEJAKV_...`) or a `.env` file. All limits and their defaults are here."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,29 +10,29 @@ from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, BlendQuality
 
 SIM_THRESHOLD = 0.8
-"""Least cosine of a donor on the server, and what `sim_threshold` is where a request does not give it (SemShareKV's)."""
+"""Least cosine of a donor on the server, and the default of a request's `sim_threshold` (SemShareKV's)."""
 
 
 class ServerSettings(BaseSettings):
     """Sizes in bytes, times in seconds.
 
-    reuse               what `/v1/generate` does for a request that does not say; OpenAI's endpoints are exact then
-    blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` in place of its own share
+    reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
+    blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
-                        partition of its own. Without keys everybody is one partition
-    operator_key        opens `/metrics` and everybody's figures where API keys are required
+                        partition of its own. Without keys all callers share one partition
+    operator_key        opens `/metrics` and the figures of all callers if API keys are required
     max_headers         header lines of a request; `max_header_bytes` of all of them and the request line together
-    header_seconds      until the headers of a request are complete, from the connection's or the last answer's time
-    max_connections     open at the same time; further ones are closed at once
+    header_seconds      until the headers of a request are complete, from the connection's beginning or the last answer
+    max_connections     open at the same time; new ones beyond it are closed at once
     max_body_bytes      of one request's body; `max_bodies_bytes` of all bodies of unanswered requests together
     body_seconds        until a body is complete
     send_seconds        for which a client may refuse to read its answer
-    max_json_depth      lists and objects within each other; `max_json_values` items of lists and fields of objects
+    max_json_depth      nested lists and objects; `max_json_values` items of lists and fields of objects
     max_pictures        in one request; `max_picture_pixels`, `max_picture_side` of one; `max_request_pixels` of all
     max_new_tokens      of one answer
     max_queue           requests that wait for the model
-    retry_after         seconds after which a refused client is asked to come again
+    retry_after         seconds after which a refused client may try again
     """
 
     model_config = SettingsConfigDict(env_prefix="DEJAKV_", env_file=".env", extra="ignore", protected_namespaces=())
@@ -79,10 +79,12 @@ class ServerSettings(BaseSettings):
     @model_validator(mode="after")
     def _fit(self) -> "ServerSettings":
         if self.reuse != "exact" and not self.allow_approximate:
-            raise ValueError(f"reuse={self.reuse} is approximate: allow_approximate=false goes with reuse=exact only")
+            raise ValueError(
+                f"reuse={self.reuse} is approximate, but allow_approximate=false: set reuse=exact, or allow_approximate=true"
+            )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(
-                f"max_bodies_bytes={self.max_bodies_bytes} holds no body of max_body_bytes={self.max_body_bytes}: "
+                f"max_bodies_bytes={self.max_bodies_bytes} has no room for a body of max_body_bytes={self.max_body_bytes}: "
                 "make it larger"
             )
         return self

@@ -10,7 +10,7 @@ def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def safe_length(text: str, stops: Sequence[str]) -> int:
-    """How much of a growing text can be shown already: what could be the beginning of a stop sequence is held back."""
+    """Length of a growing text that can be sent: a possible beginning of a stop sequence is held back."""
     held = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), 0, -1):

@@ -18,7 +18,7 @@ log = logging.getLogger("dejakv.server")
 
 
 class EventStream(StreamingResponse):
-    """The events of a job. However it ends, also before its first event, the job is not worked on any more."""
+    """The events of a job. When the stream ends, even before its first event, the job stops."""
 
     def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -34,7 +34,7 @@ class EventStream(StreamingResponse):
 async def sse(
     job: Job, head: dict[str, Any], kind: str, stops: Sequence[str], usage: bool, ends: frozenset[int]
 ) -> AsyncIterator[str]:
-    """Events of a job. A failure after the first byte becomes an error event: the status line is long gone."""
+    """Events of a job. A failure after the first byte becomes an error event: the status line has already been sent."""
     chat = kind.startswith("chat")
     name = "chat.completion.chunk" if chat else kind
 

@@ -1,4 +1,4 @@
-"""One thread that owns the model. Requests run one after another; a client that left costs nothing more."""
+"""One thread that owns the model. Requests run one after another; a disconnected client costs nothing more."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ class Worker:
 
     @property
     def cancelled(self) -> int:
-        """Requests whose client left, waiting or running."""
+        """Requests whose client disconnected, waiting or running."""
         return self._stopped + self._queue.dropped
 
     @property
@@ -48,12 +48,12 @@ class Worker:
         return job
 
     def close(self, seconds: float) -> None:
-        """Finishes what is queued, for at most `seconds`, then the saves. What is not done by then is stopped."""
+        """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
         self._queue.close()
         self._thread.join(seconds)
         if self._thread.is_alive():
             for job in self._queue.empty():
-                job.put(QueueFullError("the server is shutting down: ask another one"))
+                job.put(QueueFullError("the server is shutting down: send the request to another one"))
             if (running := self._running) is not None:
                 running.cancel()
             self._thread.join(_LAST_TOKEN_SECONDS)

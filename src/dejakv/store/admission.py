@@ -1,4 +1,4 @@
-"""What is worth storing: prompts long enough, seen before, and not more bytes a second than the disk should take."""
+"""Which prompts are stored: long enough, seen before, and within the disk's bytes a second."""
 
 import threading
 import time
@@ -16,13 +16,13 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Admission:
-    """Rules for what a store takes; zeros and False admit everything.
+    """Admission rules of a store; zeros and False admit everything.
 
     min_tokens      shorter prompts are refused (`too_short`)
-    second_sight    a prompt is refused the first time it comes (`first_sight`): most never come again
+    second_sight    a prompt is refused the first time (`first_sight`): most never repeat
     max_write_rate  bytes a second; more is refused (`rate`). The first chunk over the limit still passes and is paid off
-                    before the next, so that a chunk larger than a second's worth can be stored at all
-    remembered      how many ids second sight remembers, the latest ones
+                    before the next, so that a chunk larger than one second's bytes can be stored at all
+    remembered      number of ids that second sight remembers, the latest ones
     """
 
     min_tokens: int = 0
@@ -50,7 +50,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def unwanted(self, id: str, tokens: int) -> str | None:
-        """Why a prompt is not worth capturing, or None. Counts as a sight of it."""
+        """The reason not to capture a prompt, or None. Counts as a sight of it."""
         if tokens < self._rules.min_tokens:
             return "too_short"
         if self._rules.second_sight:
@@ -65,7 +65,7 @@ class Gate:
         return None
 
     def overrate(self, nbytes: int) -> str | None:
-        """`rate` if the bytes of the last second used up what a second may take; else they are booked and it is None."""
+        """`rate` if the bytes of the last second have used up the limit; otherwise books the bytes and returns None."""
         rate = self._rules.max_write_rate
         if not rate:
             return None
@@ -80,7 +80,7 @@ class Gate:
 
 
 class AdmittingStore(WrapperStore):
-    """A store that takes only what an `Admission` lets in; everything else is the inner store's."""
+    """A store that takes only prompts that an `Admission` admits; all other behaviour is the inner store's."""
 
     def __init__(self, inner: Store, rules: Admission, clock: Clock = time.monotonic) -> None:
         super().__init__(inner)
@@ -88,8 +88,8 @@ class AdmittingStore(WrapperStore):
         self._counters = Counters()
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether it would pay to capture this prompt's state. Ask before capturing; counts as a sight of the prompt, and a
-        no as a refusal."""
+        """Whether this prompt's state should be captured. Ask before capturing: it counts as a sight of the prompt, and a no
+        also as a refusal."""
         reason = self._gate.unwanted(id, tokens)
         if reason is not None:
             self._counters.refused(partition, reason)

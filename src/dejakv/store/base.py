@@ -1,4 +1,4 @@
-"""The seam of a store, and what it stores: a chunk, the computed state of one prompt."""
+"""The interface of a store, and its unit: a chunk, the computed state of one prompt."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,13 +32,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ChunkMeta:
-    """All that is known of a chunk without its tensor. What levels and guards need to be rebuilt after a restart.
+    """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
 
     id       `identity.exact_key` of the prompt
     space    the levels' space it is indexed in (`Query.space`)
     vectors  latent and text vectors by layer, so that a restart embeds nothing again
-    embedder fingerprint of what made the vectors; other embedders' vectors are ignored
-    answer   what the model said, if kept (reports and guards compare it); never served from here
+    embedder fingerprint of the vectors' embedder; vectors of others are ignored
+    answer   the model's answer, if kept (reports and guards compare it); never served from here
     """
 
     id: str
@@ -73,7 +73,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Counters since the store was opened; `entries` and `bytes` are what it holds now."""
+    """Counters since the store was opened; `entries` and `bytes` are its present content."""
 
     entries: int = 0
     bytes: int = 0
@@ -86,8 +86,8 @@ class StoreStats:
 
 
 class Store(Protocol):
-    """Thread-safe. Reading never raises: missing, foreign or damaged data is None and counted. Writing that cannot be
-    done (full, slow, read-only) returns False and is counted by reason."""
+    """Thread-safe. Reading never raises: missing, foreign or damaged data is None and counted. Failed writing (full,
+    slow, read-only) returns False and is counted by reason."""
 
     def put(self, chunk: Chunk) -> bool: ...
 
@@ -104,7 +104,7 @@ class Store(Protocol):
     def stats(self, partition: str | None = None) -> StoreStats: ...
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
-        """Calls `listener(id)` after an entry left the store for whatever reason (evicted, deleted, corrupt)."""
+        """Calls `listener(id)` after an entry left the store for any reason (evicted, deleted, corrupt)."""
         ...
 
     def flush(self) -> None: ...
@@ -114,14 +114,14 @@ class Store(Protocol):
 
 @runtime_checkable
 class Admits(Protocol):
-    """A store that decides before a state is copied out of the engine whether it is going to take it."""
+    """A store that decides whether to take a state before it is copied out of the engine."""
 
     def wants(self, id: str, tokens: int, partition: str) -> bool: ...
 
 
 @runtime_checkable
 class Touches(Protocol):
-    """A store that orders entries by use, and is told of uses that a tier in front has served."""
+    """A store that orders entries by use, and learns of uses served by a tier in front."""
 
     def touch(self, id: str) -> None: ...
 
@@ -137,8 +137,8 @@ class Pinning(Protocol):
 
 @runtime_checkable
 class Notices(Protocol):
-    """A store that other processes write to as well."""
+    """A store that other processes also write to."""
 
     def notice(self) -> bool:
-        """Tells the listeners which entries other processes have taken out. False if some may have been missed."""
+        """Tells the listeners which entries other processes have removed. False if some may have been missed."""
         ...

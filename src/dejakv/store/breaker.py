@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that is down costs its time-out a few times, then nothing."""
+"""A circuit breaker: a server that is down costs a few time-outs, then nothing."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class Breaker:
         self._closed_until = 0.0
 
     def allow(self) -> bool:
-        """Whether to try. A True after a wait is given to one caller; the others go on waiting."""
+        """Whether to try. After a wait only one caller gets True; the others continue to wait."""
         with self._lock:
             if self._failures < self._limit:
                 return True

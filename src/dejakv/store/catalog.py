@@ -1,7 +1,7 @@
 """The metadata of a store on disk: one SQLite database in WAL mode, shared by all processes that use the folder.
 
-Every change is one short `BEGIN IMMEDIATE` transaction, so that a process that is killed leaves either all of it or nothing.
-Triggers keep the totals and a journal of removed ids, from which other processes learn what is gone. The statements are in
+Every change is one short `BEGIN IMMEDIATE` transaction, so that a killed process leaves either all of it or nothing.
+Triggers keep the totals and a journal of removed ids, from which other processes learn of removals. The statements are in
 `catalog_rows`.
 """
 
@@ -19,7 +19,7 @@ from dejakv.store.counters import logger
 VERSION = 1
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
-"""Readers wait for no writer, only while another process recovers the log of one that was killed."""
+"""Readers never wait for a writer, only for a process that recovers the log of a killed one."""
 _WRITES_PER_CHECKPOINT = 64
 _SCHEMA = """
 CREATE TABLE chunks (
@@ -48,7 +48,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class RemovedElsewhere:
-    """What other processes have taken out. `complete` is False if more was than the journal still names."""
+    """Entries removed by other processes. `complete` is False if the journal no longer names all of them."""
 
     ids: tuple[str, ...] = ()
     complete: bool = True
@@ -56,7 +56,7 @@ class RemovedElsewhere:
 
 class Catalog:
     """Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer, of this or another
-    process. Methods raise `sqlite3.Error`; the store above decides what that means.
+    process. Methods raise `sqlite3.Error`, which the store interprets.
 
     admit, noted_damage  see `Connection`
     """
@@ -83,7 +83,7 @@ class Catalog:
 
     @contextmanager
     def transaction(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
-        """Everything inside is kept, or, if it raises, nothing. One writer at a time, over all processes.
+        """Commits everything inside, or nothing if it raises. One writer at a time, across all processes.
 
         wait  False: raises at once (`busy`) if another writer is at work
         """
@@ -102,7 +102,7 @@ class Catalog:
                 self._checkpoint(connection, "PASSIVE")
 
     def shorten_log(self) -> None:
-        """Writes the log back into the catalog and gives its space back, as far as that is possible."""
+        """Writes the log back into the catalog and frees its space, as far as possible."""
         with self._writer.use() as connection:
             self._checkpoint(connection, "TRUNCATE")
 
@@ -112,7 +112,7 @@ class Catalog:
         return row_of(found) if found else None
 
     def rows(self, partition: str | None, epoch: str | None, page: int = 256) -> Iterator[Row | Unreadable]:
-        """All rows, fetched in pages so that nothing is locked between them."""
+        """All rows, fetched in pages without a lock between them."""
         after = -1
         while True:
             with self._reader.use() as connection:
@@ -136,7 +136,7 @@ class Catalog:
         return entries, held
 
     def removed_elsewhere(self) -> RemovedElsewhere:
-        """What other processes have taken out since the last call. Cheap if nobody changed anything."""
+        """Entries removed by other processes since the last call. Cheap if nothing has changed."""
         with self._reader.use() as connection:
             version = (self._reader.openings, connection.execute("PRAGMA data_version").fetchone()[0])
             if version != self._version:
@@ -154,8 +154,8 @@ class Catalog:
         self._writer.close()
 
     def _commit(self, connection: sqlite3.Connection) -> None:
-        # What this transaction removed is not news from elsewhere. It is marked as seen before the commit and without keeping
-        # the lock, for which readers would wait: until the commit they cannot see it anyway.
+        # This transaction's own removals are not news from elsewhere. They are marked as seen before the commit and without
+        # keeping the lock, for which readers would wait: until the commit they cannot see them anyway.
         last = _last_removed(connection)
         with self._journal_lock:
             before, self._seen = self._seen, max(self._seen, last)
@@ -187,12 +187,12 @@ class Catalog:
 
 
 def reason_of(error: sqlite3.Error) -> str:
-    """Why a write failed, as refusals are counted: `full`, `read_only`, `busy` or `error`."""
+    """The reason of a failed write, as counted in refusals: `full`, `read_only`, `busy` or `error`."""
     return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one by one: `executescript` would commit the transaction it is run in."""
+    """The statements of a script, one by one: `executescript` would commit the running transaction."""
     statement = ""
     for line in script.splitlines():
         statement += line + "\n"
@@ -202,7 +202,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Makes the tables of a new catalog. Raises: sqlite3.DatabaseError for one of another version."""
+    """Creates the tables of a new catalog. Raises: sqlite3.DatabaseError for a catalog of another version."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         for statement in _statements(_SCHEMA):

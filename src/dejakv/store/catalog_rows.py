@@ -1,7 +1,7 @@
 """Rows of a catalog, and the statements that change them inside a transaction.
 
-A damaged database can hold anything in any column, whatever the schema says. A row is used only if every column is of its
-type and the file's name is one that we could have written; any other is known by its number alone.
+A damaged database can have anything in any column, despite the schema. A row is used only if every column is of its
+type and the file's name is one that the store can have written; any other row is known only by its number.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ _NEXT_USE = "(SELECT coalesce(max(last_used), 0) + 1 FROM chunks)"
 
 @dataclass(frozen=True)
 class Row:
-    """A chunk as the catalog knows it. `meta` is a blob of `metacodec`, `file` a path below the chunks' folder."""
+    """A chunk in the catalog. `meta` is a blob of `metacodec`, `file` a path below the chunks' folder."""
 
     id: str
     partition: str
@@ -44,7 +44,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Removed:
-    """What is left to do for a row that was taken out. `file` is None if the row did not name one of ours."""
+    """A removed row, whose file is still to be removed. `file` is None if the row did not name a file of the store."""
 
     id: str
     partition: str
@@ -52,7 +52,7 @@ class Removed:
 
 
 def row_of(values: Sequence[Any]) -> Row | Unreadable:
-    """The row in what a SELECT of `COLUMNS` gave."""
+    """The row in the result of a SELECT of `COLUMNS`."""
     sound = all(type(value) is kind for value, kind in zip(values, _TYPES, strict=True))
     if not sound or not all(_is_text(value) for value in values if isinstance(value, str)) or not is_chunk(values[5]):
         return Unreadable(values[0])
@@ -60,12 +60,12 @@ def row_of(values: Sequence[Any]) -> Row | Unreadable:
 
 
 def _is_text(value: str) -> bool:
-    # Bytes that are no UTF-8 came as surrogates.
+    # Bytes that are not UTF-8 were decoded to surrogates.
     return value.isascii() or not any("\udc80" <= character <= "\udcff" for character in value)
 
 
 def insert(connection: sqlite3.Connection, row: Row) -> None:
-    """Adds a row as the one used last; its number is given by the catalog."""
+    """Adds a row as the most recently used one; the catalog assigns its number."""
     connection.execute(
         "INSERT INTO chunks (id, partition, epoch, meta, file, file_bytes, checksum, nbytes, hits, last_used)"
         f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, {_NEXT_USE})",
@@ -74,14 +74,14 @@ def insert(connection: sqlite3.Connection, row: Row) -> None:
 
 
 def note(connection: sqlite3.Connection, uses: Mapping[str, int]) -> None:
-    """Adds uses to rows, by id; the last of them is the latest use of all."""
+    """Adds uses to rows, by id; the last one is the most recent use."""
     for id, hits in uses.items():
-        with suppress(UnicodeEncodeError):  # an id of a tier in front that this one could not take
+        with suppress(UnicodeEncodeError):  # an id from a tier in front that this store did not take
             connection.execute(f"UPDATE chunks SET hits = hits + ?, last_used = {_NEXT_USE} WHERE id = ?", (hits, id))
 
 
 def numbers_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[int]:
-    """The numbers of the rows of these ids, where there are such."""
+    """The numbers of the rows of these ids, for known ids."""
     found = (connection.execute("SELECT rowid FROM chunks WHERE id = ?", (id,)).fetchone() for id in ids)
     return [row[0] for row in found if row]
 
@@ -93,13 +93,13 @@ def numbers_in(connection: sqlite3.Connection, partition: str | None) -> list[in
 
 
 def delete(connection: sqlite3.Connection, numbers: Iterable[int], file: str | None = None) -> list[Removed]:
-    """Takes rows out (with `file`: only if that is still the row's). Their files are then the caller's to unlink."""
+    """Removes rows (with `file`: only if it is still the row's). The caller then unlinks their files."""
     gone: list[Removed] = []
     for number in numbers:
         query = "SELECT id, partition, file FROM chunks WHERE rowid = ?"
         found = connection.execute(query, (number,)).fetchone()
         if found is not None and file in (None, found[2]):
-            # A trigger subtracts the bytes of a row that goes: a number is put where damage left none.
+            # A trigger subtracts the bytes of a removed row, so damaged values are first replaced by a number.
             connection.execute(
                 "UPDATE chunks SET nbytes = 0 WHERE rowid = ? AND typeof(nbytes) != 'integer'", (number,)
             )
@@ -111,7 +111,7 @@ def delete(connection: sqlite3.Connection, numbers: Iterable[int], file: str | N
 
 
 def delete_damaged(connection: sqlite3.Connection, rows: Mapping[int, str | None]) -> list[Removed]:
-    """Takes out rows by number: those that still name the given file, and for None those that still cannot be read."""
+    """Removes rows by number: those that still name the given file, and for None those that still cannot be read."""
     gone: list[Removed] = []
     for number, file in rows.items():
         values = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE rowid = ?", (number,)).fetchone()
@@ -121,14 +121,14 @@ def delete_damaged(connection: sqlite3.Connection, rows: Mapping[int, str | None
 
 
 def files_of(connection: sqlite3.Connection) -> dict[str, int]:
-    """The chunk files that rows name, and the rows' numbers."""
+    """The chunk files named by rows, with the rows' numbers."""
     found = connection.execute("SELECT file, rowid FROM chunks").fetchall()
     return {file: number for file, number in found if isinstance(file, str) and is_chunk(file)}
 
 
 def repair(connection: sqlite3.Connection) -> list[Removed]:
-    """Takes out every row that is `Unreadable`, and counts the totals anew."""
-    # Without reading the descriptions, which are most of the catalog and check themselves.
+    """Removes every `Unreadable` row, and recomputes the totals."""
+    # Without reading the descriptions, which are most of the catalog and have their own checksums.
     columns = COLUMNS.replace("meta", "CASE typeof(meta) WHEN 'blob' THEN x'' END")
     rows = (row_of(values) for values in connection.execute(f"SELECT {columns} FROM chunks").fetchall())
     bad = [row.number for row in rows if isinstance(row, Unreadable)]
@@ -148,10 +148,10 @@ def make_room(
     id: str | None = None,
     nbytes: int = 0,
 ) -> tuple[list[int] | None, str]:
-    """The numbers of what to evict before `id` with `nbytes` comes in or is replaced (no id: to meet the budget as it is),
-    and why.
+    """The numbers of the rows to evict before `id` with `nbytes` is added or replaced (no id: to meet the present budget),
+    and the reason.
 
-    Why is `bytes` or `entries`; the numbers are None if what is not protected does not suffice.
+    The reason is `bytes` or `entries`; the numbers are None if the unprotected rows do not suffice.
     Raises: sqlite3.DatabaseError if the totals are damaged.
     """
     totals = connection.execute("SELECT entries, bytes FROM totals").fetchone() or ()
@@ -161,7 +161,7 @@ def make_room(
         case (int(entries), int(held)):
             pass
         case _:
-            raise Damaged("the totals of the catalog are no numbers")
+            raise Damaged("the totals of the catalog are not numbers")
     excess = budget.excess_bytes(held + nbytes - replaced)
     surplus = budget.excess_entries(entries + (id is not None and old is None))
     reason = "bytes" if excess else "entries"

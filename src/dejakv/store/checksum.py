@@ -1,11 +1,11 @@
 """A checksum at memory speed, so that every load of a chunk can be verified.
 
 zlib.crc32 takes three to five times as long as copying the bytes, blake2b more than twenty (`benchmarks/store.py` measures
-both). This one sums columns: the bytes, as 64-bit words in rows of 521, are added up column by column modulo 2**64, for every
+both). This checksum adds up columns: the bytes, as 64-bit words in rows of 521, are summed column by column modulo 2**64, for every
 256 rows; blake2b over the sums binds them together.
 
-What it finds for certain: any damage within 4168 consecutive bytes, as each column is then hit at most once. That is every
-flipped bit and every lost or overwritten page of 4096. A row is no whole number of pages (521 is a prime), so exchanged pages
+It always detects damage within 4168 consecutive bytes, because that hits each column at most once. This covers every
+flipped bit and every lost or overwritten page of 4096. A row is not a whole number of pages (521 is a prime), so exchanged pages
 change their columns. Wider damage goes unnoticed only if it cancels in every column: two bits flipped at random in one block
 of 1 MB do so about 15 times in a million. It guards against faults, not against a forger who may write to the folder.
 """
@@ -22,7 +22,7 @@ _ROW_BYTES = 8 * ROW_WORDS
 
 
 def checksum(data: NDArray[Any], *labels: str) -> str:
-    """Checksum of an array's bytes together with `labels` (what the bytes are), 32 hexadecimal digits."""
+    """Checksum of an array's bytes and their `labels` (the description of the bytes), 32 hexadecimal digits."""
     octets = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     sha = hashlib.blake2b(digest_size=16)
     for part in (str(octets.size), *labels):

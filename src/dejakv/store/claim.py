@@ -1,7 +1,7 @@
-"""Which folders are stores and which may become one. Nothing is opened, swept or removed in any other.
+"""Decides which folders are stores, and which may become one. Nothing is opened, swept or removed in any other folder.
 
-A folder is a store if it has our marker. One without, made by 0.1.0, is known by its catalog and gets one. An empty folder
-becomes a store. Any other is refused.
+A folder is a store if it has DejaKV's marker. A folder of 0.1.0 has none; it is recognised by its catalog and gets one. An
+empty folder becomes a store. Any other is refused.
 """
 
 import fcntl
@@ -26,21 +26,21 @@ _LOCK_SECONDS = 30.0
 
 @contextmanager
 def entrance(folder: Path, *, make: bool = False) -> Generator[Directory]:
-    """A folder of this user's, locked: those who open or purge it are let in one at a time. `make`: if it is missing.
+    """A folder of this user, locked: processes open or purge it one at a time. `make`: create it if it is missing.
 
-    Raises: StoreError if it is another user's or somebody else keeps it locked, OSError.
+    Raises: StoreError if it belongs to another user or another process keeps it locked, OSError.
     """
     directory = _locked(folder, make)
     try:
         yield directory
     finally:
-        # In words, as a child that was forked meanwhile would keep the lock of a descriptor that is only closed.
+        # Explicitly: a child forked meanwhile would keep the lock of a descriptor that is only closed.
         fcntl.flock(directory.descriptor, fcntl.LOCK_UN)
         directory.close()
 
 
 def identify(directory: Directory) -> Marker | None:
-    """The marker of a store; an old store is given one. None for an empty folder. Call it inside `entrance`.
+    """The marker of a store; an old store gets one. None for an empty folder. Call it inside `entrance`.
 
     Raises: StoreError for any other folder and for a store of a newer format, OSError.
     """
@@ -55,7 +55,7 @@ def identify(directory: Directory) -> Marker | None:
         logger.info("the store in %s was made by an older version and gets a marker", directory.path)
         return write_marker(directory)
     raise StoreError(
-        f"{directory.path} holds other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is no cache of "
+        f"{directory.path} holds other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is not a cache of "
         "DejaKV and is left alone: give a new or empty folder for the cache"
     )
 
@@ -68,7 +68,7 @@ def _locked(folder: Path, make: bool) -> Directory:
         try:
             if os.fstat(directory.descriptor).st_uid != os.geteuid():
                 raise StoreError(
-                    f"{folder} belongs to another user: stored state reveals prompts, give a folder of your own"
+                    f"{folder} belongs to another user: stored state reveals prompts, so give a folder of your own"
                 )
             _lock(directory)
             if directory.is_in_place():
@@ -88,19 +88,19 @@ def _lock(directory: Directory) -> None:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise StoreError(
-                    f"another process has been opening {directory.path} for {_LOCK_SECONDS:.0f} s: end it, or try again"
+                    f"another process has kept {directory.path} locked for {_LOCK_SECONDS:.0f} s: end it, or try again"
                 ) from error
             time.sleep(0.005)
 
 
 def _is_store_below(directory: Directory, name: str) -> bool:
-    """Whether it is a store of its own: tensor-parallel ranks have theirs below the one of a single rank."""
+    """Whether it is a separate store: tensor-parallel ranks have their stores below the one of a single rank."""
     with directory.inside(name) as below:
         return below is not None and any(is_our_file(below.status(file)) for file in (names.MARKER, names.CATALOG))
 
 
 def _stranger(directory: Directory, found: list[str]) -> str | None:
-    """What an old version could not have written there, if there is such a thing."""
+    """A file there that an old version cannot have written, if any."""
     files = {*names.CATALOG_PARTS, names.DAMAGED}
     for name in found:
         if name in files:
@@ -129,7 +129,7 @@ def _stranger(directory: Directory, found: list[str]) -> str | None:
 def _has_legacy_catalog(directory: Directory) -> bool:
     if not is_our_file(directory.status(names.CATALOG)):
         return False
-    # Without a log it is opened in a way that makes no files beside it.
+    # Without a log it is opened in a mode that creates no files beside it.
     log = directory.status(names.CATALOG_PARTS[1])
     mode = "ro" if log is not None and log.st_size else "ro&immutable=1"
     try:
@@ -137,6 +137,6 @@ def _has_legacy_catalog(directory: Directory) -> bool:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
-        logger.warning("%s is not taken for a catalog: %s", directory.path / names.CATALOG, error)
+        logger.warning("%s is not recognised as a catalog: %s", directory.path / names.CATALOG, error)
         return False
     return version == LEGACY_VERSION and tables >= _LEGACY_TABLES and tables <= _LEGACY_TABLES | {"sqlite_sequence"}

@@ -1,9 +1,9 @@
-"""A chunk's tensor as one safetensors file, and back, without trusting a byte of it.
+"""A chunk's tensor as one safetensors file, and back, without trusting any byte.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian length of a JSON header, the header, the data.
 The header is written here rather than by `safetensors.serialize`, whose raw-bytes interface changed between 0.5 and 0.8;
 the tests read the files with the library. Data start at a multiple of 64 bytes. The checksum covers id, dtype, shape and
-data, and is verified on every load: see `checksum.py` for why that is affordable.
+data, and is verified on every load, at the cost given in `checksum.py`.
 """
 
 import json
@@ -28,12 +28,12 @@ NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "|u1", "I64": "
 
 
 class CorruptChunk(StoreError):
-    """Stored bytes are not what was written. Stores catch it: to a caller it is a counted miss."""
+    """Stored bytes differ from the written ones. Stores catch it: to a caller it is a counted miss."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The two parts of a file, apart so that writing copies no tensor. `header` includes its length and padding."""
+    """The two parts of a file, separate so that writing copies no tensor. `header` includes its length and padding."""
 
     header: bytes
     data: NDArray[np.uint8]
@@ -45,7 +45,7 @@ class Encoded:
 
 
 def check(tensor: Tensor) -> None:
-    """Raises: StoreError if the dtype is not one of `NUMPY_DTYPES`, does not fit the array, or there are too many axes."""
+    """Raises: StoreError if the dtype is not one of `NUMPY_DTYPES`, does not fit the array, or there are too many dimensions."""
     expected = NUMPY_DTYPES.get(tensor.dtype)
     if expected is None or tensor.data.dtype.newbyteorder("<") != np.dtype(expected):
         raise StoreError(
@@ -78,8 +78,8 @@ def encode(id: str, tensor: Tensor) -> Encoded:
 def decode(id: str, buffer: NDArray[np.uint8], expected: str | None = None) -> Tensor:
     """The tensor in the bytes of a file, without a copy: a read-only view of `buffer`.
 
-    `expected` is the checksum as the caller knows it; without one the file's own word is taken.
-    Raises: CorruptChunk if anything differs from what was written under this id.
+    `expected` is the checksum known to the caller; without it the file's own one is used.
+    Raises: CorruptChunk if anything differs from the chunk written with this id.
     """
     size = int(buffer.size)
     length = int.from_bytes(buffer[:8].tobytes(), "little") if size >= 8 else 0
@@ -105,7 +105,7 @@ def _parse_header(id: str, body: bytes) -> tuple[str, list[int], str]:
     try:
         header: Any = json.loads(body.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise CorruptChunk(f"chunk {id}: the header is no JSON") from error
+        raise CorruptChunk(f"chunk {id}: the header is not JSON") from error
     match header:
         case {
             "__metadata__": {"checksum": str(digest), "format": str(format_name), "id": str(named), **more},

@@ -1,12 +1,12 @@
-"""A connection to a catalog that several threads share, and that keeps SQLite's locks whole.
+"""A connection to a catalog, shared by several threads, that keeps SQLite's locks intact.
 
 SQLite locks its files with POSIX locks. They belong to the process and to the file, not to a descriptor: closing *any*
-descriptor of a file drops all locks that the process has on it, and another process then takes itself for the only one and
-deletes the write-ahead log under this one (https://www.sqlite.org/howtocorrupt.html, 2.2). So nothing here opens the files of
-a catalog but SQLite itself; elsewhere they may be asked for their status, renamed and unlinked.
+descriptor of a file drops all locks that the process has on it, and another process then considers itself the only one and
+deletes the write-ahead log of this one (https://www.sqlite.org/howtocorrupt.html, 2.2). So only SQLite itself opens
+the files of a catalog; other code may read their status, rename and unlink them.
 
-A child of `fork` has none of its parent's locks, but a copy of SQLite's list of them, and would believe it has (2.6 there).
-So every connection is closed before a fork, and opened again by the process that next uses it.
+A child of `fork` has none of its parent's locks, but a copy of SQLite's list of them, and would rely on it (2.6 there).
+So every connection is closed before a fork, and reopened by the next process that uses it.
 """
 
 import os
@@ -35,32 +35,32 @@ _PASSING = {
 
 
 class Busy(sqlite3.OperationalError):
-    """The connection is in use by another thread, and the caller would not wait."""
+    """The connection is in use by another thread, and the caller does not want to wait."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
 
 class Damaged(sqlite3.DatabaseError):
-    """The catalog can be read but does not say what was written."""
+    """The catalog can be read, but its content differs from what was written."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether it says that the catalog is not what was written, rather than that it cannot be used just now.
+    """Whether the error means damage of the catalog, not that it is temporarily unavailable.
 
-    Our statements are right, so an SQL error (no such table) is damage too.
+    The statements are correct, so an SQL error (no such table) also means damage.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.DatabaseError) and code is not None and code & 0xFF not in _PASSING
 
 
 class Connection:
-    """Opens itself when it is used.
+    """Opened on first use.
 
-    wait          seconds that a statement waits for a lock of another process
+    wait          seconds that a statement waits for another process's lock
     admit         called before each opening; raises sqlite3.Error if the catalog may not be opened
-    noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so it must be remembered
+    noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so the caller must remember it
     """
 
     def __init__(self, path: Path, wait: float, *, admit: Callable[[], None], noted_damage: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class Connection:
 
     @contextmanager
     def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
-        """The connection, for this thread alone. Raises: sqlite3.Error; Busy if it should wait for nobody and would have to."""
+        """The connection, for this thread only. Raises: sqlite3.Error; Busy if it must not wait but would have to."""
         if not self.lock.acquire(blocking=wait):
             raise Busy("another thread of this process is writing")
         try:
@@ -89,7 +89,7 @@ class Connection:
                 if not wait:
                     connection.execute(f"PRAGMA busy_timeout = {round(1000 * self._wait)}")
         except UnicodeDecodeError as error:
-            # Python cannot read SQLite's own message, in which it quotes what it found.
+            # Python cannot decode SQLite's message, which quotes the damaged text.
             self._noted_damage()
             raise Damaged(f"the catalog is damaged: {error.object!r}") from error
         except sqlite3.Error as error:
@@ -100,7 +100,7 @@ class Connection:
             self.lock.release()
 
     def close(self) -> None:
-        """For good: a closed connection raises when it is used."""
+        """Closes for good: later use raises."""
         with self.lock:
             self._closed = True
             self.disconnect()
@@ -134,7 +134,7 @@ class Connection:
 def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
     """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
 
-    Text that is no UTF-8 comes back with surrogates in place of an error: `catalog_rows.row_of` checks for them.
+    Text that is not UTF-8 is decoded to surrogates instead of an error: `catalog_rows.row_of` checks for them.
     """
     uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)

@@ -1,4 +1,4 @@
-"""What every store counts and whom it tells: statistics by partition, and listeners for entries that left."""
+"""Common to all stores: statistics by partition, and listeners for entries that left."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ class _Counts:
 
 
 class Counters:
-    """Thread-safe. A miss for an unknown id belongs to no partition: it is in the total only (`partition=None`)."""
+    """Thread-safe. A miss for an unknown id belongs to no partition: it counts only in the total (`partition=None`)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Counters:
                 counts.evictions[reason] += 1
 
     def stats(self, partition: str | None, *, entries: int, bytes: int) -> StoreStats:
-        """A copy of the counters with what the store holds now."""
+        """A copy of the counters with the store's present content."""
         with self._lock:
             counts = self._total if partition is None else self._by_partition.get(partition, _Counts())
             return StoreStats(
@@ -85,7 +85,7 @@ class Counters:
 
 
 class Listeners:
-    """Functions that are told the id of an entry that left. Call `tell` without holding a lock of the store."""
+    """Functions called with the id of an entry that left. Call `tell` without holding a lock of the store."""
 
     def __init__(self) -> None:
         self._functions: list[Callable[[str], None]] = []
@@ -94,7 +94,7 @@ class Listeners:
         self._functions.append(listener)
 
     def tell(self, ids: Iterable[str]) -> None:
-        """A listener that fails is logged and keeps nobody else from being told."""
+        """A failing listener is logged; the others are still called."""
         for id in ids:
             for listener in list(self._functions):
                 try:

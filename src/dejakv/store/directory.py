@@ -1,4 +1,4 @@
-"""A directory held open: what is done in it by name reaches this directory and goes through no link."""
+"""An open directory: operations by name reach this directory and follow no link."""
 
 import errno
 import os
@@ -11,11 +11,11 @@ from typing import Self
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 NOT_FOR_OTHERS = 0o022
-"""Bits of a mode that let others change a file."""
+"""Mode bits that let others change a file."""
 
 
 class Directory:
-    """Methods raise OSError; ELOOP or ENOTDIR where a link stands. `path` is for messages, and for SQLite, which opens by it."""
+    """Methods raise OSError; ELOOP or ENOTDIR for a link. `path` is for messages, and for SQLite, which opens files by path."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -23,7 +23,7 @@ class Directory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """A directory by its path, in which links are resolved: it is the user's own word."""
+        """A directory by its path. Links in it are resolved, because the user gave the path."""
         resolved = path.resolve(strict=True)
         return cls(resolved, os.open(resolved, _FLAGS | os.O_NOFOLLOW))
 
@@ -36,9 +36,9 @@ class Directory:
 
     @contextmanager
     def inside(self, name: str) -> Generator["Directory | None"]:
-        """As `sub`, closed afterwards; None if there is no such directory of this user's.
+        """Like `sub`, closed afterwards; None if this user has no such directory.
 
-        Raises: OSError if that cannot be told just now.
+        Raises: OSError if this cannot be determined now.
         """
         try:
             found = self.sub(name)
@@ -61,7 +61,7 @@ class Directory:
         return os.path.samestat(there, os.fstat(self.descriptor))
 
     def names(self) -> list[str]:
-        # A descriptor of its own: those who list through one share its position.
+        # Its own descriptor: listings through one descriptor share its position.
         descriptor = os.open(".", _FLAGS, dir_fd=self.descriptor)
         try:
             return os.listdir(descriptor)
@@ -69,7 +69,7 @@ class Directory:
             os.close(descriptor)
 
     def status(self, name: str) -> os.stat_result | None:
-        """What stands under a name, itself and not where it leads; None if nothing does."""
+        """Status of a name, without following links; None if it does not exist."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class Directory:
         return os.open(name, flags, mode, dir_fd=self.descriptor)
 
     def remove(self, name: str) -> bool:
-        """Unlinks a name, be it a link; False if nothing was there, or a directory, or it cannot be."""
+        """Unlinks a name, even if it is a link; False if it is missing, a directory, or cannot be unlinked."""
         try:
             os.unlink(name, dir_fd=self.descriptor)
         except OSError:
@@ -89,7 +89,7 @@ class Directory:
         return True
 
     def remove_directory(self, name: str) -> bool:
-        """Removes an empty directory; False if it is not empty, is a link or cannot be."""
+        """Removes an empty directory; False if it is not empty, is a link or cannot be removed."""
         try:
             os.rmdir(name, dir_fd=self.descriptor)
         except OSError:
@@ -99,7 +99,7 @@ class Directory:
     def close(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
-        self.descriptor = -1  # or the number might soon be another directory's
+        self.descriptor = -1  # or the number might soon refer to another directory
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +112,7 @@ class Directory:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether this user made it and nobody else may change it."""
+    """Whether this user owns it and nobody else may change it."""
     return status.st_uid == os.geteuid() and not status.st_mode & NOT_FOR_OTHERS
 
 

@@ -1,4 +1,4 @@
-"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept over restarts (see `names`)."""
+"""A store in a folder of this user: chunk files and a catalog, shared by processes, kept across restarts (see `names`)."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -37,13 +37,13 @@ _PENDING_USES = 256
 class DiskStore:
     """Chunks in files. Thread-safe; any number of processes may use one folder, under the same budgets.
 
-    folder                  made with mode 0700; an existing one must be empty or a store
-    max_bytes, max_entries  budgets over all processes, 0 for none; an entry larger than the budget is refused
+    folder                  created with mode 0700; an existing one must be empty or a store
+    max_bytes, max_entries  budgets for all processes together, 0 for none; an entry larger than the budget is refused
     policy                  `lru` or `lfu`
 
-    Every load is verified. Loaded tensors of a megabyte and more are memory maps, so as with any map an I/O error of the
-    disk while one is read kills the process. Uses are noted in batches: a process that is killed forgets the last of them.
-    Reading waits for no writer: what it would change in the catalog is put off until nobody else writes.
+    Every load is verified. Loaded tensors of a megabyte and more are memory maps, so, as with any map, an I/O error of the
+    disk during a read kills the process. Uses are noted in batches: a killed process loses the last ones.
+    Reading never waits for a writer: its changes to the catalog are delayed until nobody else writes.
 
     Raises: StoreError if the folder cannot be used.
     """
@@ -92,7 +92,7 @@ class DiskStore:
             try:
                 chunk = self._load(known)
             except FileNotFoundError:
-                # Another process has replaced the chunk since its row was read here: look once more.
+                # Another process has replaced the chunk since its row was read here: read it again.
                 self._known.forget([id])
                 continue
             except CorruptChunk as error:
@@ -134,7 +134,7 @@ class DiskStore:
         return bool(gone)
 
     def clear(self, partition: str | None = None) -> int:
-        """Also removes what was set aside. On a full disk the tensors go first, which makes room for the catalog to change.
+        """Also removes files that were set aside. On a full disk the tensors are removed first, to make room for the catalog's change.
 
         Raises: StoreError if the catalog cannot be written.
         """
@@ -143,8 +143,8 @@ class DiskStore:
             return self._clear(partition)
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, OSError) or sql.reason_of(error) not in ("full", "error"):
-                raise StoreError(f"the store in {self.folder} cannot be cleared ({error}): check its rights") from error
-            logger.warning("%s is cleared of its files first, as its catalog cannot be written: %s", self.folder, error)
+                raise StoreError(f"cannot clear the store in {self.folder} ({error}): check permissions") from error
+            logger.warning("files of %s are removed first, its catalog cannot be written: %s", self.folder, error)
         try:
             for row in self._catalog.rows(partition, None):
                 if isinstance(row, Row):
@@ -153,7 +153,7 @@ class DiskStore:
             return self._clear(partition)
         except sqlite3.Error as error:
             remedy = "close it in every process, open it" if is_damage(error) else "free some space on its disk"
-            raise StoreError(f"texts stay in {self.folder} ({error}): {remedy} and clear it again") from error
+            raise StoreError(f"prompts remain in {self.folder} ({error}): {remedy} and clear it again") from error
 
     def stats(self, partition: str | None = None) -> StoreStats:
         held = (0, 0)
@@ -162,7 +162,7 @@ class DiskStore:
         return self._counters.stats(partition, entries=held[0], bytes=held[1])
 
     def touch(self, id: str) -> None:
-        """Notes a use, here or by a tier in front."""
+        """Notes a use, by this store or a tier in front."""
         if self._uses.add(id) >= _PENDING_USES:
             self._settle(wait=False)
 
@@ -181,11 +181,11 @@ class DiskStore:
         self._pins.remove(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
-        """Also told of what other processes have taken out, when this one next reads."""
+        """Also called for entries removed by other processes, at the next read of this one."""
         self._listeners.add(listener)
 
     def flush(self) -> None:
-        """Writes what is still to be noted: uses, and damaged entries that are to go."""
+        """Writes pending changes: uses, and removals of damaged entries."""
         self._settle(wait=True)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class DiskStore:
         return True
 
     def _may_be_listed(self, row: Row) -> bool:
-        """Whether a commit that was cut short took effect nevertheless. What is not known is left to the next sweep."""
+        """Whether an interrupted commit took effect nevertheless. If unknown, the file is left to the next sweep."""
         try:
             found = self._catalog.row(row.id)
         except sqlite3.Error:
@@ -238,7 +238,7 @@ class DiskStore:
         return isinstance(found, Row) and found.file == row.file
 
     def _shrink(self) -> None:
-        """Meets a budget smaller than what the folder held."""
+        """Meets a budget smaller than the folder's content."""
         try:
             with self._catalog.transaction() as connection:
                 victims, reason = make_room(connection, self._policy, self._budget)
@@ -255,7 +255,7 @@ class DiskStore:
         return len(gone)
 
     def _finish(self, gone: list[Removed], kept: str | None = None, evicted: str | None = None) -> None:
-        """Forgets and unlinks what was taken out, and tells the listeners; `kept` was only replaced. `evicted` says why."""
+        """Forgets and unlinks removed entries, and tells the listeners; `kept` was only replaced. `evicted`: the reason."""
         self._known.forget(removed.id for removed in gone)
         for removed in gone:
             if removed.id != kept:
@@ -267,7 +267,7 @@ class DiskStore:
         self._listeners.tell(removed.id for removed in gone if removed.id != kept)
 
     def _discard(self, row: Row | Unreadable, cause: CorruptChunk) -> None:
-        """Takes a damaged chunk out and sets its file aside, now or when nobody else writes."""
+        """Removes a damaged chunk and sets its file aside, now or when nobody else writes."""
         readable = row if isinstance(row, Row) else None
         if self._condemned.add(row.number, readable.file if readable else None):
             logger.warning("a damaged chunk is set aside: %s", cause)
@@ -275,7 +275,7 @@ class DiskStore:
             self._settle(wait=False)
 
     def _settle(self, *, wait: bool) -> None:
-        """Writes what reading has left to be written."""
+        """Writes the changes left pending by reads."""
         uses, condemned = self._uses.take(), self._condemned.all()
         try:
             with self._catalog.transaction(wait=wait) as connection:

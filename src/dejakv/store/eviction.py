@@ -1,4 +1,4 @@
-"""Which entry goes first. A policy is an order of usage fields; a store evicts what comes first in that order.
+"""The order of eviction. A policy is an order of usage fields; a store evicts the first entry in that order.
 
 lru  least recently used                  (last_used)
 lfu  least often used, then least recently (hits, last_used)
@@ -16,7 +16,7 @@ PolicyName = Literal["lru", "lfu"]
 
 @dataclass(frozen=True)
 class Usage:
-    """How an entry was used. `last_used` counts uses of the whole store, so it never repeats."""
+    """The use of an entry. `last_used` counts uses of the whole store, so it never repeats."""
 
     hits: int = 0
     last_used: int = 0
@@ -49,7 +49,7 @@ def policy_named(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a store; 0 is no limit."""
+    """Limits of a store; 0: no limit."""
 
     max_bytes: int = 0
     max_entries: int = 0
@@ -67,9 +67,9 @@ class Budget:
 
 
 class EvictionOrder:
-    """Entries of a store in memory, in the order of their going. `touch` costs O(log n), amortised.
+    """Entries of a store in memory, in the order of eviction. `touch` costs O(log n), amortised.
 
-    A heap in which a use pushes a new item and leaves the old one to be skipped; it is rebuilt when more than half is old.
+    A heap: a use pushes a new item, and the old one is skipped later; it is rebuilt when more than half is old.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -83,7 +83,7 @@ class EvictionOrder:
         return len(self._entries)
 
     def size(self, id: str) -> int:
-        """Bytes the entry counts for; 0 if it is unknown."""
+        """Size of the entry in bytes; 0 if it is unknown."""
         return self._entries.get(id, (0, Usage()))[0]
 
     def add(self, id: str, nbytes: int) -> None:
@@ -101,9 +101,9 @@ class EvictionOrder:
         self.bytes -= self._entries.pop(id, (0, Usage()))[0]
 
     def evict(self, nbytes: int, entries: int, protected: Collection[str] = ()) -> list[str] | None:
-        """Takes out what must go so that at least `nbytes` and `entries` become free.
+        """Removes entries until at least `nbytes` and `entries` are free.
 
-        Returns the ids, or None, and changes nothing, if what is not `protected` does not suffice.
+        Returns their ids; or None, without any change, if the entries that are not `protected` do not suffice.
         """
         chosen: list[tuple[tuple[int, ...], str]] = []
         kept: list[tuple[tuple[int, ...], str]] = []

@@ -1,7 +1,7 @@
 """Files of a store on disk: written whole or not at all, mapped for reading, set aside when damaged.
 
-A file gets a name nobody else uses, is never changed after its rename, and is unlinked by the process that takes its row
-out of the catalog: a reader that has it open keeps its content. Reading needs no lock therefore.
+A file gets a unique name, never changes after its rename, and is unlinked by the process that removes its row from the
+catalog: a reader that has it open keeps its content. Therefore reading needs no lock.
 """
 
 import errno
@@ -36,12 +36,12 @@ class Entry:
     name: str
 
     def remove(self) -> None:
-        """Unlinks it if it is there and can be."""
+        """Unlinks it if it exists and can be unlinked."""
         self.directory.remove(self.name)
 
 
 def reason_of(error: OSError) -> str:
-    """Why a write failed, as refusals are counted: `full`, `read_only` or `error`."""
+    """The reason of a failed write, as counted in refusals: `full`, `read_only` or `error`."""
     if error.errno in _FULL:
         return "full"
     return "read_only" if error.errno in _READ_ONLY else "error"
@@ -49,10 +49,10 @@ def reason_of(error: OSError) -> str:
 
 @contextmanager
 def written(temporary: Entry, parts: Iterable[Any]) -> Generator[None]:
-    """Writes the buffers to a new file of mode 0600; inside the block it is on the disk, waiting for `publish`.
+    """Writes the buffers to a new file of mode 0600; inside the block it is on the disk, ready for `publish`.
 
-    The file stays locked all the while, which tells `sweep` of another process that it is no leftover. Whatever happens,
-    the temporary name is gone afterwards.
+    The file stays locked meanwhile, so that `sweep` of another process does not take it for a leftover. The temporary
+    name is always removed afterwards.
     Raises: OSError.
     """
     descriptor = _new_locked(temporary)
@@ -86,7 +86,7 @@ def publish(temporary: Entry, chunks: Directory, name: str) -> None:
 
 
 def remove_chunk(chunks: Directory, name: str) -> None:
-    """Unlinks a chunk's file if it is there and can be; what cannot be is left to the next sweep."""
+    """Unlinks a chunk's file if it exists and can be unlinked; otherwise it is left to the next sweep."""
     group, file = name.split("/")
     with suppress(OSError), chunks.inside(group) as folder:
         if folder is not None:
@@ -96,15 +96,15 @@ def remove_chunk(chunks: Directory, name: str) -> None:
 def read_chunk(chunks: Directory, name: str, nbytes: int) -> NDArray[np.uint8]:
     """The bytes of a chunk's file, read-only: a memory map of a large one, a copy of a small one.
 
-    Nothing is read of what is no file of `nbytes` bytes that only this user can have written.
-    (On Python before 3.13 a map holds a file descriptor, so small files are not worth one.)
-    Raises: CorruptChunk if it is something else, OSError if it is missing or cannot be read just now.
+    Only a file of `nbytes` bytes that only this user can have written is read.
+    (On Python before 3.13 a map keeps a file descriptor open, so small files are copied.)
+    Raises: CorruptChunk for anything else, OSError if it is missing or cannot be read now.
     """
     descriptor = _open_chunk(chunks, name)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or not is_ours(status):
-            raise CorruptChunk(f"{name} is no file that only this user can have written")
+            raise CorruptChunk(f"{name} is not a file that only this user can have written")
         if status.st_size != nbytes:
             raise CorruptChunk(f"{name} has {status.st_size} bytes in place of {nbytes}")
         return map_file(descriptor, nbytes)
@@ -117,7 +117,7 @@ def map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
     if size < MAP_FROM_BYTES:
         return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
     options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    # All pages at once: they are read right away for the checksum, and a fault for each costs more than a copy.
+    # All pages at once: the checksum reads them right away, and a page fault for each costs more than a copy.
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ, **options)
     return np.frombuffer(mapped, dtype=np.uint8)
@@ -130,5 +130,5 @@ def _open_chunk(chunks: Directory, name: str) -> int:
             return folder.open_file(file, os.O_RDONLY)
     except OSError as error:
         if error.errno in _NO_FILE_OF_OURS:
-            raise CorruptChunk(f"{name} is no file of this store: {error.strerror}") from error
+            raise CorruptChunk(f"{name} is not a file of this store: {error.strerror}") from error
         raise

@@ -1,6 +1,6 @@
-"""The sign by which other processes know that a store is in use: a shared lock on its marker.
+"""A shared lock on a store's marker, which tells other processes that the store is in use.
 
-It is a lock of the open file description (`flock`), so unlike SQLite's it is not lost when some other descriptor is closed.
+It belongs to the open file description (`flock`), so unlike SQLite's it is not lost when another descriptor is closed.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from dejakv.store.names import MARKER
 
 
 class InUse:
-    """Held from the opening of a store to its close. A forked child holds none until it uses the store.
+    """Locked from the opening of a store to its close. A forked child has no lock until it uses the store.
 
     Raises: OSError; BlockingIOError while another process deletes or repairs the store.
     """
@@ -26,11 +26,11 @@ class InUse:
         _all.add(self)
 
     def alone(self) -> bool:
-        """Whether nobody else uses the store, who then cannot until `share`. Call it inside the folder's entrance."""
+        """Whether no other process uses the store; then none can until `share`. Call it inside the folder's entrance."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.share()  # an attempt to change a lock may lose it
+            self.share()  # a failed attempt to change a lock may lose it
             return False
         return True
 
@@ -44,10 +44,10 @@ class InUse:
         try:
             self._take()
         except OSError as error:
-            raise sqlite3.OperationalError(f"the store in {self._directory.path} is gone: {error}") from error
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} no longer exists: {error}") from error
         if not os.path.samestat(self._marker, os.fstat(self._descriptor)):
             self.close()
-            raise sqlite3.OperationalError(f"the store in {self._directory.path} is another one now")
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} has been replaced by another one")
 
     def close(self) -> None:
         if self._descriptor >= 0:

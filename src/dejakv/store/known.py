@@ -1,4 +1,4 @@
-"""What a process knows of a catalog's rows: the latest ones decoded, until another process takes something out."""
+"""A process's copy of catalog rows: the latest ones, decoded, until another process removes some."""
 
 import sqlite3
 import threading
@@ -23,10 +23,10 @@ class Known:
 
 
 class KnownRows:
-    """Finds rows by id. Thread-safe, and waits for no writer.
+    """Finds rows by id. Thread-safe; never waits for a writer.
 
-    listeners  told of what other processes have taken out
-    damaged    called with a row that is not what was written
+    listeners  called for entries removed by other processes
+    damaged    called with a damaged row
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class KnownRows:
         return Known(row, meta)
 
     def notice(self) -> bool:
-        """Tells the listeners what other processes have taken out. False if that was more than is still known by name."""
+        """Tells the listeners of entries removed by other processes. False if not all of them are still known by name."""
         try:
             return self._notice()
         except sqlite3.Error as error:

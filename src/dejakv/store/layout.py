@@ -1,4 +1,4 @@
-"""A store's folder, opened: its parts, its catalog, and what is done about leftovers and damage. The names are in `names`."""
+"""A store's folder, opened: its parts, its catalog, and the handling of leftovers and damage. The names are in `names`."""
 
 import os
 import sqlite3
@@ -19,7 +19,7 @@ from dejakv.store.marker import write_marker
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of a store's folder, held open, and the sign that it is in use."""
+    """The open parts of a store's folder, and the lock that marks it as in use."""
 
     root: Directory
     chunks: Directory
@@ -33,7 +33,7 @@ class Layout:
 
 
 def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
-    """A store's folder and its catalog, made if need be, and how much in it was damaged.
+    """A store's folder and its catalog, created if necessary, and the number of damaged rows.
 
     Raises: StoreError if the folder cannot be used.
     """
@@ -62,7 +62,7 @@ def _make_private(directory: Directory) -> None:
     mode = stat.S_IMODE(os.fstat(directory.descriptor).st_mode)
     if mode & NOT_FOR_OTHERS:
         logger.warning(
-            "others could write to %s: files in it that are not yours, or theirs to change, are not read",
+            "others could write to %s: files in it that others own or may change are not read",
             directory.path,
         )
     if mode & 0o077:
@@ -82,7 +82,7 @@ def _part(root: Directory, name: str) -> Directory:
     status = root.status(name)
     if status is not None and not (stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
         raise StoreError(
-            f"{root.path / name} is no folder of yours but a link or somebody else's, and is not followed: remove it, or "
+            f"{root.path / name} is a link or another user's folder, and is not followed: remove it, or "
             "give another folder"
         )
     return root.sub(name, make=True)
@@ -94,7 +94,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
         status = root.status(name)
         if status is not None and not is_our_file(status):
             raise StoreError(
-                f"{root.path / name} is no file that only you may change, so somebody else may have made this cache: give "
+                f"{root.path / name} is not a file that only you may change, so somebody else may have made this cache: give "
                 "another folder"
             )
     cause: object = "it was found damaged when it was last used"
@@ -116,7 +116,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     for name in names.CATALOG_PARTS:
         leftovers.set_aside(root, root, name, leftovers.CATALOG_OWNER)
     root.remove(names.DAMAGED)
-    # SQLite makes the file, and no descriptor of it is ever closed here: see `connection`.
+    # SQLite creates the file, and no descriptor of it is ever closed here: see `connection`.
     connect(root.path / names.CATALOG, "rwc").close()
     os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
     catalog, damaged = _swept(layout)
@@ -125,24 +125,24 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
 
 
 def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
-    """A damaged byte of the header makes SQLite take a file for one that a newer version may write."""
+    """With one damaged byte in the header SQLite takes a file for one that only a newer version may write."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
 
 
 def _swept(layout: Layout) -> tuple[Catalog, int]:
-    """The catalog, after it and the files were made to agree, and how many rows were damaged or had lost their file."""
+    """The catalog, made consistent with the files, and the number of rows that were damaged or had lost their file."""
     root = layout.root
 
     def note_damage() -> None:
         try:
             os.close(root.open_file(names.DAMAGED, os.O_WRONLY | os.O_CREAT))
         except OSError as error:
-            logger.warning("that the catalog of %s is damaged cannot be noted: %s", root.path, error)
+            logger.warning("the damage of the catalog of %s cannot be recorded: %s", root.path, error)
 
     catalog = Catalog(root.path / names.CATALOG, admit=layout.in_use.renew, noted_damage=note_damage)
     try:
-        # In a transaction no other process stands between the rename of a file and the commit of its row.
+        # During a transaction no other process is between the rename of a file and the commit of its row.
         with catalog.transaction() as connection:
             gone = catalog_rows.repair(connection)
             known = catalog_rows.files_of(connection)
@@ -153,5 +153,5 @@ def _swept(layout: Layout) -> tuple[Catalog, int]:
         catalog.close()
         raise
     if gone:
-        logger.warning("%d damaged rows of %s are taken out", len(gone), root.path)
+        logger.warning("%d damaged rows of %s are removed", len(gone), root.path)
     return catalog, len(gone)

@@ -1,4 +1,4 @@
-"""What a store's folder holds that no row names: files that a killed process left, and damaged ones, kept for a while."""
+"""Files in a store's folder without a row: leftovers of a killed process, and damaged files, kept for a while."""
 
 import fcntl
 import os
@@ -14,10 +14,10 @@ CATALOG_OWNER = "catalog"
 
 
 def sweep(chunks: Directory, temporaries: Directory, known: set[str]) -> set[str]:
-    """Removes temporary files that nobody is writing and chunk files without a row; the names of the others that are there.
+    """Removes temporary files that nobody is writing and chunk files without a row; returns the names of the other chunk files.
 
     Call it while no process can be between its rename and its commit.
-    Raises: OSError if it cannot be told what is there.
+    Raises: OSError if the content cannot be listed.
     """
     for name in filter(names.is_temporary, temporaries.names()):
         _sweep_temporary(temporaries, name)
@@ -54,7 +54,7 @@ def _is_mine(folder: Directory, name: str) -> bool:
 
 
 def set_aside_chunk(root: Directory, chunks: Directory, name: str, owner: str) -> None:
-    """`set_aside` of a chunk's file, if it is there."""
+    """`set_aside` of a chunk's file, if it exists."""
     group, file = name.split("/")
     with suppress(OSError), chunks.inside(group) as folder:
         if folder is not None:
@@ -63,9 +63,9 @@ def set_aside_chunk(root: Directory, chunks: Directory, name: str, owner: str) -
 
 
 def set_aside(root: Directory, folder: Directory, name: str, owner: str) -> None:
-    """Moves a damaged file to the quarantine under its owner's mark; the oldest there make room, one too large is removed.
+    """Moves a damaged file to the quarantine with its owner's mark. The oldest files there make room; a too large file is removed.
 
-    Never raises: what cannot be moved is removed, what cannot be removed is left to the next sweep.
+    Never raises: a file that cannot be moved is removed; one that cannot be removed is left to the next sweep.
     """
     status = folder.status(name)
     if status is None:
@@ -93,7 +93,7 @@ def _bound(quarantine: Directory) -> None:
 
 
 def empty_quarantine(root: Directory, owner: str | None) -> None:
-    """Removes what was set aside for `owner`, or everything for None. A catalog holds texts of all, so it goes with any."""
+    """Removes files set aside for `owner`, or all for None. A catalog has texts of all owners, so it is removed with any."""
     with root.inside(names.QUARANTINE) as quarantine:
         for name in quarantine.names() if quarantine else ():
             concerned = owner is None or name.startswith((f"{owner}-", f"{CATALOG_OWNER}-"))

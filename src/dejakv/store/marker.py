@@ -1,4 +1,4 @@
-"""The file that makes a folder a store: its format, and a random id by which a folder is known to be still the same one."""
+"""The file that makes a folder a store: its format, and a random id that shows whether a folder is still the same."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _MAX_BYTES = 4096
 
 @dataclass(frozen=True)
 class Marker:
-    """What the marker says."""
+    """Content of the marker."""
 
     id: str
     format: int = FORMAT
@@ -26,14 +26,14 @@ class Marker:
 def read_marker(directory: Directory) -> Marker | None:
     """The marker of a folder, or None if it has none.
 
-    Raises: StoreError if it is not this user's, damaged, or of a format that this version does not know.
+    Raises: StoreError if it belongs to another user, is damaged, or has a format unknown to this version.
     """
     status = directory.status(MARKER)
     if status is None:
         return None
     if not is_our_file(status):
         raise StoreError(
-            f"{directory.path / MARKER} is no file that only you may change, so somebody else may have made this cache: "
+            f"{directory.path / MARKER} is not a file that only you may change, so somebody else may have made this cache: "
             "give another folder"
         )
     descriptor = directory.open_file(MARKER, os.O_RDONLY)
@@ -55,15 +55,15 @@ def read_marker(directory: Directory) -> Marker | None:
             )
         case _:
             raise StoreError(
-                f"{directory.path / MARKER} is damaged: remove this one file to have the store known by its catalog, "
+                f"{directory.path / MARKER} is damaged: remove this one file, so that the store is recognised by its catalog, "
                 "or give another folder"
             )
 
 
 def write_marker(directory: Directory) -> Marker:
-    """Makes a folder a store. Call it where nobody else can. Raises: OSError."""
+    """Makes a folder a store. Call it while no other process can. Raises: OSError."""
     marker = Marker(secrets.token_hex(16))
-    directory.remove(NEW_MARKER)  # of a process that was killed here
+    directory.remove(NEW_MARKER)  # left by a process killed here
     descriptor = directory.open_file(NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         os.write(descriptor, json.dumps(asdict(marker)).encode() + b"\n")

@@ -19,7 +19,7 @@ from dejakv.store.usage import Pins
 
 
 def footprint(chunk: Chunk) -> int:
-    """Bytes a chunk counts for: its tensor, vectors, token ids and texts."""
+    """Size of a chunk in bytes: its tensor, vectors, token ids and texts."""
     return chunk.tensor.nbytes + description_bytes(chunk.meta)
 
 
@@ -29,7 +29,7 @@ def description_bytes(meta: ChunkMeta) -> int:
 
 
 def stamped(meta: ChunkMeta, tensor: Tensor) -> ChunkMeta:
-    """The meta as a store keeps it: `nbytes` is the tensor's, `created` is now unless it was given."""
+    """The meta with `nbytes` of the tensor and, unless given, the present time as `created`."""
     return replace(meta, nbytes=tensor.nbytes, created=meta.created or time.time())
 
 
@@ -39,8 +39,8 @@ class MemoryStore:
     max_bytes, max_entries  budgets, 0 for none; an entry larger than the budget is refused (`too_large`)
     policy                  `lru` or `lfu`
 
-    An array that can be written to is copied when it is put; a read-only one is kept as it is. What `get` returns is
-    read-only: it is shared.
+    A writable array is copied on `put`; a read-only one is kept as it is. Arrays from `get` are read-only, because
+    they are shared.
     """
 
     def __init__(self, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru") -> None:
@@ -128,7 +128,7 @@ class MemoryStore:
             return self._counters.stats(partition, entries=entries, bytes=held)
 
     def touch(self, id: str) -> None:
-        """Notes a use that a tier in front has served."""
+        """Notes a use served by a tier in front."""
         with self._lock:
             if id in self._chunks:
                 self._order.touch(id)

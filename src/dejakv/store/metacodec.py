@@ -1,7 +1,7 @@
-"""What is known of a chunk, as one self-checking blob: for a row of SQLite and a value of Redis alike.
+"""The description of a chunk as one self-checking blob, for a row of SQLite or a value of Redis.
 
 Layout: 16 bytes of blake2b over all that follows, 4 bytes length of a JSON object, the object, then raw little-endian
-arrays: token ids (uint32) and the vectors (float32) in the order the object names them.
+arrays: token ids (uint32) and the vectors (float32) in the order of their names in the object.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class _Section:
 
 
 def encode_meta(meta: ChunkMeta) -> bytes:
-    """The blob. `metadata` must be JSON-able; values that are not become their `str`.
+    """The blob. `metadata` should be JSON; other values become their `str`.
 
     Raises: StoreError if a token id is negative or above 2**32 - 1, or a vector has more than one dimension.
     """
@@ -81,4 +81,4 @@ def decode_meta(blob: bytes) -> ChunkMeta:
             metadata=described["metadata"],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptChunk("the description of a chunk is of another version") from error
+        raise CorruptChunk("the description of a chunk has another version") from error

@@ -1,11 +1,11 @@
-"""The names in a store's folder. What has no name of these was not written here, and is never opened or removed.
+"""The names in a store's folder. Files with other names were not written by the store, and are never opened or removed.
 
 <folder>/dejakv-store.json  the marker that makes the folder a store
-<folder>/catalog.sqlite     what is known of each chunk
+<folder>/catalog.sqlite     description of each chunk
 <folder>/chunks/ab/...      one safetensors file a chunk
 <folder>/temporary/...      files that are being written
 <folder>/quarantine/...     damaged files, a few of the latest
-<folder>/tp-0-of-2/...      stores of their own, one for each tensor-parallel rank
+<folder>/tp-0-of-2/...      separate stores, one for each tensor-parallel rank
 """
 
 import re
@@ -35,13 +35,13 @@ def new_chunk(id: str) -> str:
 
 
 def temporary_of(chunk: str) -> str:
-    """The name of a chunk's file while it is written."""
+    """The temporary name of a chunk's file while it is written."""
     return chunk.replace("/", "-")
 
 
 def owner_of(partition: str) -> str:
-    """The mark of a partition on files that are set aside, so that clearing it finds them."""
-    # What was read from a damaged row may be no valid Unicode.
+    """The mark of a partition on files set aside, so that clearing the partition finds them."""
+    # Text from a damaged row may be invalid Unicode.
     return digest_of(partition.encode(errors="surrogateescape"))[:16]
 
 

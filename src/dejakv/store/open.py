@@ -1,4 +1,4 @@
-"""One call that makes the store that settings ask for."""
+"""One call that opens the store described by settings."""
 
 from pathlib import Path
 
@@ -35,11 +35,11 @@ def open_store(
     folder_or_url  None or `memory://` keeps chunks in this process's memory; a folder keeps them on disk, where it must be
                    empty, missing or a store; `redis://`, `rediss://` or `unix://` keeps them in a Redis server
     max_bytes, max_entries  budgets; beyond them `policy` (`lru` or `lfu`) evicts
-    memory_bytes   of a store on disk or in Redis, what is also kept in memory (0: nothing)
-    memory_fill    whether it is put there when it is written or when it is first read
+    memory_bytes   of a store on disk or in Redis, the part also kept in memory (0: none)
+    memory_fill    when a chunk enters memory: on writing or on the first read
     redis_url      a further tier in Redis behind memory or disk, under the same budgets
     min_tokens, second_sight, max_write_rate  see `Admission`
-    partitions     the budgets are divided among so many; a partition then holds its part and evicts its own alone
+    partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
     """
@@ -80,7 +80,7 @@ def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
 
 def _in_redis(url: str, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
     if not url.startswith(_REDIS):
-        raise ConfigError(f"the store {url!r} is of no known kind: give a folder, {_MEMORY} or {', '.join(_REDIS)}")
+        raise ConfigError(f"the store {url!r} is of an unknown kind: give a folder, {_MEMORY} or {', '.join(_REDIS)}")
     # Imported here: redis is an optional dependency.
     from dejakv.store.redis import RedisStore
 

@@ -1,4 +1,4 @@
-"""Deleting a store: name by name, and only what a store of ours can have written."""
+"""Deleting a store: name by name, and only files that a store can have written."""
 
 import os
 from pathlib import Path
@@ -11,25 +11,25 @@ from dejakv.store.in_use import InUse
 
 
 def purge_folder(folder: str | Path) -> int:
-    """Deletes the store in a folder, the stores of tensor-parallel ranks below it included; how many files went.
+    """Deletes the store in a folder, including the stores of tensor-parallel ranks below it; returns the number of removed files.
 
-    A missing or an empty folder is left as it is: 0. Whatever else stands in a store's folder is left too, and so is the
-    folder then; else the folder itself goes.
-    Raises: StoreError if the folder is no store of ours, another process uses it, or it cannot be deleted.
+    A missing or an empty folder is left as it is: 0. Other files in a store's folder are left too, and then also the
+    folder; otherwise the folder itself is removed.
+    Raises: StoreError if the folder is not a DejaKV store, another process uses it, or it cannot be deleted.
     """
     folder = Path(folder)
     try:
         if not folder.exists():
             return 0
         with entrance(folder) as directory:
-            # Ranks may have stores below a folder that is none itself.
+            # Ranks may have stores below a folder that is not a store itself.
             removed = _purge_ranks(directory) if identify(directory) is None else _purge_alone(directory)
             if removed and not directory.names():
-                # By its real path: a link that the user gave stays, and leads nowhere.
+                # By its real path: a link given by the user stays, and then leads nowhere.
                 os.rmdir(directory.path)
             return removed
     except OSError as error:
-        raise StoreError(f"the store in {folder} cannot be deleted ({error}): check its rights") from error
+        raise StoreError(f"the store in {folder} cannot be deleted ({error}): check its permissions") from error
 
 
 def _purge_alone(directory: Directory) -> int:
@@ -51,7 +51,7 @@ def _purge(directory: Directory) -> int:
             removed += sum(files.remove(n) for n in files.names() if known(n)) if files else 0
     for name in (names.CHUNKS, names.TEMPORARY, names.QUARANTINE):
         directory.remove_directory(name)
-    # The marker goes last: a purge that is interrupted leaves a store.
+    # The marker is removed last: an interrupted purge leaves a store.
     for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
         removed += directory.remove(name)
     return removed

@@ -1,7 +1,7 @@
-"""One budget in equal parts: a partition that is full evicts its own entries, never another's.
+"""One budget in equal parts: a full partition evicts its own entries, never another's.
 
-Under a budget that all share, what a partition still holds tells it how much the others store. Here it follows from the
-partition's own requests alone: there is no part to borrow, since what is lent must be taken back, and that would tell too.
+Under a shared budget, a partition could infer from its own remaining entries how much the others store. Here they depend
+only on the partition's own requests. No part can be borrowed: taking it back would reveal the others too.
 """
 
 import threading
@@ -19,13 +19,13 @@ _HEADER = 1024
 
 
 class QuotaStore(WrapperStore):
-    """A store in which each of `partitions` partitions holds at most its equal part of the budgets. Thread-safe.
+    """A store in which each of `partitions` partitions is limited to an equal part of the budgets. Thread-safe.
 
-    partitions              how many there are; further ones are stored, but then the inner store may have to evict
+    partitions              their number; entries of further ones are stored, but then the inner store may have to evict
     max_bytes, max_entries  budgets of the inner store, 0 for none
-    policy                  what of its own a partition evicts first
+    policy                  eviction order within a partition
 
-    The order of use is this process's. Raises: ConfigError if there are fewer entries than partitions.
+    The order of use is that of this process. Raises: ConfigError if there are fewer entries than partitions.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class QuotaStore(WrapperStore):
                 self._quota.excess_entries(len(order) + (not held)),
                 {meta.id},
             )
-        for id in evicted or ():  # never None: what is not this entry always suffices
+        for id in evicted or ():  # never None: evicting all other entries always suffices
             if self.inner.delete(id):
                 self._counters.evicted(partition, "quota")
         if not self.inner.put(chunk):
@@ -107,7 +107,7 @@ class QuotaStore(WrapperStore):
                 self._owner[meta.id] = meta.partition
 
     def _meet_others(self, partition: str) -> None:
-        """Takes in what other processes have stored of this partition."""
+        """Takes account of entries that other processes have stored for this partition."""
         with self._lock:
             known = len(self._order_of(partition))
         if self.inner.stats(partition).entries > known:
@@ -128,15 +128,15 @@ class QuotaStore(WrapperStore):
 
 
 def shared_out(store: Store, partitions: int, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
-    """The store itself for one partition, else in equal parts."""
+    """The store itself for one partition, otherwise divided into equal parts."""
     return store if partitions == 1 else QuotaStore(store, partitions, max_bytes, max_entries, policy)
 
 
 def _part(budget: int, partitions: int) -> int:
-    """A partition's part; 0, no limit, of 0 alone."""
+    """A partition's part of a budget; 0 (no limit) only if the budget is 0."""
     return max(1, budget // partitions) if budget else 0
 
 
 def _size(meta: ChunkMeta, nbytes: int) -> int:
-    """No less than a store counts for the chunk, or the sum of the parts would exceed its budget."""
+    """At least the size that a store counts for the chunk; otherwise the sum of the parts would exceed its budget."""
     return nbytes + len(encode_meta(meta)) + _HEADER

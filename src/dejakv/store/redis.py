@@ -1,9 +1,9 @@
 """A store in Redis or Valkey, for several machines. Optional: `pip install 'dejakv[redis]'`.
 
-The server sees the content of prompts: use a password and TLS (`rediss://`) on a network that is not yours alone.
+The server sees the content of prompts: use a password and TLS (`rediss://`) on a shared network.
 Keys, all in one hash slot: `dejakv:{<namespace>}:` and
     m:<id>  c:<id>       description (`metacodec`) and tensor (a safetensors file, `codec`)
-    order                sorted set of ids, the first goes first
+    order                sorted set of ids in the order of eviction
     sizes  parts  held   hashes id -> bytes, id -> partition, partition -> bytes;  p:<partition> the set of its ids
     bytes  clock         total, and a count of uses
 """
@@ -28,20 +28,20 @@ _PAGE = 256
 
 
 class Unreachable(StoreError):
-    """The server does not answer, or did not lately and is not asked. Stores catch it."""
+    """The server does not answer, or failed lately and is not asked. Stores catch it."""
 
 
 class RedisStore:
-    """Chunks in a server. Thread-safe; any number of clients may share a namespace, under the budgets each was given.
+    """Chunks in a server. Thread-safe; any number of clients may share a namespace, each with its own budgets.
 
     url           `redis://[:password@]host:port/db`, `rediss://...` or `unix:///path`
-    max_bytes, max_entries  budgets over all clients, 0 for none
-    max_chunk     larger tensors are refused (`too_large`): Redis holds no value above 512 MB
-    timeout       seconds that connecting, or one read, may take
-    breaker       decides when a server that failed is asked again
+    max_bytes, max_entries  budgets for all clients together, 0 for none
+    max_chunk     larger tensors are refused (`too_large`): Redis stores no value above 512 MB
+    timeout       time limit of a connection attempt or a read, in seconds
+    breaker       decides when to ask a failed server again
 
-    An unreachable server is a miss, or a refusal `unreachable`; opening does not need it to be up. What other clients evict
-    is found missing, not announced to the listeners.
+    An unreachable server is a miss, or a refusal `unreachable`; it need not be up for opening. Evictions by other clients
+    show as misses and are not announced to the listeners.
     Raises: MissingExtraError without the package, ConfigError for a wrong url.
     """
 
@@ -101,7 +101,7 @@ class RedisStore:
         blob, body = self._try(read, [None, None])
         if blob is None or body is None:
             if blob is not None or body is not None:
-                # The server itself evicted one of the two: the rest of the entry is of no use.
+                # The server itself evicted one of the two: the rest of the entry is useless.
                 self.delete(id)
             self._counters.miss()
             return None
@@ -203,7 +203,7 @@ class RedisStore:
         try:
             meta = decode_meta(blob)
             if meta.id != id:
-                raise CorruptChunk(f"chunk {id}: its description is another one's")
+                raise CorruptChunk(f"chunk {id}: its description belongs to another chunk")
             return meta
         except CorruptChunk as error:
             self._discard(id, error, None)
@@ -228,7 +228,7 @@ def _connect(url: str, timeout: float) -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError("redis", "redis", "a store in Redis") from error
     try:
-        # No retries: the breaker decides when to try again, and a request is not kept waiting for it.
+        # No retries: the breaker decides when to try again, without delaying a request.
         make = cast(Any, redis.Redis).from_url
         client = make(url, socket_connect_timeout=timeout, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a Redis server does in one step, so that clients never see half of it. Scripts are Lua, the language of `EVAL`.
+"""Atomic operations of a Redis server, so that clients never see half of one. Scripts are Lua, the language of `EVAL`.
 
 Each takes the namespace's prefix as its key. The order is a sorted set: by `lru` an id's score is the clock at its last use,
 by `lfu` hits * 2**32 + that clock (a double holds 2**21 hits beside it).
@@ -28,7 +28,7 @@ DROP = (
 return drop(ARGV[1]) and 1 or 0
 """
 )
-"""ARGV: id. Takes an entry out; 1 if it was there."""
+"""ARGV: id. Removes an entry; 1 if it existed."""
 
 PUT = (
     _DROP

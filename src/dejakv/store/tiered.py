@@ -11,13 +11,13 @@ Fill = Literal["write", "read"]
 
 
 class TieredStore:
-    """Every chunk goes to both; one found only in the back is put in front. Thread-safe if the tiers are.
+    """Every chunk goes to both; one found only in the back is copied to the front. Thread-safe if the tiers are.
 
-    fill  `read`: what is put goes to the back alone, and to the front when it is first read. For a front that costs a copy,
-          and chunks of which most are never read. What the back refuses still goes to the front
+    fill  `read`: a new chunk goes only to the back, and to the front on its first read. Useful if the front costs a copy and
+          most chunks are never read. A chunk refused by the back still goes to the front
 
-    An entry is in the store while either has it, and listeners are told once neither has. What the back takes out (a
-    removal by another process too) goes from the front as well.
+    An entry is in the store while either tier has it; listeners are called once neither has. An entry removed from the
+    back (also by another process) is removed from the front as well.
     """
 
     def __init__(self, front: Store, back: Store, fill: Fill = "write") -> None:
@@ -35,10 +35,10 @@ class TieredStore:
         back.on_evict(self._left_back)
 
     def put(self, chunk: Chunk) -> bool:
-        """True if at least one tier took it: a disk that is full still leaves the memory."""
+        """True if at least one tier took it: with a full disk there is still the memory."""
         behind = self.back.put(chunk)
         if behind and self._fill == "read":
-            self.front.delete(chunk.meta.id)  # an older one under this id
+            self.front.delete(chunk.meta.id)  # an older chunk with this id
             before = False
         else:
             before = self.front.put(chunk)
@@ -60,7 +60,7 @@ class TieredStore:
                 self.front.put(chunk)
                 self._follow_back(id)
         else:
-            # Or the back would evict what is used most, as it never sees it used.
+            # Otherwise the back would evict the most used entries, because it never sees their uses.
             for tier in self._touching:
                 if tier is self.back:
                     tier.touch(id)
@@ -89,7 +89,7 @@ class TieredStore:
         return before or behind
 
     def clear(self, partition: str | None = None) -> int:
-        # Clearing the back takes its entries out of the front too: what the front then still has, only the front had.
+        # Clearing the back also removes its entries from the front: the rest was only in the front.
         removed = self.back.clear(partition)
         return removed + self.front.clear(partition)
 
@@ -105,7 +105,7 @@ class TieredStore:
         return replace(held, refused=back.refused, evictions=back.evictions, corrupt=back.corrupt + front.corrupt)
 
     def notice(self) -> bool:
-        """Takes from the front what other processes have taken out of the back. True, as nothing is missed."""
+        """Removes from the front the entries that other processes removed from the back. True: nothing is missed."""
         for tier in self._noticing:
             if not tier.notice() and tier is self.back:
                 for meta in list(self.front.metas()):
@@ -119,7 +119,7 @@ class TieredStore:
             tier.touch(id)
 
     def pin(self, id: str) -> bool:
-        """Keeps the entry in the tiers that have it and know pins. False if none does."""
+        """Keeps the entry in the tiers that have it and support pins. False if none does."""
         held = [tier.pin(id) for tier in self._pinning]
         return any(held)
 
@@ -139,7 +139,7 @@ class TieredStore:
         self.back.close()
 
     def _follow_back(self, id: str) -> None:
-        # Evicted, cleared or deleted since the back had it: it must not stay in the front, which was told too early.
+        # Evicted, cleared or deleted from the back meanwhile: it must not stay in the front, which was notified too early.
         if self.back.meta(id) is None:
             self.front.delete(id)
 

@@ -1,4 +1,4 @@
-"""Who is using an entry, and uses that are still to be noted."""
+"""Pins of entries, and uses that are still to be noted."""
 
 import threading
 from collections import Counter
@@ -34,7 +34,7 @@ class Pins:
 def pinned(store: Store, id: str) -> Generator[bool]:
     """Keeps an entry from being evicted inside the block. False if it is unknown or the store has no pins.
 
-    Not needed for safety: a chunk that was got stays readable when its entry is evicted.
+    Not needed for safety: a chunk already loaded stays readable after its entry is evicted.
     """
     held = isinstance(store, Pinning) and store.pin(id)
     try:
@@ -52,9 +52,9 @@ class PendingUses:
         self._lock = threading.Lock()
 
     def add(self, id: str) -> int:
-        """Notes a use; how many ids are pending."""
+        """Notes a use; returns the number of pending ids."""
         with self._lock:
-            # Taken out and put in again: a dictionary keeps the order of insertion.
+            # Removed and inserted again: a dictionary keeps the order of insertion.
             self._hits[id] = self._hits.pop(id, 0) + 1
             return len(self._hits)
 
@@ -63,13 +63,13 @@ class PendingUses:
             self._hits.pop(id, None)
 
     def take(self) -> dict[str, int]:
-        """All that is pending, which is then no longer."""
+        """Returns all pending uses and clears them."""
         with self._lock:
             taken, self._hits = self._hits, {}
         return taken
 
     def put_back(self, taken: dict[str, int]) -> None:
-        """What was taken and could not be written: it comes before all that was added since."""
+        """Restores uses that could not be written, before all later ones."""
         with self._lock:
             newer, self._hits = self._hits, dict(taken)
             for id, hits in newer.items():
@@ -77,9 +77,9 @@ class PendingUses:
 
 
 class Condemned:
-    """Rows that are damaged and not taken out yet, because another process was writing. Thread-safe.
+    """Damaged rows that are not yet removed, because another process was writing. Thread-safe.
 
-    A row that has been given a new file since is no longer the one that was condemned.
+    A row that has got a new file meanwhile is no longer condemned.
     """
 
     def __init__(self) -> None:

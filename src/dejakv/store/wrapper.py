@@ -1,4 +1,4 @@
-"""A store around another: everything is the inner one's, but for what a subclass decides itself."""
+"""A store around another: all behaviour is the inner store's, except for a subclass's own methods."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,7 +6,7 @@ from dejakv.store.base import Admits, Chunk, ChunkMeta, Pinning, Store, StoreSta
 
 
 class WrapperStore:
-    """Hands every call to `inner`. Pins and uses reach it if it knows them."""
+    """Passes every call to `inner`. Pins and uses reach it if it supports them."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -15,7 +15,7 @@ class WrapperStore:
         self._pins = inner if isinstance(inner, Pinning) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether it would pay to capture this prompt's state; True if the inner store does not say."""
+        """Whether this prompt's state should be captured; True if the inner store does not decide."""
         return self._admits is None or self._admits.wants(id, tokens, partition)
 
     def put(self, chunk: Chunk) -> bool:
@@ -40,7 +40,7 @@ class WrapperStore:
         return self.inner.stats(partition)
 
     def touch(self, id: str) -> None:
-        """Notes a use that a tier in front has served."""
+        """Notes a use served by a tier in front."""
         if self._touches is not None:
             self._touches.touch(id)
 

@@ -1,4 +1,4 @@
-"""Storing behind the caller's back: chunks are made and put by a thread, and a full queue drops rather than waits."""
+"""Storing in the background: a thread makes and stores chunks, and a full queue drops new ones rather than waiting."""
 
 import queue
 import threading
@@ -14,8 +14,8 @@ After = Callable[[ChunkMeta], object]
 
 @dataclass(frozen=True)
 class WriterStats:
-    """What became of what was submitted. `empty`: `make` had nothing; `refused`: the store would not; `dropped`: the queue
-    was full or the writer closed; `errors`: `make` or `after` raised."""
+    """Outcomes of submissions. `empty`: `make` returned nothing; `refused`: by the store; `dropped`: the queue was full or
+    the writer closed; `errors`: `make` or `after` raised."""
 
     submitted: int = 0
     stored: int = 0
@@ -26,10 +26,10 @@ class WriterStats:
 
 
 class Writer:
-    """Puts chunks into `store`, one after another, in a thread of its own.
+    """Stores chunks in `store`, one after another, in its own thread.
 
     background  False: `submit` does the work before it returns (tests, scripts)
-    max_queue   what may wait; each waiting item may hold a prompt's state in memory, so it is few
+    max_queue   largest number of waiting items; it is small, because each may keep a prompt's state in memory
     """
 
     def __init__(self, store: Store, *, background: bool = True, max_queue: int = 32) -> None:
@@ -42,7 +42,7 @@ class Writer:
         self._stats = WriterStats()
 
     def submit(self, make: Make, after: After | None = None) -> bool:
-        """Hands over the making of a chunk; `after` is called with the meta of one that was stored.
+        """Submits the making of a chunk; `after` is called with the meta of a stored chunk.
 
         Never blocks on the store and never raises. False if it was dropped (`stats().dropped`).
         """
@@ -66,7 +66,7 @@ class Writer:
         self._queue.join()
 
     def close(self) -> None:
-        """Finishes what is waiting and ends the thread; later submissions are dropped."""
+        """Finishes waiting items and ends the thread; later submissions are dropped."""
         with self._lock:
             already, self._closed = self._closed, True
             thread = self._thread
@@ -78,7 +78,7 @@ class Writer:
         return self._stats
 
     def _start(self) -> None:
-        # A thread does not survive a fork, so its being alive is asked for each time.
+        # A thread does not survive a fork, so check each time whether it is alive.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="dejakv-writer", daemon=True)
             self._thread.start()
@@ -88,7 +88,7 @@ class Writer:
             try:
                 self._work(*item)
             finally:
-                # Not kept until the next one comes: it may hold a prompt's state.
+                # Not kept until the next one: it may keep a prompt's state in memory.
                 del item
                 self._queue.task_done()
         self._queue.task_done()

@@ -1,4 +1,4 @@
-"""`dejakv frontier`: speed against agreement of blending, over cases whose donors and changes are known."""
+"""`dejakv frontier`: speed against agreement of blending, over cases with known donors and changes."""
 
 from dejakv.experiments.frontier.run import run_frontier
 

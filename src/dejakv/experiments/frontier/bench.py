@@ -1,4 +1,4 @@
-"""Runs one case on one engine: full computation, and every way of blending beside it."""
+"""Runs one case on one engine: full computation, and every way of blending."""
 
 import time
 from collections.abc import Sequence
@@ -29,12 +29,14 @@ NOISE = "noise"
 
 
 class Bench:
-    """`steps`: tokens of full computation's own greedy answer along which others are compared (teacher forcing). `twin`:
-    the same model in the other dtype, for the noise floor. Raises: ModelError for a model that is not of text alone."""
+    """`steps`: number of tokens of full computation's greedy answer along which others are compared (teacher forcing). `twin`:
+    the same model in the other dtype, for the noise floor. Raises: ModelError for a model that reads more than text."""
 
     def __init__(self, engine: TransformersEngine, steps: int = 1, twin: TransformersEngine | None = None) -> None:
         if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
-            raise ModelError("the frontier asks about texts, and this model reads more than text: give --model docs-lm")
+            raise ModelError(
+                "the frontier measures text models, and this model reads more than text: give --model docs-lm"
+            )
         self.engine = engine
         self.steps = steps
         self.twin = twin
@@ -64,7 +66,7 @@ class Bench:
 
     @torch.inference_mode()
     def blend(self, case: Case, states: Sequence[Tensor], config: BlendConfig) -> tuple[Continue, float, float, float]:
-        """What follows the blended prompt, mean share of rows over layers, share in the last layer, and the seconds to the
+        """The output after the blended prompt, mean share of rows over layers, share in the last layer, and the seconds to the
         first token, planning included."""
         donors = Donors.of(*case.donors)
         found, needed, searched = self._find(case, donors, config)
@@ -81,7 +83,7 @@ class Bench:
         return after, trace.share, trace.counts[-1] / trace.tokens, seconds
 
     def _find(self, case: Case, donors: Donors, config: BlendConfig) -> tuple[TokenMap, Need, float]:
-        """Map and need with the seconds they took; cells that differ in what comes after share them."""
+        """Map and need with their seconds; shared by cells that differ only in later steps."""
         limit = None if config.by_need or config.rule == "none" else config.share
         key = (case, config.map, config.rule, config.min_similarity, limit)
         if key not in self._found:
@@ -94,7 +96,7 @@ class Bench:
 
 @torch.inference_mode()
 def _prefill(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, Tensor, float]:
-    """What follows a prompt that is computed in full, its state, and the seconds to the first token."""
+    """The output after a prompt computed in full, its state, and the seconds to the first token."""
     given = torch.tensor([list(ids)], device=engine.device)
     begun = time.perf_counter()
     cache = plain_cache()
@@ -112,7 +114,7 @@ def _scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
 
 
 def _greedy(after: Continue, steps: int) -> tuple[int, ...]:
-    """The likeliest tokens, one after another. (Each step computes the answer so far anew: a few rows.)"""
+    """The likeliest tokens, one after another. (Each step recomputes the answer so far: a few rows.)"""
     tokens: list[int] = [0]
     for step in range(steps):
         tokens[step] = int(_scored(after, tokens)[step].argmax())
@@ -125,7 +127,7 @@ def _row(
     case: Case, after: Continue, got: NDArray[np.float32], wanted: NDArray[np.float32],
     share: float, last: float, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """`right` and `stale`: whether greedy decoding says the right answer, and the one before the change (None: no label);
+    """`right` and `stale`: whether greedy decoding gives the right answer, or the answer before the change (None: no label);
     `kl` of the first token and `kl_mean` along the answer, nats; `top1`: share of it with the same likeliest token."""
     distances = divergence(wanted, got)
     return {

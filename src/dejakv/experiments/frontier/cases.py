@@ -1,4 +1,4 @@
-"""The seam of a frontier's cases: what changed between donors and target, and which answer is right."""
+"""The interface of a frontier's cases: donors, the changed target, and the right answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ Encode = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A changed prompt, and the donors whose state is at hand. Token ids throughout.
+    """A changed prompt, and its donors, whose state is available. Token ids throughout.
 
-    answer      first tokens of the right answer, None where there is no label
-    old_answer  what was right for the donor, where the change made it wrong
+    answer      first tokens of the right answer, None without a label
+    old_answer  the right answer for the donor, if the change made it wrong
     """
 
     kind: str
@@ -24,7 +24,7 @@ class Case:
 
 
 class Cases(Protocol):
-    """Makes cases. Each follows from kind, number, tokenizer and seed alone.
+    """Makes cases. Each is determined by kind, number, tokenizer and seed.
 
     kinds  of change
     steps  tokens of full computation's answer along which ways of blending are compared
@@ -34,7 +34,7 @@ class Cases(Protocol):
     steps: int
 
     def settings(self) -> dict[str, object]:
-        """What else the cases depend on, for the folder's record."""
+        """Other settings of the cases, for the folder's record."""
         ...
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case: ...

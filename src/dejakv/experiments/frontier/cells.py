@@ -1,4 +1,4 @@
-"""Ways of blending that a frontier compares: token map, selector, share of rows, and how the share is spent."""
+"""Ways of blending that a frontier compares: token map, selector, share of rows, and the use of the share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dejakv.reuse.selector import Selector
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 COARSE = (0.1, 0.2, 0.5)
 WHOLE = (("context", "value"), ("embedding", "kv"), ("align", "kv"))
-"""Map and selector, at every share: ours with V compared, the paper's pair (SemShareKV), CacheBlend's in style."""
+"""Map and selector, at every share: DejaKV's with V compared, the pair of the paper (SemShareKV), and one like CacheBlend's."""
 PAIRS = (
     ("context", "kv"),
     ("context", "similarity"),
@@ -27,10 +27,10 @@ PAIRS = (
 class Cell:
     """One way of blending.
 
-    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole sentences that changed, as many as
-              the share pays for, then the selector; `need`: all that changed, whatever share it takes
+    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed sentences, as many as
+              fit into the share, then the selector; `need`: all changed rows, even beyond the share
     complete  layers computed completely before that
-    quality   `strict`, `default` or `loose`, where it is one of them: its name is the cell's
+    quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     """
 
     map: str
@@ -76,7 +76,7 @@ def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
 
 
 def text_cells() -> list[Cell]:
-    """The cells of the frontier on real text: the three qualities, other shares of the selector that they use, other
+    """The cells of the frontier on real text: the three qualities, other shares of their selector, other
     selectors at the default's share, and the published maps."""
     made = quality_cells()
     made += [Cell("context", "query", share, "need", 0) for share in (0.1, 0.3, 0.5)]
@@ -86,7 +86,7 @@ def text_cells() -> list[Cell]:
 
 
 def quality_cells() -> list[Cell]:
-    """What `--blend-quality` names."""
+    """The values of `--blend-quality`."""
     return [
         Cell(MAP, quality.selector, quality.share, "need", int(Selector(quality.selector).deviation), name)
         for name, quality in QUALITIES.items()

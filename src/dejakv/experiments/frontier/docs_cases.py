@@ -1,4 +1,4 @@
-"""Cases from documents of facts, for docs-lm: every answer is known, and so is the one before a change."""
+"""Cases from documents of facts, for docs-lm: every answer is known, also before a change."""
 
 import random
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class DocsCases:
 
 
 def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0) -> Case:
-    """Follows from its arguments alone. An edit asks about an edited fact; the other kinds ask by turns about what the
-    donor states too and what it does not."""
+    """Determined by its arguments. An edit asks about an edited fact; the other kinds ask in turn about facts that the
+    donor also states and facts that it does not."""
     rng = random.Random(f"frontier/{seed}/{kind}/{number}")
     doc = make_document(rng, facts)
     made = change(kind, doc, rng, questions=2)

@@ -1,4 +1,4 @@
-"""The file of cases of a frontier run, which a stopped run goes on from."""
+"""The file of cases of a frontier run, from which a stopped run continues."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Held = dict[tuple[str, int], dict[str, Any]]
 def open_cases(output: str | Path) -> Path:
     """The folder of a run, made if it does not exist.
 
-    Raises: ConfigError if it cannot be made, or has files of these names that no frontier run wrote.
+    Raises: ConfigError if it cannot be made, or has files with these names that no frontier run wrote.
     """
     folder = make_folder(output)
     found = [name for name in (SETTINGS, CASES, *REPORTS) if (folder / name).is_symlink() or (folder / name).exists()]
@@ -26,13 +26,11 @@ def open_cases(output: str | Path) -> Path:
 
 
 def held_cases(folder: Path, settings: dict[str, Any], names: Sequence[str]) -> Held:
-    """Cases that are done already, by kind and number. Raises: ConfigError for a folder of other settings or damaged cases."""
+    """Finished cases, by kind and number. Raises: ConfigError for a folder with other settings or damaged cases."""
     known = {**settings, "cells": list(names)}
     before = _settings(folder)
     if before and before != known:
-        raise ConfigError(
-            f"{folder} holds a run of another model or other settings: give another --output, or empty it"
-        )
+        raise ConfigError(f"{folder} has a run of another model or other settings: give another --output, or empty it")
     replace_file(folder / SETTINGS, json.dumps(known, indent=1) + "\n", "--output")
     held: Held = {}
     try:
@@ -46,7 +44,7 @@ def held_cases(folder: Path, settings: dict[str, Any], names: Sequence[str]) -> 
 
 
 def merge(held: Held, line: dict[str, Any]) -> None:
-    """Adds a line. A case may be in several: cells that were measured later. Their seconds are not those of the first line's
+    """Adds a line. A case may have several lines, because cells can be measured later. Their seconds are not those of the first line's
     full prefill (the machine may have been busier), so they are left out of the ratios."""
     known = held.setdefault((line["kind"], line["number"]), line)
     if known is not line:
@@ -63,7 +61,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines; a last one that was cut off is dropped from the file."""
+    """The complete lines; a partial last one is removed from the file."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
@@ -73,5 +71,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         found = json.loads(line)
         if not isinstance(found["rows"], dict):
-            raise TypeError("'rows' is no object")
+            raise TypeError("'rows' is not an object")
         yield found

@@ -1,4 +1,4 @@
-"""The frontier as a picture: a panel a kind of change, a line a map and selector."""
+"""The frontier as a picture: a panel for each kind of change, a line for each map and selector."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Accuracy over share where answers have labels, else agreement along the answer. False without matplotlib (extra
+    """Accuracy over share if answers have labels, otherwise agreement along the answer. False without matplotlib (extra
     `report`)."""
     try:
         import matplotlib
@@ -42,7 +42,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
 
 
 def _panel(panel: Any, rows: Sequence[Mapping[str, Any]], value: str) -> None:
-    """The lines of one kind of change: a fixed share is a line, by need a star."""
+    """The lines of one kind of change: a line for fixed shares, a star for shares by need."""
     for row in rows:
         if row["selector"] in ("full", "noise"):
             label, style = ("full prefill", ":") if row["selector"] == "full" else ("noise floor", "--")

@@ -15,14 +15,14 @@ from dejakv.experiments.scoring import wilson
 def rows_of(
     lines: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell], kinds: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row a kind and cell. Divergences in nats, intervals 95% Wilson.
+    """One row for each kind and cell. Divergences in nats, intervals 95% Wilson.
 
     share         asked for; `mean_share` of rows computed over the layers, `last_share` in the last layer
-    accuracy      answers that are right, of those with a label, with its interval `lo`, `hi`; `of_full` relative to full
+    accuracy      share of right answers among those with a label, with its interval `lo`, `hi`; `of_full` relative to full
                   computation
     kl            mean KL divergence of the next token from full computation; `kl_mean` along full computation's answer
-    top1          share of that answer with the same likeliest token; `same`: answers without any other one, with its interval
-    stale_rate    of the questions whose answer had to change, those answered as before, with its interval
+    top1          share of that answer with the same likeliest token; `same`: share of answers with all tokens the same, with its interval
+    stale_rate    share of stale answers among questions whose answer had to change, with its interval
     ttft_ratio    time of full prefill over time of lookup-free blending (map, rearranging and prefill), summed over cases
     """
     made: list[dict[str, Any]] = []
@@ -79,7 +79,7 @@ def _mean(cases: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rate(cases: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None, float | None]:
-    """A rate over the cases that have a label, and its interval; None for no such case."""
+    """A rate over the cases with a label, and its interval; None without such cases."""
     marks = [case[name] for case in cases if case[name] is not None]
     if not marks:
         return None, None, None
@@ -94,7 +94,7 @@ def write_report(
     cells: Mapping[str, Cell],
     kinds: Sequence[str],
 ) -> dict[str, Any]:
-    """Writes `frontier.json`, `frontier-table.md` and, where matplotlib is installed, `frontier.png`; returns the first."""
+    """Writes `frontier.json`, `frontier-table.md` and, with matplotlib, `frontier.png`; returns the first."""
     rows = rows_of(lines, cells, kinds)
     tokens = sum(line["tokens"] for line in lines) / max(1, len(lines))
     report = {**settings, "mean_tokens": round(tokens, 1), "dejakv_version": __version__, "rows": rows}
@@ -105,7 +105,7 @@ def write_report(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown, one table a kind."""
+    """The rows as Markdown, one table for each kind."""
     parts: list[str] = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         parts += [

@@ -1,7 +1,7 @@
-"""The quality frontier of blending: how much must be recomputed before the answers are those of full computation.
+"""The quality frontier of blending: how much recomputation makes its answers equal to those of full computation.
 
 Prompts are changed in several ways; the donors' state is blended into each changed prompt at several shares, by several
-maps and selectors. Every case is written to `cases.jsonl` as it is done, so a stopped run goes on where it was.
+maps and selectors. Every case is written to `cases.jsonl` when it is finished, so a stopped run continues where it stopped.
 """
 
 import json
@@ -40,12 +40,12 @@ def run_frontier(
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json`, `frontier-table.md` and (with matplotlib) `frontier.png`.
 
-    model    docs-lm reads documents of facts, whose answers are known; any other reads passages of real text
-    samples  cases a kind; kinds and only: names of kinds of change and of cells, all if empty
+    model    docs-lm reads documents of facts with known answers; any other reads passages of real text
+    samples  cases of each kind; kinds, only: names of kinds of change and of cells, all if empty
     facts    facts in a document of docs-lm (20), passages in a prompt of another model (4)
-    detail   cases a kind on which all cells are measured, the main ones alone on the rest; None: all cells on all cases
-    A folder that holds a run of the same settings goes on: cases and cells that are missing are added. One of other settings
-    is refused.
+    detail   cases of each kind for all cells, the other cases only for the main cells; None: all cells on all cases
+    In a folder with a run of the same settings, missing cases and cells are added. A folder with other settings is
+    refused.
 
     Raises: ConfigError, ModelError.
     """
@@ -54,13 +54,15 @@ def run_frontier(
     if detail is not None and detail < 0:
         raise ConfigError(f"--detail {detail} is negative: give 0 or more")
     if not all(math.isfinite(share) and 0 <= share <= 1 for share in shares):
-        raise ConfigError(f"shares {tuple(shares)} lie between 0 and 1")
+        raise ConfigError(f"shares={tuple(shares)} are out of range: give numbers from 0 to 1")
     known, cases = _of_model(model, facts, shares)
     chosen = [cell for cell in known if not only or cell.name in only]
     if only and len(chosen) != len(set(only)):
-        raise ConfigError(f"--only names a cell that is not known: choose of {', '.join(cell.name for cell in known)}")
+        raise ConfigError(
+            f"--only names an unknown way of blending: choose from {', '.join(cell.name for cell in known)}"
+        )
     if unknown := [kind for kind in kinds if kind not in cases.kinds]:
-        raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose of {', '.join(cases.kinds)}")
+        raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose from {', '.join(cases.kinds)}")
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
     folder = open_cases(output)
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
@@ -88,7 +90,7 @@ def run_frontier(
 
 
 def _of_model(model: str, facts: int | None, shares: Sequence[float]) -> tuple[list[Cell], Cases]:
-    """The cells and cases that suit a model."""
+    """The cells and cases for a model."""
     if Path(model).name == "docs-lm":
         return cells(shares), DocsCases(facts or FACTS)
     return text_cells(), TextCases(facts or PASSAGES)

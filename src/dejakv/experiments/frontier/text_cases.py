@@ -1,6 +1,6 @@
 """Cases from real text, for language models: passages whose wording, order or neighbours change.
 
-Half the cases ask for a code that one passage states, which is a label; the other half ask for a summary, where only the
+Half the cases ask for a code that one passage states, which is a label. The other half ask for a summary, and only the
 agreement with full computation is measured.
 """
 
@@ -28,11 +28,11 @@ SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe"
 class TextCases:
     """See Cases. `passages` in a prompt, of about 150 tokens each, from the standard library's documentation.
 
-    edit         a word or number of one passage is another one; questions ask for the code that changed
+    edit         a word or number of one passage is replaced; questions ask for the changed code
     instruction  the same passages under another instruction
     partial      one passage is new
     reorder      the same passages in another order
-    apart        each passage was computed in a prompt of its own
+    apart        each passage was computed in its own prompt
     """
 
     kinds: Sequence[str] = KINDS
@@ -75,7 +75,7 @@ class TextCases:
         kind: str, rng: random.Random, passages: Sequence[Passage], target: list[str], told: int, other: str, spare: str,
         question: str, begins: str,
     ) -> list[str]:  # fmt: skip
-        """The prompts whose state is at hand."""
+        """The donor prompts."""
         before = list(target)
         instruction = INSTRUCTIONS[0]
         if kind == "edit":
@@ -94,7 +94,7 @@ class TextCases:
 
 @cache
 def _passages() -> tuple[Passage, ...]:
-    """Documentation of the standard library as running text, without its examples of code. It follows the Python version."""
+    """Documentation of the standard library as running text, without code examples. It depends on the Python version."""
     flat = (Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages)
     return tuple(p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text)
 
@@ -116,6 +116,6 @@ def _told(passage: Passage, code: str | None) -> str:
 
 
 def _answer(encode: Encode, code: str) -> tuple[int, ...]:
-    """The code's tokens behind other text."""
+    """The code's tokens after other text."""
     before = encode("is")
     return encode(f"is {code}")[len(before) :]
