@@ -7,6 +7,7 @@ It knows neither torch nor an engine. What it finds is described in a store; who
 caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front that rewrites prompts.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,7 +84,10 @@ class Finder:
         self.promotions = Promotions()
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
-        self.copied = CopiedText(tokens_from(store)) if self.config.copied_text else None
+        self.copied: CopiedText | None = None
+        self._beginning = threading.Lock()
+        if self.config.reuse == "blend":
+            self._begin_copied()
 
     def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
@@ -154,9 +158,8 @@ class Finder:
         own = self._of_caller(key, query.request, epoch)
         if ask.donor is not None:
             return self._named(ask.donor, own, query.request, epoch)
-        copied = Found()
-        if self.copied is not None and ask.method == "blend" and ask.similar and own is None:
-            copied = self._copied(self.copied, prepared, ask)
+        if ask.method == "blend" and ask.similar and own is None and (index := self._begin_copied()) is not None:
+            copied = self._copied(index, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
                 for level in self.levels:
@@ -199,6 +202,18 @@ class Finder:
             if match is None and search.matches:
                 statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
+
+    def _begin_copied(self) -> CopiedText | None:
+        """The index of copied text, made when a blend is first asked for: nobody else has to pay for it."""
+        if self.copied is None and self.config.copied_text:
+            with self._beginning:
+                if self.copied is None:
+                    self.copied = CopiedText(
+                        tokens_from(self.store)
+                    )  # at once, so that what is stored meanwhile is added
+                    for meta in sorted(self.store.metas(), key=lambda meta: meta.created):
+                        self.copied.add(meta)
+        return self.copied
 
     def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
