@@ -1,5 +1,6 @@
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,24 @@ def docs_engine() -> Any:
     from dejakv.engines.transformers import TransformersEngine
 
     return TransformersEngine.from_pretrained("docs-lm", dtype="fp32")
+
+
+@pytest.fixture
+def served(docs_engine: Any) -> Iterator[Any]:
+    """Makes pipelines over docs-lm from a config; their caches are closed in the end."""
+    from dejakv.build import build_cache
+    from dejakv.pipeline import Pipeline
+
+    caches: list[Any] = []
+
+    def make(config: Any, **more: Any) -> Any:
+        cache = build_cache(config, docs_engine, background=False, **more)
+        caches.append(cache)
+        return Pipeline(docs_engine, cache)
+
+    yield make
+    for cache in caches:
+        cache.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,56 +1,18 @@
 """The whole path over the bundled documents model: what is exact stays exact, what is not is asked for and never kept."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import ask, make_document, prompt_of
+from dejakv.datasets.docs import ask
 from dejakv.errors import InputError
-from dejakv.pipeline import Answer, Pipeline
+from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendReport
-
-RNG = random.Random(3)
-DOCUMENT = make_document(RNG, facts=20)
-OTHER = make_document(RNG, facts=20)
-FACT = DOCUMENT.facts[3]
-ADOPT = SemanticCacheConfig(reuse="adopt", index_encoder="model", similarity_threshold=0.0, min_gain=1)
-EXACT = SemanticCacheConfig(index_encoder="model")
-
-
-def request(question: str, context: str = DOCUMENT.text, **more: Any) -> Request:
-    prompt = prompt_of(context, question)
-    return Request("r", prompt, more.pop("chunk", question), sampling=Sampling(4), **more)
-
-
-def wordings() -> tuple[str, str]:
-    """One question in two wordings."""
-    found = sorted({ask(FACT, random.Random(seed)) for seed in range(40)})
-    return found[0], found[1]
-
-
-@pytest.fixture
-def served(docs_engine: Any) -> Iterator[Any]:
-    caches: list[Any] = []
-
-    def make(config: SemanticCacheConfig, **more: Any) -> Any:
-        cache = build_cache(config, docs_engine, background=False, **more)
-        caches.append(cache)
-        return Pipeline(docs_engine, cache)
-
-    yield make
-    for cache in caches:
-        cache.close()
-
-
-def uncached(engine: Any, wanted: Request) -> Answer:
-    return Pipeline(engine).answer(wanted)
 
 
 def test_an_exact_hit_gives_the_uncached_tokens(docs_engine: Any, served: Any) -> None:
@@ -206,65 +168,12 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     assert "could not be read" in answer.record.reason
 
 
-def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine: Any, served: Any) -> None:
-    pipeline = served(replace(ADOPT, reuse="blend"))
-    question = wordings()[0]
-    pipeline.answer(request(question, OTHER.text))
-    wanted = request(question)
-    answer = pipeline.answer(wanted)
-    assert answer.record.method in ("none", "prefix")
-    assert answer.record.reason
-    assert not answer.record.approximate
-    assert answer.record.stored
-    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-
-
 def test_a_prompt_seen_for_the_first_time_is_a_counted_refusal(served: Any) -> None:
     pipeline = served(replace(EXACT, second_sight=True))
     first, second, third = (pipeline.answer(request(wordings()[0])) for _ in range(3))
     assert (first.record.stored, second.record.stored) == (False, True)
     assert third.record.method == "exact"
     assert pipeline.cache.store.stats().refused == {"first_sight": 1}
-
-
-def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
-    """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
-    that compares V computes a whole layer besides."""
-    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_selector="value", blend_share=0.0))
-    pipeline.answer(request("Who?", DOCUMENT.text))
-    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
-    answer = pipeline.answer(longer)
-    assert answer.record.method == "prefix"
-    assert "the exact prefix is cheaper" in answer.record.reason
-    assert answer.record.reused_tokens > 0.3 * answer.record.prompt_tokens
-    assert answer.token_ids == uncached(docs_engine, longer).token_ids
-
-
-def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_engine: Any, served: Any) -> None:
-    """It has run the prompt already: nothing is run twice, and what it computed is exact and kept."""
-
-    class Own:
-        runs = 0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(docs_engine, name)
-
-        def run(self, *given: Any, **named: Any) -> Any:
-            self.runs += 1
-            return docs_engine.run(*given, **named)
-
-        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any) -> Any:
-            report = BlendReport(len(prepared.token_ids), reason="not this one")
-            return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
-
-    pipeline = served(replace(ADOPT, reuse="blend", exact_prefix=False))
-    pipeline.engine = Own()
-    one, other = wordings()
-    pipeline.answer(request(one))
-    record = pipeline.answer(request(other)).record
-    assert pipeline.engine.runs == 2
-    assert (record.method, record.reason, record.approximate, record.stored) == ("none", "not this one", False, True)
-    assert record.computed_tokens == record.prompt_tokens
 
 
 def test_clearing_one_partition_leaves_the_others_promotions(served: Any) -> None:
@@ -314,18 +223,3 @@ def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
     assert answer.record.method == "exact"
     assert answer.record.statuses["broken"] == "skip"
     assert pipeline.cache.stats("default").rejections["broken"] == 2
-
-
-def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, served: Any) -> None:
-    """The passages of two documents in one prompt, the second first: each fact is read from where it was computed."""
-    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, exact_prefix=False))
-    one, other = DOCUMENT.text, OTHER.text
-    for text in (one, other):
-        assert pipeline.answer(request("Where is it?", text)).record.stored
-    wanted = request(ask(FACT, random.Random(1)), f"{other} {one}")
-    answer = pipeline.answer(wanted)
-    report: BlendReport = answer.completion.details["blend"]
-    assert (answer.record.method, answer.record.level, answer.record.approximate) == ("blend", "copied", True)
-    assert report.share < 0.5
-    assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
-    assert answer.text == uncached(docs_engine, wanted).text

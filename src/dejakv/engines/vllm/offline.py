@@ -63,6 +63,7 @@ def start(
 
     from dejakv.engines.vllm import compat
     from dejakv.engines.vllm.fingerprint import server_epoch
+    from dejakv.engines.vllm.kernel_scan import without_llvmlite
     from dejakv.engines.vllm.launch import checkpoint_dtype, transfer_configs
     from dejakv.engines.vllm.traces import TraceProcessor
 
@@ -80,16 +81,17 @@ def start(
         blocks = {"block_size": CPU_BLOCK_TOKENS} if current_platform.is_cpu() else {}
         # Only the first of vLLM's two model runners takes such a processor, and only the CPU backend is sure to run that one.
         traced = {"logits_processors": [TraceProcessor]} if current_platform.is_cpu() else {}
-        llm = vllm.LLM(
-            where,
-            dtype=DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            mm_processor_cache_gb=0,  # a prompt may be prepared and never run
-            **transfer_configs(settings, folder.name)(where, trust_remote_code),
-            **{"enforce_eager": True, "max_num_seqs": 8} | blocks | traced | options,
-        )
+        with without_llvmlite():
+            llm = vllm.LLM(
+                where,
+                dtype=DTYPES[dtype],
+                trust_remote_code=trust_remote_code,
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+                mm_processor_cache_gb=0,  # a prompt may be prepared and never run
+                **transfer_configs(settings, folder.name)(where, trust_remote_code),
+                **{"enforce_eager": True, "max_num_seqs": 8} | blocks | traced | options,
+            )
         return Offline(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings, bool(traced))
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
         compat.forget()

@@ -1,0 +1,78 @@
+"""Blend over the whole path: what is blended, from whom, and what is run where a blend would not pay."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
+
+from dejakv.datasets.docs import ask
+from dejakv.reuse.blend import BlendReport
+
+
+def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(ADOPT, reuse="blend"))
+    question = wordings()[0]
+    pipeline.answer(request(question, OTHER.text))
+    wanted = request(question)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method in ("none", "prefix")
+    assert answer.record.reason
+    assert not answer.record.approximate
+    assert answer.record.stored
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
+    """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
+    that compares V computes a whole layer besides."""
+    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_selector="value", blend_share=0.0))
+    pipeline.answer(request("Who?", DOCUMENT.text))
+    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
+    answer = pipeline.answer(longer)
+    assert answer.record.method == "prefix"
+    assert "the exact prefix is cheaper" in answer.record.reason
+    assert answer.record.reused_tokens > 0.3 * answer.record.prompt_tokens
+    assert answer.token_ids == uncached(docs_engine, longer).token_ids
+
+
+def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_engine: Any, served: Any) -> None:
+    """It has run the prompt already: nothing is run twice, and what it computed is exact and kept."""
+
+    class Own:
+        runs = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(docs_engine, name)
+
+        def run(self, *given: Any, **named: Any) -> Any:
+            self.runs += 1
+            return docs_engine.run(*given, **named)
+
+        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any) -> Any:
+            report = BlendReport(len(prepared.token_ids), reason="not this one")
+            return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
+
+    pipeline = served(replace(ADOPT, reuse="blend", exact_prefix=False))
+    pipeline.engine = Own()
+    one, other = wordings()
+    pipeline.answer(request(one))
+    record = pipeline.answer(request(other)).record
+    assert pipeline.engine.runs == 2
+    assert (record.method, record.reason, record.approximate, record.stored) == ("none", "not this one", False, True)
+    assert record.computed_tokens == record.prompt_tokens
+
+
+def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, served: Any) -> None:
+    """The passages of two documents in one prompt, the second first: each fact is read from where it was computed."""
+    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, exact_prefix=False))
+    one, other = DOCUMENT.text, OTHER.text
+    for text in (one, other):
+        assert pipeline.answer(request("Where is it?", text)).record.stored
+    wanted = request(ask(FACT, random.Random(1)), f"{other} {one}")
+    answer = pipeline.answer(wanted)
+    report: BlendReport = answer.completion.details["blend"]
+    assert (answer.record.method, answer.record.level, answer.record.approximate) == ("blend", "copied", True)
+    assert report.share < 0.5
+    assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
+    assert answer.text == uncached(docs_engine, wanted).text
