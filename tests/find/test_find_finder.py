@@ -228,6 +228,8 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
     assert decision.found.copied == 180
     assert decision.statuses["copied"] == "hit"
     assert made.find(asked, Ask("blend", donors=1)).plan.donors == decision.plan.donors[:1]
+    assert made.find(asked, Ask("blend", threshold=0.9)).plan.donors == decision.plan.donors
+    assert made.find(asked, Ask("blend", threshold=0.95)).statuses["copied"] == "miss"
     assert made.find(asked, Ask("adopt")).plan.donors == ()
     assert made.find(asked, Ask("exact")).plan.method == "none"
 

@@ -14,7 +14,8 @@ class Ask:
     """What a request may be given.
 
     mode       `off` reuses nothing but exact prefixes and is not compared; `exact`, `adopt`, `blend`: see `ReuseMethod`
-    threshold  least score of similar text; it can only tighten what the cache is set to
+    threshold  least score of a donor: the cosine of similar text, or the share of the prompt that is copied text; it can only
+               tighten what the cache is set to
     donor      id of the only donor to be used beside exact ones; the caller vouches for it, so no guard is asked. It must be
                of the request's own partition and epoch
     no_store   nothing of this request is kept

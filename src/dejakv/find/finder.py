@@ -223,7 +223,7 @@ class Finder:
         donors = tuple(meta for meta in metas if meta is not None)
         used = {meta.id for meta in donors}
         copied = sum(run.length for run in cover.runs if run.donor in used)
-        if not donors or copied < LEAST_COPIED * cover.tokens:
+        if not donors or copied < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
             return Found()
         return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied)
 
