@@ -22,7 +22,7 @@ with full computation. Intervals are 95%, by bootstrap over the requests (10,000
 
 - *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
 - *Requests a second*: of the answers alone. *Stored after the answer* is the time until the state was kept, which no request waited for here.
-  Through vLLM it holds the copy that this comparison keeps beside the connector's own.
+  Through vLLM the connector stores while the answer is made.
 - *Missed*: requests for which no donor was used, so that they ran as under prefix caching; the ratio is against the same requests there.
   It says what a miss costs. *Blended*: the same for those that were blended.
 - *KL*: divergence of the first token from full computation's, nats. *Same likeliest token*: along full computation's answer.
