@@ -154,7 +154,7 @@ def test_impossible_blend_runs_exactly_and_is_stored(engine):
     assert output.told["method"] == "exact"
     assert output.told["level"] == "prefix"
     assert output.told["tokens_reused"] == 128
-    assert "too little in common" in output.told["reason"]
+    assert "too little is alike" in output.told["reason"]
     assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]
 
 

@@ -142,10 +142,10 @@ def test_a_run_says_how_near_each_arm_stayed(shapes: Ran, blended: Ran) -> None:
 
 
 def test_what_is_not_blended_says_why_and_is_exact(blended: Ran) -> None:
-    refused = [record for record in blended.records() if "too little in common" in record["reason"]]
+    refused = [record for record in blended.records() if "too little is alike" in record["reason"]]
     assert refused
     assert all(r["method"] == "none" and r["stored"] and r["computed_tokens"] == r["prompt_tokens"] for r in refused)
-    assert any("too little in common" in reason for reason in blended.summary["not_used"])
+    assert any("too little is alike" in reason for reason in blended.summary["not_used"])
     for method in ("none", "prefix", "exact"):
         assert blended.changed("cache", method) == []
 

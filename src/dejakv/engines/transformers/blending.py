@@ -9,7 +9,7 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.errors import ModelError
-from dejakv.reuse.blend import BlendConfig, BlendReport, find
+from dejakv.reuse.blend import BlendConfig, BlendReport, find, not_worth
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors
@@ -35,18 +35,13 @@ def plan_blend(
     begun = time.perf_counter()
     found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
     report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
-    if needed.share > config.max_share:
-        return None, replace(report, reason=f"{needed.share:.0%} of the prompt must be computed: too little is alike")
-    schedule = config.schedule_for(layers)
-    rows = sum(max(share, needed.share) for share in schedule.shares) / layers
-    if rows > config.max_computed:
-        return None, replace(
-            report, reason=f"blending would compute {rows:.0%} of the rows: the exact prefix is cheaper"
-        )
+    reason = not_worth(config, needed.share, layers)
+    if reason:
+        return None, replace(report, reason=reason)
     states = [chunk.tensor for chunk in chunks]
     planned = plan_cache(
         engine.model, prepared.token_ids, states, held, found, needed,
-        schedule, Selector(config.selector, config.seed),
+        config.schedule_for(layers), Selector(config.selector, config.seed),
         threshold=config.threshold if config.by_need else None,
     )  # fmt: skip
     return planned, report

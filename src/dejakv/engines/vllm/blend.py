@@ -17,7 +17,7 @@ from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.engines.vllm.llama import Decoder
 from dejakv.engines.vllm.tensors import borrowed
 from dejakv.errors import InputError
-from dejakv.reuse.blend import BlendConfig, find
+from dejakv.reuse.blend import BlendConfig, find, not_worth
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector, choose, relative_error
 from dejakv.reuse.token_map import Donors
@@ -82,15 +82,13 @@ class Blender:
         """To be called in a thread: everything that needs no forward pass. `token_ids` are the whole prompt's, and vLLM
         computes those from `stop` on.
 
-        Raises: InputError for a prompt that has too little in common with the donor.
+        Raises: InputError for a prompt that has too little in common with the donor, or is cheaper from its exact prefix.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         found, must = find(ids, Donors.of(chunk.meta.token_ids), self._embed, self.config, self._ends)
-        if must.share > self.config.max_share:
-            raise InputError(
-                f"too little in common with the donor: {must.share:.0%} of the rows would be computed,"
-                f" max_share is {self.config.max_share:.0%}"
-            )
+        reason = not_worth(self.config, must.share, len(self.decoder.layers))
+        if reason:
+            raise InputError(reason)
         source = torch.from_numpy(found.source).to(self.device)
         donor = borrowed(chunk.tensor).to(self.device)
         if donor.dtype != self.dtype:

@@ -29,10 +29,7 @@ def why_not(prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSett
 
 
 def blend_as(asked: BlendConfig | None) -> None:
-    """Has the connector of this process blend the next request in this way, if it is to be blended. Nothing else runs beside it.
-
-    `max_computed` does not count: vLLM's prefix is its own, and the connector's `min_gain` guards it.
-    """
+    """Has the connector of this process blend the next request in this way, if it is to be blended. Nothing else runs beside it."""
     if asked is not None:
         worker_side().blender.config = asked
 
