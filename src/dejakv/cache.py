@@ -143,8 +143,7 @@ class HierarchicalCache:
         check_partition(partition)
         self._writer.flush()
         removed = self.store.clear(partition)
-        self.finder.counts.clear(partition)
-        self.finder.promotions.clear(partition)
+        self.finder.clear(partition)
         return removed
 
     @property

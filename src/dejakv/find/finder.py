@@ -84,10 +84,9 @@ class Finder:
         self.promotions = Promotions()
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
-        self.copied: CopiedText | None = None
+        blends = self.config.copied_text and self.config.reuse == "blend"
+        self.copied = CopiedText(tokens_from(store)) if blends else None  # filled by `add`, like the levels
         self._beginning = threading.Lock()
-        if self.config.reuse == "blend":
-            self._begin_copied()
 
     def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
@@ -133,6 +132,13 @@ class Finder:
             self.copied.remove(donor)
         for level in self.levels:
             level.remove(donor)
+
+    def clear(self, partition: str) -> None:
+        """Forgets what was counted and remembered of one partition; its chunks leave by `remove`."""
+        self.counts.clear(partition)
+        self.promotions.clear(partition)
+        if self.copied is not None:
+            self.copied.forget(partition)
 
     def vectors(self, query: Query) -> Vectors:
         """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
