@@ -189,3 +189,20 @@ def test_token_ids_that_are_none_are_refused(token: object) -> None:
 
     with pytest.raises(StoreError, match="token ids"):
         encode_meta(replace(make_chunk().meta, token_ids=(1, token)))  # type: ignore[arg-type]
+
+
+def test_a_description_of_an_older_version_lacks_later_fields_and_is_read() -> None:
+    blob = encode_meta(make_chunk().meta)[16:]
+    length = int.from_bytes(blob[:4], "little")
+    described = json.loads(blob[4 : 4 + length])
+    older = {
+        name: value
+        for name, value in described.items()
+        if name not in ("parent", "rows_from", "position", "generation")
+    }
+    assert len(older) == len(described) - 4
+    body = json.dumps(older).encode()
+    content = len(body).to_bytes(4, "little") + body + blob[4 + length :]
+    meta = decode_meta(hashlib.blake2b(content, digest_size=16).digest() + content)
+    assert (meta.parent, meta.rows_from, meta.position, meta.generation) == ("", 0, 0, 0)
+    assert meta.token_ids == make_chunk().meta.token_ids

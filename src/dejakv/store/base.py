@@ -35,10 +35,16 @@ class ChunkMeta:
     """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
 
     id       `identity.exact_key` of the prompt
+    kind     `kv`: exact state of a prompt; other kinds are never used as such
     space    the levels' space it is indexed in (`Query.space`)
     vectors  latent and text vectors by layer, so that a restart embeds nothing again
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
     answer   the model's answer, if kept (reports and guards compare it); never served from here
+
+    parent, rows_from     id of the chunk that holds the first `rows_from` rows, exactly its own; the tensor holds the others.
+                          Empty and 0: the tensor holds all
+    position, generation  place of the first token in the prompt that it was computed in, and how often approximate state went
+                          into it; both 0 for exact state of a prompt
     """
 
     id: str
@@ -56,6 +62,10 @@ class ChunkMeta:
     created: float = 0.0
     nbytes: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parent: str = ""
+    rows_from: int = 0
+    position: int = 0
+    generation: int = 0
 
     @property
     def num_tokens(self) -> int:

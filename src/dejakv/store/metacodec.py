@@ -17,6 +17,8 @@ from dejakv.store.base import ChunkMeta
 from dejakv.store.codec import CorruptChunk
 
 _DIGEST = 16
+_LATER_FIELDS = {"parent": "", "rows_from": 0, "position": 0, "generation": 0}
+"""Fields that descriptions of older versions lack, with the values that these stand for."""
 _TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
 
 
@@ -42,7 +44,7 @@ def encode_meta(meta: ChunkMeta) -> bytes:
     vectors = {name: np.ascontiguousarray(vector, dtype="<f4") for name, vector in meta.vectors.items()}
     if any(vector.ndim != 1 for vector in vectors.values()):
         raise StoreError("a chunk's vectors must have one dimension each: reshape(-1) them")
-    described = {name: getattr(meta, name) for name in _TEXT_FIELDS} | {
+    described = {name: getattr(meta, name) for name in (*_TEXT_FIELDS, *_LATER_FIELDS)} | {
         "spans": [[span.start, span.length, span.digest] for span in meta.spans],
         "answer": meta.answer,
         "created": meta.created,
@@ -79,6 +81,7 @@ def decode_meta(blob: bytes) -> ChunkMeta:
             created=described["created"],
             nbytes=described["nbytes"],
             metadata=described["metadata"],
+            **{name: described.get(name, otherwise) for name, otherwise in _LATER_FIELDS.items()},
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptChunk("the description of a chunk has another version") from error
