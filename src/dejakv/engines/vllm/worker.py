@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm.blend import Blender, Draft
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
-from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.engines.vllm.watch import Watch
 from dejakv.errors import InputError, ModelError
 from dejakv.models.memory import is_out_of_memory
