@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError
-from dejakv.store.eviction import POLICIES, Budget, EvictionOrder, Usage, policy_named
+from dejakv.store.eviction import POLICIES, Budget, Usage, policy_named
+from dejakv.store.order import EvictionOrder
 
 
 def filled(policy: str, sizes: dict[str, int]) -> EvictionOrder:

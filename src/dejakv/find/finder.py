@@ -21,7 +21,7 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
 from dejakv.find.plan import Plan, plan
-from dejakv.find.prefix import PrefixHit, PrefixIndex
+from dejakv.store.prefix import PrefixHit, PrefixIndex
 from dejakv.find.promotion import Promotions
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.find.prefix import PrefixIndex
+from dejakv.store.prefix import PrefixIndex
 from dejakv.identity import BLOCK_TOKENS, Span, common_prefix
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
