@@ -30,6 +30,8 @@ class PrefixIndex:
         self._blocks: dict[str, list[str]] = {}
 
     def add(self, meta: ChunkMeta) -> None:
+        if meta.id in self._blocks:
+            return
         hashes = block_hashes(meta.partition, meta.epoch, meta.token_ids, meta.spans)
         with self._lock:
             if meta.id in self._blocks:
