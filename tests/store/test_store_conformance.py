@@ -56,7 +56,7 @@ class TestRedisStore(PersistentStoreTests, DeltasTests):
         return RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
 
 
-class TestDiskOverRedis(PersistentStoreTests, DeltasTests):
+class TestDiskOverRedis(DeltasTests):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: Any) -> None:
         self.url = redis_server.url

@@ -56,12 +56,13 @@ class Removed:
 def row_of(values: Sequence[Any]) -> Row | Unreadable:
     """The row in the result of a SELECT of `COLUMNS`."""
     sound = all(type(value) is kind for value, kind in zip(values, _TYPES, strict=True))
-    if not sound or not all(_is_text(value) for value in values if isinstance(value, str)) or not is_chunk(values[5]):
+    if not sound or not all(is_text(value) for value in values if isinstance(value, str)) or not is_chunk(values[5]):
         return Unreadable(values[0])
     return Row(*values[1:], number=values[0])
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """Whether it was read from valid UTF-8."""
     # Bytes that are not UTF-8 were decoded to surrogates.
     return value.isascii() or not any("\udc80" <= character <= "\udcff" for character in value)
 

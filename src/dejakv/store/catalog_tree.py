@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from dejakv.errors import StoreError
 from dejakv.store.base import as_node
-from dejakv.store.catalog_rows import Removed, Row, delete, insert
+from dejakv.store.catalog_rows import Removed, Row, delete, insert, is_text
 from dejakv.store.codec import CorruptChunk
 from dejakv.store.connection import Damaged
 from dejakv.store.counters import logger
@@ -59,7 +59,7 @@ def without_childless(connection: sqlite3.Connection, id: str, keep: Collection[
 def remove_below(connection: sqlite3.Connection, ids: Iterable[str]) -> list[Removed]:
     """Removes all rows that need those of removed ids, children first."""
     gone: list[Removed] = []
-    for id in ids:
+    for id in filter(is_text, ids):  # no row can name a damaged id
         below = connection.execute(
             "WITH RECURSIVE lost (number, id) AS (SELECT rowid, id FROM chunks WHERE parent = ? AND parent != '' UNION"
             " SELECT chunks.rowid, chunks.id FROM chunks JOIN lost ON chunks.parent = lost.id AND lost.id != '')"
@@ -191,4 +191,5 @@ def _become_node(connection: sqlite3.Connection, number: int, id: str) -> list[R
 
 def _parent_of(connection: sqlite3.Connection, number: int) -> str:
     found = connection.execute("SELECT parent FROM chunks WHERE rowid = ?", (number,)).fetchone()
-    return str(found[0]) if found else ""
+    parent = str(found[0]) if found else ""
+    return parent if is_text(parent) else ""
