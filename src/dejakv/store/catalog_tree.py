@@ -97,6 +97,12 @@ def replace_row(connection: sqlite3.Connection, row: Row) -> list[Removed]:
     return gone + (without_childless(connection, found[1]) if found and found[1] != row.parent else [])
 
 
+def a_child(connection: sqlite3.Connection, row: Row) -> list[str]:
+    """One child of a node, without which it would be none."""
+    found = connection.execute("SELECT id FROM chunks WHERE parent = ? LIMIT 1", (row.id,)).fetchall()
+    return [id for (id,) in found] if row.node else []
+
+
 def split_row(connection: sqlite3.Connection, node: Row, rest: Row) -> list[Removed] | None:
     """Puts `node` between a row and its parent, and `rest` in the row's place, with the row's uses. None if it is another one
     by now."""

@@ -77,7 +77,8 @@ class DiskWriter:
             upper, lower = new
             held = connection.execute("SELECT nbytes FROM chunks WHERE id = ?", (lower.id,)).fetchone() or (0,)
             more = upper.nbytes + lower.nbytes - _number(held[0])
-            evicted, reason = self._room(connection, more, 1 - upper.node, {lower.id}, {upper.parent})
+            stay = {lower.id, *catalog_tree.a_child(connection, lower)}
+            evicted, reason = self._room(connection, more, 1 - upper.node, stay, {upper.parent})
             gone = catalog_tree.split_row(connection, upper, lower)
             if gone is None:
                 raise Refused("changed")

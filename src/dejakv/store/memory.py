@@ -90,7 +90,9 @@ class MemoryStore:
             if old is None or node.meta.id in self._chunks or not may_split(old.meta, node.meta, rest.meta):
                 return False
             more = node.meta.kind != NODE
-            leaving = self._room(size + left - footprint(old), more, {rest.meta.id}, node.meta.parent)
+            leaving = self._room(
+                size + left - footprint(old), more, self._order.to_split(rest.meta.id), node.meta.parent
+            )
             if leaving is None:
                 return False
             self._order.split(node.meta.id, size, rest.meta.id, left, is_node=not more)

@@ -76,6 +76,10 @@ class EvictionOrder:
         self._take(rest)
         self._insert(rest, replace(old, nbytes=rest_nbytes, parent=node))
 
+    def to_split(self, id: str) -> set[str]:
+        """What must not be evicted while an entry is split: itself, and of a node one child, without which it would be none."""
+        return {id} if self.is_prompt(id) else {id, *list(self.children(id))[:1]}
+
     def resize(self, id: str, nbytes: int) -> None:
         """Notes the size of an entry that became a node."""
         entry = self._entries[id]

@@ -85,7 +85,7 @@ class QuotaStore(WrapperStore):
             if size is None or left is None or id not in order:
                 return False
             more = node.meta.kind != NODE
-            room = self._room(order, size + left - order.size(id), more, {id}, node.meta.parent)
+            room = self._room(order, size + left - order.size(id), more, order.to_split(id), node.meta.parent)
         if not self._leave(partition, room) or not super().split(node, rest):
             return False
         with self._lock:

@@ -87,7 +87,7 @@ local function first(stay, with_children)
         local page = redis.call('ZRANGE', p .. 'order', start, start + 63)
         if #page == 0 then return nil end
         for _, id in ipairs(page) do
-            if id ~= stay and has_children(id) == with_children and not (with_children and is_node(id)) then return id end
+            if not stay[id] and has_children(id) == with_children and not (with_children and is_node(id)) then return id end
         end
         start = start + 64
     end
@@ -104,18 +104,22 @@ local function fits(size, parent, max_bytes)
     return max_bytes == 0 or size <= max_bytes
 end
 
-local function make_room(size, entries, id, kept, max_bytes, max_entries)
+-- kept: an entry of which the rows must stay; child: another that stays
+local function make_room(size, entries, kept, child, max_bytes, max_entries)
+    local stay = {}
+    if child then stay[child] = true end
     while true do
         local bytes = tonumber(redis.call('GET', p .. 'bytes') or '0')
         local reason
         if max_bytes > 0 and bytes + size > max_bytes then reason = 'bytes'
         elseif max_entries > 0 and prompts() + entries > max_entries then reason = 'entries'
         else return end
-        local victim = first(kept, false)
-        if victim and victim ~= id then
+        local leaves = {[kept or ''] = true, [child or ''] = true}
+        local victim = first(leaves, false)
+        if victim then
             remove(victim, kept, reason)
         else
-            local inner = reason == 'entries' and first(id, true)
+            local inner = reason == 'entries' and first(stay, true)
             if not inner then return end
             become_node(inner, reason)
         end
@@ -163,7 +167,7 @@ if not fits(size, above, max_bytes) then return 'too_large' end
 -- First of all a write that needs memory: a server that has none refuses it, and only it, before anything is changed.
 redis.call('SET', p .. 'm:' .. id, new[6])
 local _, before = forget(id)
-make_room(size, new[5] == '1' and 0 or 1, id, above, max_bytes, max_entries)
+make_room(size, new[5] == '1' and 0 or 1, above, nil, max_bytes, max_entries)
 write(new)
 if before ~= above then without_childless(before, nil) end
 return gone
@@ -180,11 +184,13 @@ local id, above = rest[1], node[4] ~= '' and node[4] or nil
 local score = redis.call('ZSCORE', p .. 'order', id)
 local same = (redis.call('HGET', p .. 'parents', id) or nil) == above and (is_node(id) and '1' or '0') == rest[5]
 if not score or not same or redis.call('ZSCORE', p .. 'order', node[1]) then return 'changed' end
-if not fits(tonumber(node[3]) + tonumber(rest[3]), above, max_bytes) then return 'too_large' end
+-- Of a node one child stays, without which it would be none.
+local child = rest[5] == '1' and redis.call('SRANDMEMBER', p .. 'k:' .. id) or nil
+local size = tonumber(node[3]) + tonumber(rest[3])
+if not fits(size + (child and size_of(child) or 0), above, max_bytes) then return 'too_large' end
 redis.call('SET', p .. 'm:' .. node[1], node[6])
 forget(id)
-make_room(tonumber(node[3]) + tonumber(rest[3]), (node[5] == '1' and 0 or 1) + (rest[5] == '1' and 0 or 1), id, above,
-    max_bytes, max_entries)
+make_room(size, (node[5] == '1' and 0 or 1) + (rest[5] == '1' and 0 or 1), above, child, max_bytes, max_entries)
 write(node)
 write(rest, score)
 return gone
