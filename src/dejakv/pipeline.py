@@ -1,7 +1,7 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
@@ -23,7 +23,7 @@ from dejakv.find.plan import Plan
 from dejakv.levels.base import Status
 from dejakv.records import Record
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Chunk, ChunkMeta, load_rows
 
 OnToken = Callable[[int, str], None]
 
@@ -96,7 +96,7 @@ class Pipeline:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
-        chunks = self._chunks(self.cache, chosen.donors)
+        chunks = self._chunks(self.cache, chosen)
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
@@ -115,11 +115,15 @@ class Pipeline:
             self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
         return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
 
-    def _chunks(self, cache: HierarchicalCache, donors: Sequence[ChunkMeta]) -> list[Chunk]:
-        """The donors' state, as far as it can be read; only their descriptions where the engine holds it."""
+    def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
+        """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
         if isinstance(self.engine, HoldsState):
-            return [Chunk(meta, NO_STATE) for meta in donors]
-        return [chunk for meta in donors if (chunk := cache.store.get(meta.id)) is not None]
+            return [Chunk(meta, NO_STATE) for meta in chosen.donors]
+        if chosen.method == "prefix":
+            loaded = [load_rows(cache.store, meta.id, [(0, chosen.reused)]) for meta in chosen.donors]
+        else:
+            loaded = [cache.store.get(meta.id) for meta in chosen.donors]
+        return [chunk for chunk in loaded if chunk is not None]
 
     def _blend(
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"

@@ -3,7 +3,7 @@ import pytest
 from dejakv.find.ask import Ask, Mode
 from dejakv.find.found import Found
 from dejakv.find.plan import plan
-from dejakv.find.prefix import PrefixHit
+from dejakv.store.prefix import PrefixHit
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
 
