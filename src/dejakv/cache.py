@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.counts import CacheCounts
 from dejakv.engines.base import Completion, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
-from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
-from dejakv.find.plan import Plan
+from dejakv.find.finder import Embed, Finder, no_vectors
+from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level
@@ -53,9 +54,9 @@ class HierarchicalCache:
         ):  # the newest is found first, as before a restart
             self.finder.add(meta)
 
-    def find(self, prepared: Prepared, ask: Ask | None = None, *, pays: PrefixPays | None = None) -> Decision:
+    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """How to run a prompt; without `ask`, as its request and the settings say. See `Finder.find`."""
-        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), pays=pays)
+        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
 
     def record(self, prepared: Prepared, decision: Decision, ran: Plan, completion: Completion) -> bool:
         """Keeps what was computed, off the caller's path. True if it was handed to the writer.
