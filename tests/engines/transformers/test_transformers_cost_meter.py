@@ -95,15 +95,16 @@ def test_a_request_is_computed_in_full_where_that_is_faster(docs_engine) -> None
     """The documents model is narrow, so attention is most of its work: a few held tokens of many do not pay."""
     words = [f"fact {number} is here." for number in range(200)]
     first, second = (prompt_of(" ".join(["Ann lives in Paris.", *order]), "Where?") for order in (words, words[::-1]))
-    with_cache = Pipeline(docs_engine, build_cache(SemanticCacheConfig(index_encoder="model"), docs_engine))
+    cache = build_cache(SemanticCacheConfig(index_encoder="model"), docs_engine)
+    with_cache = Pipeline(docs_engine, cache)
     try:
         records = []
         for prompt in (first, second, first):
             request = Request("r", prompt, prompt, sampling=Sampling(1))
             records.append(with_cache.answer(request).record)
-            with_cache.cache.flush()
+            cache.flush()
     finally:
-        with_cache.cache.close()
+        cache.close()
     held = [replace(record, request_id="").method for record in records]
     assert held == ["none", "none", "exact"]
     assert records[1].computed_tokens == records[1].prompt_tokens
