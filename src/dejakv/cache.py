@@ -16,6 +16,7 @@ from dejakv.engines.base import Completion, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
+from dejakv.find.prefix import EpochPrefixes
 from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
@@ -91,6 +92,10 @@ class HierarchicalCache:
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
+
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
+        return self.finder.prefixes(epoch)
 
     def describe(
         self, prepared: Prepared, decision: Decision, *, answer: str | None = None, nbytes: int = 0

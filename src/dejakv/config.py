@@ -33,6 +33,7 @@ class SemanticCacheConfig:
     embedding_layers      latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
+    free_order            parts of a prompt are rearranged where the request says that their order is free
     costs                 seconds of a row, of a pair of tokens, of a byte loaded, of a token blended (see `dejakv.costs`), for
                           runs that must choose alike; empty: measured, which follows the machine
     lexical_guard         veto on other content words, numbers, polarity or question type
@@ -67,6 +68,7 @@ class SemanticCacheConfig:
     embedding_layers: tuple[str, ...] = ()
     embedding_hook: str = "none"
     embedding_match: LayerMatch = "all"
+    free_order: bool = True
     min_gain: Count = 16
     costs: tuple[Seconds, ...] = ()
     lexical_guard: bool = True

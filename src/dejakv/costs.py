@@ -57,6 +57,10 @@ class Costs:
         """A prompt from the state of its first `held` tokens."""
         return self.rows(tokens - held, tokens) + self.load(held)
 
+    def prefix_saves(self, held: int, other: int, tokens: int) -> bool:
+        """Whether an exact prefix of `held` tokens makes a prompt faster than one of `other` tokens."""
+        return self.prefix(held, tokens) < min(self.prefix(other, tokens), self.full(tokens))
+
     def blending(self, rows: float, tokens: int, loaded: int) -> float:
         """A blend that computes so many rows, the mean over layers, from donors of `loaded` tokens."""
         return self.rows(rows, tokens) + tokens * self.blend + self.load(loaded)

@@ -23,6 +23,7 @@ from dejakv.find.decision import Decision
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
+from dejakv.part_order import Arrangement, arranged
 from dejakv.records import Record
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta
@@ -62,6 +63,15 @@ class Pipeline:
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
         clock = _FirstToken(time.perf_counter(), on_token)
+        best = self._arranged(request)
+        answer = self._answer(request if best is None else best.of(request), clock, no_store)
+        if best is None:
+            return answer
+        record = answer.record
+        ordered = replace(record, order=best.order, lookup_ms=record.lookup_ms + 1e3 * best.seconds)
+        return replace(answer, record=ordered)
+
+    def _answer(self, request: Request, clock: "_FirstToken", no_store: bool) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
             epoch = self.engine.epoch
@@ -75,6 +85,21 @@ class Pipeline:
         reason = self.engine.unidentified if self.cache is not None and isinstance(self.engine, FollowsWeights) else ""
         chosen = Plan("none", reason=reason)
         return _answer(prepared, completion, chosen, None, clock, None)
+
+    def _arranged(self, request: Request) -> Arrangement | None:
+        """The parts in the order that takes least, where another one than the order given does."""
+        epoch = self.engine.epoch
+        if request.order != "free" or self.cache is None or not self.cache.config.free_order or not epoch:
+            return None
+
+        def tokenize(text: str) -> tuple[int, ...]:
+            return self.engine.prepare(replace(request, prompt=text, parts=(), order="given")).token_ids
+
+        best = arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+        costs = costs_of(self.engine, self.cache.config.costs)
+        if not best.changed or (costs is not None and not costs.prefix_saves(best.held, best.given, best.tokens)):
+            return None
+        return best
 
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
@@ -241,5 +266,6 @@ def _answer(
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate,
+        plans=str(replace(decision, plan=chosen)) if decision else "",
     )
     return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

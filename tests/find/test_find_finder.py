@@ -132,7 +132,9 @@ def test_a_prefix_that_does_not_pay_is_not_used() -> None:
 
 
 def test_a_blend_takes_the_exact_prefix_of_another_donor_along() -> None:
-    made = finder_of(SIMILAR, PREFIXED, level=similar(), copied_text=False)
+    made = finder_of(
+        SIMILAR, PREFIXED, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),), copied_text=False
+    )
     decision = made.find(ASKED, Ask("blend"), costs=Costs(row=1e-3))
     assert [meta.id for meta in decision.plan.donors] == [id_of(SIMILAR), id_of(PREFIXED)]
     assert (decision.plan.kept, decision.plan.reused) == (64, 93)  # a fifth of the 36 rows behind the prefix

@@ -22,7 +22,7 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
-from dejakv.find.prefix import PrefixHit, PrefixIndex
+from dejakv.find.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 from dejakv.find.promotion import Promotions
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
@@ -139,6 +139,10 @@ class Finder:
         self.promotions.clear(partition)
         if self.copied is not None:
             self.copied.forget(partition)
+
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """How much of a prompt is a prefix of a stored one."""
+        return EpochPrefixes(self._prefix, epoch)
 
     def vectors(self, query: Query) -> Vectors:
         """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
