@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.counts import CacheCounts
 from dejakv.engines.base import Completion, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
-from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
-from dejakv.find.plan import Plan
+from dejakv.find.finder import Embed, Finder, no_vectors
+from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
 
 
@@ -53,9 +55,9 @@ class HierarchicalCache:
         ):  # the newest is found first, as before a restart
             self.finder.add(meta)
 
-    def find(self, prepared: Prepared, ask: Ask | None = None, *, pays: PrefixPays | None = None) -> Decision:
+    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """How to run a prompt; without `ask`, as its request and the settings say. See `Finder.find`."""
-        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), pays=pays)
+        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
 
     def record(self, prepared: Prepared, decision: Decision, ran: Plan, completion: Completion) -> bool:
         """Keeps what was computed, off the caller's path. True if it was handed to the writer.
@@ -90,6 +92,10 @@ class HierarchicalCache:
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
+
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
+        return self.finder.prefixes(epoch)
 
     def describe(
         self, prepared: Prepared, decision: Decision, *, answer: str | None = None, nbytes: int = 0

@@ -12,15 +12,18 @@ from dejakv.engines.base import (
     Engine,
     FollowsWeights,
     HoldsState,
-    KnowsPrefixCost,
+    KnowsCosts,
     Prepared,
     Start,
+    costs_of,
 )
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
-from dejakv.find.plan import Plan
+from dejakv.find.plan import most_computed
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
+from dejakv.part_order import Arrangement, arranged
 from dejakv.records import Record
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
@@ -51,6 +54,8 @@ class Pipeline:
         self.cache = cache
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
+        if cache is not None and isinstance(engine, KnowsCosts):
+            engine.costs()  # measured now, and not while the first request waits
 
     def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
@@ -58,6 +63,15 @@ class Pipeline:
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
         clock = _FirstToken(time.perf_counter(), on_token)
+        best = self._arranged(request)
+        answer = self._answer(request if best is None else best.of(request), clock, no_store)
+        if best is None:
+            return answer
+        record = answer.record
+        ordered = replace(record, order=best.order, lookup_ms=record.lookup_ms + 1e3 * best.seconds)
+        return replace(answer, record=ordered)
+
+    def _answer(self, request: Request, clock: "_FirstToken", no_store: bool) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
             epoch = self.engine.epoch
@@ -72,6 +86,21 @@ class Pipeline:
         chosen = Plan("none", reason=reason)
         return _answer(prepared, completion, chosen, None, clock, None)
 
+    def _arranged(self, request: Request) -> Arrangement | None:
+        """The parts in the order that takes least, where another one than the order given does."""
+        epoch = self.engine.epoch
+        if request.order != "free" or self.cache is None or not self.cache.config.free_order or not epoch:
+            return None
+
+        def tokenize(text: str) -> tuple[int, ...]:
+            return self.engine.prepare(replace(request, prompt=text, parts=(), order="given")).token_ids
+
+        best = arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+        costs = costs_of(self.engine, self.cache.config.costs)
+        if not best.changed or (costs is not None and not costs.prefix_saves(best.held, best.given, best.tokens)):
+            return None
+        return best
+
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
         if isinstance(self.engine, FollowsWeights):
@@ -80,8 +109,7 @@ class Pipeline:
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
-        pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
-        decision = cache.find(prepared, ask, pays=pays)
+        decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
         if cache.config.enable_fusion_cache:
             fusion = _fusion_status(prepared, completion)
@@ -96,7 +124,9 @@ class Pipeline:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
+        begun = time.perf_counter()
         chunks = self._chunks(self.cache, chosen)
+        reading = time.perf_counter() - begun
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
@@ -107,13 +137,16 @@ class Pipeline:
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
             start = None if isinstance(self.engine, HoldsState) else Start(chunks[0], tokens)
-            return self.engine.run(target, start=start, sampling=sampling, on_token=clock), chosen
+            completion = self.engine.run(target, start=start, sampling=sampling, on_token=clock)
         except (ModelError, InputError) as error:
             if clock.seconds is not None:  # the client has seen a part of this answer
                 raise
             reason = f"the donor's state does not fit: {error}"
             self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
-        return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
+            return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
+        if isinstance(self.engine, KnowsCosts):
+            self.engine.loaded(completion.bytes_loaded, reading + completion.inject_s)
+        return completion, chosen
 
     def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
         """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
@@ -134,9 +167,9 @@ class Pipeline:
 
         config = self.cache.config
         settings = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
-        held = decision.exact.reused
-        spare = 1.0 - (held + config.min_gain) / len(prepared.token_ids)  # what the exact prefix leaves to save
-        settings = replace(settings, max_computed=max(0.0, spare))
+        costs = costs_of(self.engine, config.costs)
+        most = most_computed(len(prepared.token_ids), chosen, decision.exact, config.min_gain, costs)
+        settings = replace(settings, max_computed=most)
         ran = chosen
 
         def instead() -> Completion:
@@ -237,5 +270,6 @@ def _answer(
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate,
+        plans=str(replace(decision, plan=chosen)) if decision else "",
     )
     return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

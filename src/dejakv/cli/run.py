@@ -57,7 +57,13 @@ def run_command(
     split: Annotated[Text, _data(help="gqa: split on the hub (default: val).")] = None,
     image_root: Annotated[Text, _data(help="Folder of the pictures.")] = None,
     passages: Annotated[Number, _data(help="rag: passages in a prompt (default: 8).")] = None,
-    order: Annotated[Text, _data(help="rag: order of passages: score, document or shuffled (default: score).")] = None,
+    order: Annotated[
+        Text,
+        _data(
+            help="rag: order of passages: score, document, shuffled, or free (by score, and the cache may arrange them) "
+            "(default: score)."
+        ),
+    ] = None,
     window: Annotated[Number, _data(help="sessions: history messages kept; 0: all.")] = None,
     compact_tools: Annotated[
         Number, _data(help="sessions: tool results kept whole, older ones become one line (default: all).")
@@ -90,6 +96,13 @@ def run_command(
         Number,
         _reuse(
             help=f"Fewest tokens an approximate plan must save beyond the exact prefix (default: {SemanticCacheConfig.min_gain})."
+        ),
+    ] = None,
+    costs: Annotated[
+        Text,
+        _reuse(
+            help="Seconds of a row, of a pair of tokens, of a byte loaded and of a token blended, with commas, for a run that "
+            "chooses plans as another did (default: measured)."
         ),
     ] = None,
     disable_lexical_guard: Annotated[
@@ -220,7 +233,7 @@ def run_command(
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
         "index_encoder": index_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
-        "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
+        "min_gain": min_gain, "costs": _constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
@@ -243,3 +256,13 @@ def run_command(
         typer.echo(f"dejakv: stopped after {result.summary['samples']} of {result.summary['stopped_before']}"
                    f" samples: {again}", err=True)  # fmt: skip
         raise typer.Exit(130)
+
+
+def _constants(given: str | None) -> tuple[float, ...] | None:
+    """Raises: ConfigError for what is no list of numbers."""
+    from dejakv.errors import ConfigError
+
+    try:
+        return tuple(float(part) for part in given.split(",")) if given else None
+    except ValueError as error:
+        raise ConfigError(f"--costs {given!r}: give four numbers with commas, such as 4e-3,1.3e-6,1e-9,2e-4") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.costs import Costs
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Chunk, Tensor
@@ -108,12 +109,21 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class KnowsPrefixCost(Protocol):
-    """An engine in which a short prefix of a long prompt can cost more than it saves. In others every prefix pays."""
+class KnowsCosts(Protocol):
+    """An engine that knows what its work takes here. In others the plan that reuses most runs."""
 
-    def prefix_pays(self, held: int, tokens: int) -> bool:
-        """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
+    def costs(self) -> Costs:
+        """The constants as they are now: measured when first asked for, then following what requests took."""
         ...
+
+    def loaded(self, nbytes: int, seconds: float) -> None:
+        """Tells how long it took to bring state of so many bytes from the store into the engine."""
+        ...
+
+
+def costs_of(engine: object, fixed: tuple[float, ...]) -> Costs | None:
+    """What plans cost in an engine; `fixed`: the setting `costs`. None for one that does not know."""
+    return engine.costs().fixed(fixed) if isinstance(engine, KnowsCosts) else None
 
 
 @runtime_checkable

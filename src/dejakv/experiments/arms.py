@@ -26,6 +26,7 @@ def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
     plain = replace(
         SemanticCacheConfig(),
         exact_text=False,
+        free_order=False,
         semantic_text=False,
         max_bytes=config.max_bytes,
         max_cached_blocks=config.max_cached_blocks,

@@ -11,7 +11,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.datasets.base import Sample
-from dejakv.engines.base import NO_STATE, Completion
+from dejakv.engines.base import NO_STATE, Completion, costs_of
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
@@ -33,7 +33,7 @@ def dry_run(
         prepared = engine.prepare(prompter.request(sample))
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
         prepared = replace(prepared, epoch=engine.epoch)
-        decision = cache.find(prepared)
+        decision = cache.find(prepared, costs=costs_of(engine, settings.cache.costs))
         planned = decision.plan
         hit = planned.method in ("exact", "adopt", "blend")
         donor = planned.donors[0] if hit else None
@@ -52,6 +52,7 @@ def dry_run(
                 "donor_answer": donor.answer if donor else None,
                 "right": right,
                 "reason": planned.reason,
+                "plans": str(decision),
                 "statuses": dict(decision.statuses),
                 "lookup_ms": 1e3 * decision.seconds,
             }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dejakv.config import MediaPolicy, SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
@@ -20,7 +21,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
-from dejakv.find.plan import Plan, plan
+from dejakv.find.plan import Planned, plan
 from dejakv.find.promotion import Promotions
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
@@ -28,10 +29,9 @@ from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta, Store
-from dejakv.store.prefix import PrefixHit, PrefixIndex
+from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
 Embed = Callable[[Request], Vectors]
-PrefixPays = Callable[[int, int], bool]
 COPIED = "copied"
 """Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
 
@@ -88,10 +88,10 @@ class Finder:
         self.copied = CopiedText(tokens_from(store)) if blends else None  # filled by `add`, like the levels
         self._beginning = threading.Lock()
 
-    def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
+    def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
 
-        pays  whether an exact prefix of so many tokens makes a prompt of so many faster; None: every one does
+        costs  what computing and loading take in the engine; None: not known, and the way that reuses most runs
 
         Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
         """
@@ -101,15 +101,15 @@ class Finder:
         query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
-        found = replace(found, prefix=self._longest_prefix(prepared, pays) if self.config.exact_prefix else None)
-        statuses["kv_cache"] = "hit" if found.match or found.prefix else "miss"
+        found = replace(found, prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
+        planned = self._plan(prepared, key, found, ask, costs)
+        chosen, exact = planned.plan, planned.exact
+        statuses["kv_cache"] = "hit" if found.match or exact.donors else "miss"
         self.counts.lookup(request.partition, found.verdicts)
-        exact = plan(len(prepared.token_ids), Found(prefix=found.prefix), Ask())
-        chosen = self._plan(prepared, key, found, ask, exact)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
-        return Decision(
-            key, len(prepared.token_ids), ask, chosen, exact, found, query, statuses, time.perf_counter() - began
-        )
+        seconds = time.perf_counter() - began
+        tokens = len(prepared.token_ids)
+        return Decision(key, tokens, ask, chosen, exact, found, query, statuses, seconds, planned.candidates)
 
     def add(self, meta: ChunkMeta) -> None:
         """Makes a stored chunk findable."""
@@ -140,6 +140,10 @@ class Finder:
         if self.copied is not None:
             self.copied.forget(partition)
 
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """How much of a prompt is a prefix of a stored one."""
+        return EpochPrefixes(self._prefix, epoch)
+
     def vectors(self, query: Query) -> Vectors:
         """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
         vectors = dict(query.vectors)
@@ -149,15 +153,18 @@ class Finder:
                 vectors["text"] = text
         return vectors
 
-    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, exact: Plan) -> Plan:
+    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, costs: Costs | None) -> Planned:
         same = bool(found.donors) and found.donors[0].id == key
+        config = self.config
+        planned = plan(
+            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share,
+            most=self._most(ask), costs=costs,
+        )  # fmt: skip
         if ask.method != "exact" and not same and self.promotions.due(key):
             self.counts.promotion(prepared.request.partition)
-            return replace(exact, reason="promoted: served approximately before, exact from now on")
-        config = self.config
-        return plan(
-            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share
-        )  # fmt: skip
+            reason = "promoted: served approximately before, exact from now on"
+            return replace(planned, plan=replace(planned.exact, reason=reason))
+        return planned
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         epoch = prepared.epoch
@@ -252,9 +259,9 @@ class Finder:
         meta = self.store.meta(id)
         return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
 
-    def _longest_prefix(self, prepared: Prepared, pays: PrefixPays | None) -> tuple[PrefixHit, ChunkMeta] | None:
+    def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
         hit = self._prefix.longest(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
-        if hit is None or (pays is not None and not pays(hit.tokens, len(prepared.token_ids))):
+        if hit is None:
             return None
         meta = self.store.meta(hit.donor)
         return (hit, meta) if meta is not None else None

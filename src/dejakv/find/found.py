@@ -13,7 +13,7 @@ class Found:
     """Donors and an exact prefix.
 
     match     the best donor that passed the guards; `donors` its description first, further ones only for blend
-    prefix    the longest exact prefix that is worth loading
+    prefix    the longest exact prefix, whether it is worth loading or not
     verdicts  what the guards said of each candidate they saw
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
     """

@@ -30,13 +30,16 @@ OPENING = 16
 class Need:
     """`forced[i]`: row i is computed in every layer. `changed`: the tokens that caused it, `tail`: rows of the question.
 
-    left  rows that a budget did not stretch to; computing some of them only would leave half a sentence
+    left   rows not to be chosen: those that a budget did not stretch to, since some of them alone would leave half a sentence,
+           and those of the exact prefix
+    exact  rows from the beginning whose state is exact: they stand as they are
     """
 
     forced: NDArray[np.bool_]
     changed: NDArray[np.bool_]
     tail: int
     left: NDArray[np.bool_]
+    exact: int = 0
 
     @property
     def share(self) -> float:
@@ -53,6 +56,7 @@ def need(
     tail: int | None = None,
     min_similarity: float = 0.2,
     budget: float | None = None,
+    exact: int = 0,
 ) -> Need:
     """Which rows are forced.
 
@@ -63,6 +67,7 @@ def need(
     min_similarity  below it a token is always computed
     budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
                     first, then new ones, then reworded ones, short before long, while they fit
+    exact           rows from the beginning whose state is exact, fewer than there are
 
     Raises: ConfigError for an unknown rule or a negative tail.
     """
@@ -75,7 +80,7 @@ def need(
     rows = min(n, question_length(parts, n) if tail is None else tail)
     forced = np.zeros(n, dtype=bool)
     forced[n - rows :] = True
-    changed = left = np.zeros(n, dtype=bool)
+    changed, left = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     if rule != "none":
         there = segments(donors.ids, ends, donors.starts)
         differs = donors.ids[found.source] != target
@@ -86,10 +91,13 @@ def need(
         lost = differs | _foreign(target, donors, found, parts, there)
         changed = edits | (lost if rule == "changed" else unknown) | weak
         changed[n - rows :] = False
+        changed[:exact] = False
         wanted = rest_of_sentence(changed, parts) & ~forced
-        taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * n) - rows)
+        taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
         forced, left = forced | taken, wanted & ~taken
-    return Need(forced, changed, rows, left)
+    forced[:exact] = False
+    left[:exact] = True
+    return Need(forced, changed, rows, left, exact)
 
 
 def _affordable(

@@ -75,3 +75,16 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+@dataclass(frozen=True)
+class EpochPrefixes:
+    """The index as one model's prompts see it (`arrange.Prefixes`)."""
+
+    index: PrefixIndex
+    epoch: str
+
+    def held(self, token_ids: Sequence[int], partition: str) -> int:
+        """How many leading tokens a stored prompt of the partition shares."""
+        hit = self.index.longest(partition, self.epoch, token_ids) if token_ids else None
+        return hit.tokens if hit is not None else 0

@@ -67,8 +67,8 @@ def plan_cache(
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
     left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left)
-    asked = complete < len(layers) and schedule.rows(complete, tokens) > needed.forced.sum()
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, needed.exact)
+    asked = complete < len(layers) and schedule.rows(complete, tokens, needed.exact) > needed.forced.sum()
     if selector.name == "query" and asked:  # else the forced rows are all that is computed
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)

@@ -33,9 +33,10 @@ def plan_blend(
     target = with_media(prepared.token_ids, prepared.spans)
     held = Donors.of(*(with_media(chunk.meta.token_ids, chunk.meta.spans) for chunk in chunks))
     begun = time.perf_counter()
-    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
+    exact = [chunk.meta.generation == chunk.meta.position == 0 for chunk in chunks]
+    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer), exact)
     report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
-    reason = not_worth(config, needed.share, layers)
+    reason = not_worth(config, needed, layers)
     if reason:
         return None, replace(report, reason=reason)
     states = [chunk.tensor for chunk in chunks]
