@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 
 from dejakv.identity import Span
 
+EXACT = "kv"
+"""Kind of a chunk: exact state of a prompt."""
+
+ROWS = "rows"
+"""Kind of a chunk: rows of a blended prompt that were computed in every layer. They serve later blends alone."""
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -34,8 +40,8 @@ class Tensor:
 class ChunkMeta:
     """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
 
-    id       `identity.exact_key` of the prompt
-    kind     `kv`: exact state of a prompt; other kinds are never used as such
+    id       `identity.exact_key` of the prompt; `identity.rows_key` of rows
+    kind     `EXACT`, or another, which is never used as such (`ROWS`)
     space    the levels' space it is indexed in (`Query.space`)
     vectors  latent and text vectors by layer, so that a restart embeds nothing again
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
@@ -55,7 +61,7 @@ class ChunkMeta:
     chunk: str
     space: str = ""
     spans: tuple[Span, ...] = ()
-    kind: str = "kv"
+    kind: str = EXACT
     embedder: str = ""
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
     answer: str | None = None
@@ -74,8 +80,8 @@ class ChunkMeta:
 
 @dataclass(frozen=True)
 class Chunk:
-    """State of a prompt. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as the model
-    cached it (rotated for positions 0..tokens-1)."""
+    """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
+    the model cached it (rotated for positions `meta.position` and following)."""
 
     meta: ChunkMeta
     tensor: Tensor

@@ -13,7 +13,6 @@ from typing import Any
 from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.lookups import Found, Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
@@ -225,8 +224,6 @@ class SchedulerSide:
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
-        elif tracked.approximate and found is not None and not tracked.repeats:
-            self.lookups.cache.finder.promotions.note(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
 
     def _deadline(self) -> float:
