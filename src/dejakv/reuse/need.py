@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError
 from dejakv.reuse.segments import Segments, rarity, segments, weights_of
-from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches
 
 Rule = Literal["changed", "edits", "none"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -23,9 +23,9 @@ NEW_SHARE = 0.5
 """A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
 LONGEST_TAIL = 64
 ISLAND = 8
-"""State of fewer tokens than this between computed rows is computed too: text that short was found by chance, and would break
-new text into runs too short to be kept. On 150 requests of `repo` it saves a tenth of the computed tokens, of `rag` a
-twentieth."""
+"""Inside new text, state of fewer tokens than this between computed rows is computed too: text that short was found by chance,
+and would break new text into runs too short to be kept. On 150 requests of `repo` it saves a tenth of the computed tokens, of `rag`
+a twentieth."""
 SHORT = 32
 """Equal tokens that are no chance: the shortest run that is always found (`find.copied.fingerprints.GUARANTEED`)."""
 OPENING = 16
@@ -69,7 +69,7 @@ def need(
     min_similarity  below it a token is always computed
     budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
                     first, then new ones, then reworded ones, short before long, while they fit. Without a limit
-                    islands of state between computed rows are computed too
+                    islands of state inside new text are computed too
 
     Raises: ConfigError for an unknown rule or a negative tail.
     """
@@ -131,12 +131,14 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
 
 
 def _islands(target: Ids, donors: Donors, found: TokenMap, forced: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows in stretches of fewer than `ISLAND` between forced rows that are no part of a long run of equal tokens."""
+    """Stretches of fewer than `ISLAND` rows between forced rows, in text of at least `SHORT` tokens that is new."""
     first, stop = equal_runs(target, donors, found.source)
-    edges = np.flatnonzero(np.diff(~forced, prepend=False, append=False))
+    new = stop - first < SHORT
     islands = np.zeros(len(target), dtype=bool)
-    for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        islands[begin:end] = begin > 0 and end - begin < ISLAND and bool((stop - first)[begin:end].max() < SHORT)
+    for begin, end in stretches(~forced):
+        islands[begin:end] = begin > 0 and end - begin < ISLAND and bool(new[begin:end].all())
+    for begin, end in stretches((forced | islands) & new):
+        islands[begin:end] &= end - begin >= SHORT
     return islands
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches
 
 
 def new_runs(
@@ -14,6 +14,4 @@ def new_runs(
     """
     first, stop = equal_runs(target, donors, found.source)
     fresh = computed & (stop - first < least) & (target >= 0)
-    edges = np.flatnonzero(np.diff(fresh, prepend=False, append=False))
-    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    return tuple((begin, end) for begin, end in runs if end - begin >= least)
+    return tuple((begin, end) for begin, end in stretches(fresh) if end - begin >= least)

@@ -99,6 +99,12 @@ class TokenMap:
         return len(self.source)
 
 
+def stretches(marked: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First and stop of each run of marked places."""
+    edges = np.flatnonzero(np.diff(marked, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
 def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
     """For each token of the target, first and stop of the run of tokens around it that equal consecutive tokens of one donor. A
     token that differs from its own is alone."""

@@ -31,8 +31,8 @@ class SchedulerSide:
     ranks        workers that each carry out every order for their part of the heads, and answer it
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
-    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted, stored nor
-                 promoted, and nobody finds their blocks; None: requests are served
+    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted nor
+                 stored, and nobody finds their blocks; None: requests are served
     """
 
     settings: ConnectorSettings
