@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dejakv.errors import ConfigError
-from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector, Quality, quality_of
+from dejakv.reuse.quality import (
+    DEFAULT,
+    MAP,
+    MAX_GENERATION,
+    BlendMap,
+    BlendQuality,
+    BlendSelector,
+    Quality,
+    quality_of,
+)
 from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, check_fields, from_mapping, shown
 
 ReuseMethod = Literal["exact", "adopt", "blend"]
@@ -53,6 +62,8 @@ class SemanticCacheConfig:
                           has changed. None: the quality's
     blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
     blend_map, blend_donors  token map (see `dejakv.reuse.blend.BlendConfig`), and how many prompts a blend takes state from
+    max_generation        rows that a blend computed may serve later blends: how often approximate state may have gone into
+                          them; 0: they are not kept
     """
 
     reuse: ReuseMethod = "exact"
@@ -89,7 +100,8 @@ class SemanticCacheConfig:
     blend_map: BlendMap = MAP
     blend_selector: BlendSelector | None = None
     blend_share: Share | None = None
-    blend_donors: Positive = 8
+    blend_donors: Positive = 16
+    max_generation: Count = MAX_GENERATION
     image_root: Folder | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
 
 OnToken = Callable[[int, str], None]
+logger = logging.getLogger("dejakv")
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,15 @@ class Answer:
 
 
 class Pipeline:
-    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full."""
+    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
-    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None) -> None:
+    promotes  prompts that were answered approximately wait for `promote_one`, which its owner calls in idle time
+    """
+
+    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
         self.engine = engine
         self.cache = cache
+        self.promotes = promotes
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
         if cache is not None and isinstance(engine, KnowsCosts):
@@ -101,6 +107,31 @@ class Pipeline:
             return None
         return best
 
+    def promote_one(self) -> bool:
+        """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
+
+        For idle time: it takes as long as the prompt's prefill. Prompts whose exact state has arrived meanwhile, or that
+        another model answered, are passed over. A failure is counted and logged, and the prompt forgotten.
+        """
+        cache = self.cache
+        while cache is not None and (waiting := cache.promotions.take()) is not None:
+            if cache.store.meta(waiting.key) is None and waiting.epoch == self.engine.epoch:
+                done = False
+                try:
+                    done = self._promote(cache, waiting.request, waiting.epoch)
+                except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
+                    logger.exception("a prompt could not be computed in idle time")
+                cache.finder.counts.promotion(waiting.request.partition, done)
+                return True
+        return False
+
+    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str) -> bool:
+        """Whether the prompt's exact state was handed to the writer."""
+        prepared = replace(self.engine.prepare(request), epoch=epoch)
+        decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
+        completion, _ = self._run(prepared, decision.plan, decision, _FirstToken(time.perf_counter(), None))
+        return cache.keep(prepared, decision, completion)
+
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
         if isinstance(self.engine, FollowsWeights):
@@ -115,7 +146,7 @@ class Pipeline:
             fusion = _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
-        stored = cache.record(prepared, decision, chosen, completion)
+        stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
         return replace(answer, record=replace(answer.record, stored=stored))
 
     def _run(

@@ -158,6 +158,12 @@ def run_command(
         Text,
         _blend(help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."),
     ] = None,
+    max_generation: Annotated[
+        Number,
+        _reuse(
+            help=f"Rows that a blend computed serve later blends: how often approximate state may have gone into them; 0: they are not kept (default: {SemanticCacheConfig.max_generation})."
+        ),
+    ] = None,
     blend_share: Annotated[
         float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
     ] = None,
@@ -201,6 +207,17 @@ def run_command(
         float | None, _run(help=f"Sampling temperature; 0: greedy (default: {RunSettings.temperature}).")
     ] = None,
     seed: Annotated[Number, _run(help=f"Seed of the data set and of sampling (default: {RunSettings.seed}).")] = None,
+    repeat: Annotated[
+        Number,
+        _data(min=1, help=f"How often the samples come, one round after another (default: {RunSettings.repeat})."),
+    ] = None,
+    promote: Annotated[
+        bool,
+        _reuse(
+            "--promote",
+            help="After each request, outside of its times, compute a prompt exactly that was answered approximately, as a server does in idle time.",
+        ),
+    ] = False,
     noise_floor: Annotated[
         Number,
         _run(
@@ -228,6 +245,7 @@ def run_command(
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
+        "repeat": repeat, "promote": promote or None,
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
@@ -237,7 +255,7 @@ def run_command(
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
-        "blend_share": blend_share, "image_root": image_root,
+        "blend_share": blend_share, "max_generation": max_generation, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "copied_text": False if disable_copied_text else None,

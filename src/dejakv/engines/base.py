@@ -48,6 +48,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class ComputedRows:
+    """Rows of a blended prompt that were computed in every layer and stand in none of its donors.
+
+    runs        first and stop of each run of them in the prompt; no run holds a part of a picture
+    donors      ids of the chunks whose state they attended to
+    generation  1 + the largest generation of these
+    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `Chunk`), None if the engine cannot;
+                costs a copy: call it after the answer
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    donors: tuple[str, ...]
+    generation: int
+    capture: Callable[[int, int], Tensor | None] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Completion:
     """What came out and what it took.
 
@@ -55,6 +72,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    rows             what later blends may take from this one, None if nothing was blended
     shared           the caller is handed the state as well (in `details`): capture before it can change it
     continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
                      (teacher forcing), None if the engine cannot; for measurements
@@ -70,6 +88,7 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    rows: ComputedRows | None = None
     shared: bool = False
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])

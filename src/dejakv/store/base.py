@@ -15,6 +15,9 @@ KV = "kv"
 NODE = "node"
 """Kind of a chunk that holds rows for other chunks alone, and stands for no prompt: see `deltas`."""
 
+ROWS = "rows"
+"""Kind of a chunk with rows of a blended prompt that were computed in every layer. They serve later blends alone."""
+
 Rows = Sequence[tuple[int, int]]
 """Ranges of rows `[start, stop)`, of the whole prompt."""
 
@@ -43,8 +46,8 @@ class Tensor:
 class ChunkMeta:
     """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
 
-    id       `identity.exact_key` of the prompt
-    kind     `KV`: exact state of a prompt; `NODE`: exact rows that several prompts share; others are never used as such
+    id       `identity.exact_key` of the prompt; `identity.rows_key` of rows
+    kind     `KV`: exact state of a prompt; `NODE`: exact rows that several prompts share; others (`ROWS`) are never used as such
     space    the levels' space it is indexed in (`Query.space`)
     vectors  latent and text vectors by layer, so that a restart embeds nothing again
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
@@ -93,8 +96,8 @@ def may_split(held: ChunkMeta, node: ChunkMeta, rest: ChunkMeta) -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """State of a prompt. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as the model
-    cached it (rotated for positions 0..tokens-1).
+    """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
+    the model cached it (rotated for positions `meta.position` and following).
 
     rows  rows of the tensor that are defined, None for all: see `LoadsRows`
     """

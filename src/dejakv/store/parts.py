@@ -10,7 +10,7 @@ from dejakv.identity import Span, exact_key
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Tensor
 from dejakv.store.codec import CorruptChunk
 
-ROWS = 3
+AXIS = 3
 """Axis of a KV tensor: `[2, layers, kv_heads, rows, head_dim]`."""
 _DIMENSIONS = 5
 
@@ -29,7 +29,7 @@ def is_exact(chunk: Chunk) -> bool:
 def has_its_rows(chunk: Chunk) -> bool:
     """Whether the tensor has a row for each token that the description says it has."""
     shape = chunk.tensor.shape
-    return len(shape) == _DIMENSIONS and shape[ROWS] == chunk.meta.num_tokens - chunk.meta.rows_from
+    return len(shape) == _DIMENSIONS and shape[AXIS] == chunk.meta.num_tokens - chunk.meta.rows_from
 
 
 def outside_media(tokens: int, spans: Sequence[Span]) -> int:
@@ -79,11 +79,11 @@ def assembled(meta: ChunkMeta, parts: Sequence[Chunk], rows: Rows | None) -> Chu
     """
     first = parts[0].tensor
     shape = list(first.shape)
-    shape[ROWS : ROWS + 1] = [meta.num_tokens]
+    shape[AXIS : AXIS + 1] = [meta.num_tokens]
     whole = np.empty(shape, first.data.dtype)
     for part in parts:
         start, expected = part.meta.rows_from, list(shape)
-        expected[ROWS : ROWS + 1] = [part.meta.num_tokens - start]
+        expected[AXIS : AXIS + 1] = [part.meta.num_tokens - start]
         if list(part.tensor.shape) != expected or part.tensor.dtype != first.dtype or not has_its_rows(part):
             raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
         for low, high in _inside(part.meta, [(0, meta.num_tokens)] if rows is None else rows):

@@ -228,7 +228,7 @@ class TransformersEngine(WatchedModel, Embeddings):
                     on_token=on_token,
                 )
             # A model that changed while it ran made state that is of neither.
-            kept = planned is None and bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+            kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
             self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
@@ -250,7 +250,8 @@ class TransformersEngine(WatchedModel, Embeddings):
             latency_s=now - clock.began,
             inject_s=inject,
             bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if cache is not None and kept else None,
+            capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
+            rows=planned.rows() if planned is not None and kept else None,
             shared=not isinstance(output, torch.Tensor),
             continued=continuation(self.model, cache, ids, place),
             details={"output": output},
