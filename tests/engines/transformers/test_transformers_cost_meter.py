@@ -86,6 +86,7 @@ def test_short_work_teaches_nothing() -> None:
 
 
 def test_the_engine_is_timed_when_a_cache_needs_it(docs_engine) -> None:
+    assert docs_engine.costs(timed=False).row > 0
     assert isinstance(docs_engine, KnowsCosts)
     assert docs_engine.costs().row > 0
     assert docs_engine.costs().token_bytes > 0
