@@ -5,7 +5,7 @@
 Tokens are counted without a model: every prompt once in the order of its scores, once arranged (`dejakv.arrange`), each
 against what came before it in the same way. Rows of a blend are an estimate: what was never computed before, and at least a
 fifth of what is behind the exact prefix. Answers are computed in full in both orders, so that nothing but the order differs. A
-prompt that nothing would rearrange is read in reverse order.
+prompt that nothing would rearrange is read in reverse order. Ctrl-C ends the answers, and what is there is reported.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median
@@ -77,24 +78,25 @@ def compared(engine: TransformersEngine, requests: Sequence[tuple[Request, str |
     found = arrangements([request for request, _ in requests], lambda text: list(ids_of(engine, text)))
     close: list[Fidelity] = []
     first, whole, right, right_other = [], [], [], []
-    for (request, answer), best in zip(requests, found, strict=True):
-        reverse = tuple(reversed(range(len(request.parts))))
-        other = best.of(request).prompt if best.changed else request.frame.prompt(reverse)
-        one = engine.run(engine.prepare(request))
-        two = engine.run(engine.prepare(plain(other)))
-        told = fidelity(one.continued(one.token_ids), two.continued(one.token_ids))
-        assert told is not None
-        close.append(told)
-        first.append(one.token_ids[:1] == two.token_ids[:1])
-        whole.append(one.token_ids == two.token_ids)
-        if answer:
-            right.append(holds(one.text, answer))
-            right_other.append(holds(two.text, answer))
-        print(f"{request.id}: KL {told.kl:.3f}, top-1 {told.top1:.2f}", file=sys.stderr, flush=True)
+    with suppress(KeyboardInterrupt):
+        for (request, answer), best in zip(requests, found, strict=True):
+            reverse = tuple(reversed(range(len(request.parts))))
+            other = best.of(request).prompt if best.changed else request.frame.prompt(reverse)
+            one = engine.run(engine.prepare(request))
+            two = engine.run(engine.prepare(plain(other)))
+            told = fidelity(one.continued(one.token_ids), two.continued(one.token_ids))
+            assert told is not None
+            close.append(told)
+            first.append(one.token_ids[:1] == two.token_ids[:1])
+            whole.append(one.token_ids == two.token_ids)
+            if answer:
+                right.append(holds(one.text, answer))
+                right_other.append(holds(two.text, answer))
+            print(f"{request.id}: KL {told.kl:.3f}, top-1 {told.top1:.2f}", file=sys.stderr, flush=True)
     return {
         "prompts": len(close),
-        "tokens_mean": mean(best.tokens for best in found),
-        "arranged": sum(best.changed for best in found),
+        "tokens_mean": mean(best.tokens for best in found[: len(close)]),
+        "arranged": sum(best.changed for best in found[: len(close)]),
         **means(close),
         "kl_median": median(item.kl for item in close),
         "same_first_token": mean(first),

@@ -174,11 +174,11 @@ def test_parts_of_free_order_are_arranged(server: Any) -> None:
     client = client_of(server)
     sentences = tuple(" ".join(DOCUMENT.text.split(". ")[start : start + 8]) for start in (0, 8))
 
-    def answered(parts: tuple[str, ...], **options: Any) -> Any:
-        texts = [{"role": "system", "content": "\n".join(parts)}, {"role": "user", "content": question(3)}]
-        body = {"dejakv": {"order": "free", "parts": parts, **options}}
+    def answered(texts: tuple[str, ...], **options: Any) -> Any:
+        chat: list[Any] = [{"role": "system", "content": "\n".join(texts)}, {"role": "user", "content": question(3)}]
+        body = {"dejakv": {"order": "free", "parts": texts, **options}}
         made = client.chat.completions.create(
-            model="docs-lm", messages=texts, temperature=0, max_tokens=4, extra_body=body
+            model="docs-lm", messages=chat, temperature=0, max_tokens=4, extra_body=body
         )
         server.app.state.service.worker.pipeline.cache.flush()
         assert made.model_extra is not None
