@@ -16,12 +16,12 @@ from dejakv.engines.base import Completion, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
-from dejakv.find.prefix import EpochPrefixes
 from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
 
 

@@ -1,7 +1,7 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
@@ -26,7 +26,7 @@ from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.records import Record
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Chunk, ChunkMeta, load_rows
 
 OnToken = Callable[[int, str], None]
 
@@ -127,7 +127,7 @@ class Pipeline:
         assert self.cache is not None
         sampling = prepared.request.sampling
         begun = time.perf_counter()
-        chunks = self._chunks(self.cache, chosen.donors)
+        chunks = self._chunks(self.cache, chosen)
         reading = time.perf_counter() - begun
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
@@ -150,11 +150,15 @@ class Pipeline:
             self.engine.loaded(completion.bytes_loaded, reading + completion.inject_s)
         return completion, chosen
 
-    def _chunks(self, cache: HierarchicalCache, donors: Sequence[ChunkMeta]) -> list[Chunk]:
-        """The donors' state, as far as it can be read; only their descriptions where the engine holds it."""
+    def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
+        """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
         if isinstance(self.engine, HoldsState):
-            return [Chunk(meta, NO_STATE) for meta in donors]
-        return [chunk for meta in donors if (chunk := cache.store.get(meta.id)) is not None]
+            return [Chunk(meta, NO_STATE) for meta in chosen.donors]
+        if chosen.method == "prefix":
+            loaded = [load_rows(cache.store, meta.id, [(0, chosen.reused)]) for meta in chosen.donors]
+        else:
+            loaded = [cache.store.get(meta.id) for meta in chosen.donors]
+        return [chunk for chunk in loaded if chunk is not None]
 
     def _blend(
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"

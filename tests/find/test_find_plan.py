@@ -9,10 +9,10 @@ from dejakv.costs import Costs
 from dejakv.find.ask import Ask, Mode
 from dejakv.find.found import Found
 from dejakv.find.plan import most_computed, plan
-from dejakv.find.prefix import PrefixHit
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
+from dejakv.store.prefix import PrefixHit
 
 
 def meta(name: str, tokens: int = 100) -> ChunkMeta:

@@ -22,7 +22,6 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
-from dejakv.find.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 from dejakv.find.promotion import Promotions
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
@@ -30,6 +29,7 @@ from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta, Store
+from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
 Embed = Callable[[Request], Vectors]
 COPIED = "copied"

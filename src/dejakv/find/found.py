@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from dejakv.find.prefix import PrefixHit
 from dejakv.guards.base import Verdict
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
+from dejakv.store.prefix import PrefixHit
 
 
 @dataclass(frozen=True)

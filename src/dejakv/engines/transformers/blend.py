@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.blend_seams import Seams
-from dejakv.engines.transformers.kv import to_torch
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.need import Need
@@ -93,7 +93,7 @@ def rearrange(
         rows = np.flatnonzero(number == index)
         if not rows.size and len(states) > 1:
             continue
-        state = to_torch(stored)
+        state = borrowed(stored)
         if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
             raise ModelError(
                 f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.engines.vllm.llama import Decoder
-from dejakv.engines.vllm.tensors import borrowed
 from dejakv.errors import InputError
 from dejakv.reuse.blend import BlendConfig, find, not_worth
 from dejakv.reuse.schedule import Schedule
