@@ -1,7 +1,7 @@
 """Parts of a prompt: where they stand, and what is refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.errors import InputError
@@ -11,6 +11,7 @@ from dejakv.request import Media, Request
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.strip)
 
 
+@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=5, unique=True), texts, st.sampled_from(["\n\n", " ", "--", ""]), st.data())
 def test_a_prompt_with_another_order_has_the_same_parts(
     parts: list[str], around: str, between: str, data: st.DataObject

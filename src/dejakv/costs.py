@@ -90,7 +90,9 @@ class Rate:
     Thread-safe."""
 
     def __init__(self, begin: float) -> None:
-        self._seen = [begin] * BEGINNINGS
+        self._begin = [begin] * BEGINNINGS
+        self._seen = self._begin
+        self._missed = 0
         self._lock = Lock()
 
     @property
@@ -101,3 +103,12 @@ class Rate:
     def add(self, observed: float) -> None:
         with self._lock:
             self._seen = [*self._seen, max(0.0, observed)][-SEEN:]
+            self._missed = 0
+
+    def missed(self) -> None:
+        """Another kind of work was done instead. After `SEEN` times in a row what was observed is forgotten: else a slow spell would
+        rule this kind out for good, since nothing more would be seen of it."""
+        with self._lock:
+            self._missed += 1
+            if self._missed >= SEEN:
+                self._seen, self._missed = self._begin, 0

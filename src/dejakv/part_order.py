@@ -18,6 +18,9 @@ from dejakv.identity import BLOCK_TOKENS
 from dejakv.parts import Frame, check_parts
 from dejakv.request import DEFAULT_PARTITION, Request
 
+BEGINNING = 256
+"""Characters of a part by which it is seen whether it may come next."""
+
 Tokenize = Callable[[str], Sequence[int]]
 
 BORDER = BLOCK_TOKENS + 2
@@ -41,7 +44,7 @@ class Arrangement:
     prompt  its text
     held    tokens from the beginning that were computed before; `given` so many in the order given
     tokens  tokens of the prompt
-    seconds what the search took
+    seconds  what the search took
     """
 
     order: tuple[int, ...]
@@ -78,7 +81,8 @@ def arrange(
     tokenize       token ids of a text, as the engine makes them of a prompt
     before, after  the prompt around the parts; `between` stands between them
 
-    At most n (n + 1) / 2 openings are tokenized for n parts, and n where nothing was seen before.
+    Where nothing was seen before, the beginnings of n parts are tokenized; at most n (n + 1) openings. Parts of less than 16 tokens
+    are not looked for.
 
     Raises: InputError for no parts, an empty one, or one given twice.
     """
@@ -96,16 +100,14 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
 
     prompt = frame.prompt(given)
     held, tokens = found(prompt)
-    as_given = Arrangement(given, prompt, held, held, tokens)
-    order = (*_greedy(frame, found), *given)
-    order = tuple(dict.fromkeys(order))
-    if order == given:
-        return as_given
-    prompt = frame.prompt(order)
-    longer, tokens = found(prompt)
-    if longer < held + BLOCK_TOKENS:
-        return as_given
-    return Arrangement(order, prompt, longer, held, tokens, time.perf_counter() - began)
+    best = Arrangement(given, prompt, held, held, tokens)
+    order = tuple(dict.fromkeys((*_greedy(frame, found), *given)))
+    if order != given:
+        prompt = frame.prompt(order)
+        longer, tokens = found(prompt)
+        if longer >= held + BLOCK_TOKENS:
+            best = Arrangement(order, prompt, longer, held, tokens)
+    return replace(best, seconds=time.perf_counter() - began)
 
 
 def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
@@ -114,14 +116,22 @@ def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
     left = list(range(len(frame.parts)))
     reached = found(frame.before)[0] if frame.before else 0
     while left:
+        known = [number for number in left if _begins(frame, chosen, number, found) >= reached + BLOCK_TOKENS]
         # What stands behind every part is tokenized with it, so that tokens across the border count.
-        tried = [found(frame.opening([*chosen, number]) + frame.between) for number in left]
-        best = max(range(len(left)), key=lambda place: tried[place][0])
-        longest, length = tried[best]
-        if longest < reached + BLOCK_TOKENS:
+        tried = {number: found(frame.opening([*chosen, number]) + frame.between) for number in known}
+        if not tried:
             break
-        chosen.append(left.pop(best))
+        best = max(known, key=lambda number: tried[number][0])
+        longest, length = tried[best]
+        chosen.append(best)
+        left.remove(best)
         reached = longest
         if longest < length - BORDER:
             break
     return chosen
+
+
+def _begins(frame: Frame, chosen: Sequence[int], number: int, found: Callable[[str], tuple[int, int]]) -> int:
+    """Tokens found with the beginning of a part behind the chosen ones: most parts are told apart by it."""
+    opening = frame.opening([*chosen, number])
+    return found(opening[: len(opening) - max(0, len(frame.parts[number]) - BEGINNING)])[0]

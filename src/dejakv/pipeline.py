@@ -60,8 +60,8 @@ class Pipeline:
         self.promotes = promotes
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
-        if cache is not None and isinstance(engine, KnowsCosts):
-            engine.costs()  # measured now, and not while the first request waits
+        if cache is not None:
+            costs_of(engine, cache.config.costs)  # measured now, and not while the first request waits
 
     def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
@@ -69,13 +69,13 @@ class Pipeline:
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
         clock = _FirstToken(time.perf_counter(), on_token)
-        best = self._arranged(request)
-        answer = self._answer(request if best is None else best.of(request), clock, no_store)
+        best = self._arrangement(request)
         if best is None:
-            return answer
-        record = answer.record
-        ordered = replace(record, order=best.order, lookup_ms=record.lookup_ms + 1e3 * best.seconds)
-        return replace(answer, record=ordered)
+            return self._answer(request, clock, no_store)
+        other = best.changed and self._saves(best)
+        answer = self._answer(best.of(request) if other else request, clock, no_store)
+        record = replace(answer.record, lookup_ms=answer.record.lookup_ms + 1e3 * best.seconds)
+        return replace(answer, record=replace(record, order=best.order) if other else record)
 
     def _answer(self, request: Request, clock: "_FirstToken", no_store: bool) -> Answer:
         prepared = self.engine.prepare(request)
@@ -92,8 +92,8 @@ class Pipeline:
         chosen = Plan("none", reason=reason)
         return _answer(prepared, completion, chosen, None, clock, None)
 
-    def _arranged(self, request: Request) -> Arrangement | None:
-        """The parts in the order that takes least, where another one than the order given does."""
+    def _arrangement(self, request: Request) -> Arrangement | None:
+        """The order of its parts in which most of the prompt was computed before; None for a prompt that runs as it is."""
         epoch = self.engine.epoch
         if request.order != "free" or self.cache is None or not self.cache.config.free_order or not epoch:
             return None
@@ -101,11 +101,13 @@ class Pipeline:
         def tokenize(text: str) -> tuple[int, ...]:
             return self.engine.prepare(replace(request, prompt=text, parts=(), order="given")).token_ids
 
-        best = arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+        return arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+
+    def _saves(self, best: Arrangement) -> bool:
+        """Whether the longer prefix takes less time than the order given. Without costs every longer one does."""
+        assert self.cache is not None
         costs = costs_of(self.engine, self.cache.config.costs)
-        if not best.changed or (costs is not None and not costs.prefix_saves(best.held, best.given, best.tokens)):
-            return None
-        return best
+        return costs is None or costs.prefix_saves(best.held, best.given, best.tokens)
 
     def promote_one(self) -> bool:
         """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.

@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.costs import Costs
@@ -120,6 +120,7 @@ constants = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
 def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Costs, tokens: int, data: Any) -> None:
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
@@ -130,6 +131,7 @@ def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Co
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
 
 
+@settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
 def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, data: Any) -> None:
     less, more = sorted(data.draw(st.tuples(st.integers(0, tokens - 1), st.integers(0, tokens - 1))))
@@ -142,6 +144,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, 
     assert seconds(more) <= seconds(less)
 
 
+@settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
 def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact_plan(
     costs: Costs, tokens: int, data: Any

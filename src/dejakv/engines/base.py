@@ -131,8 +131,9 @@ class Engine(Protocol):
 class KnowsCosts(Protocol):
     """An engine that knows what its work takes here. In others the plan that reuses most runs."""
 
-    def costs(self) -> Costs:
-        """The constants as they are now: measured when first asked for, then following what requests took."""
+    def costs(self, *, timed: bool = True) -> Costs:
+        """The constants as they are now: measured when first asked for, then following what requests took. `timed=False` runs
+        nothing: until they are measured, they are counted from the model's shape."""
         ...
 
     def loaded(self, nbytes: int, seconds: float) -> None:
@@ -140,9 +141,9 @@ class KnowsCosts(Protocol):
         ...
 
 
-def costs_of(engine: object, fixed: tuple[float, ...]) -> Costs | None:
+def costs_of(engine: object, fixed: tuple[float, ...], *, timed: bool = True) -> Costs | None:
     """What plans cost in an engine; `fixed`: the setting `costs`. None for one that does not know."""
-    return engine.costs().fixed(fixed) if isinstance(engine, KnowsCosts) else None
+    return engine.costs(timed=timed and not fixed).fixed(fixed) if isinstance(engine, KnowsCosts) else None
 
 
 @runtime_checkable

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import SEEN
 from dejakv.datasets.docs import prompt_of
 from dejakv.engines.base import KnowsCosts
-from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, CostMeter, Shape
+from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 
@@ -24,6 +25,13 @@ def test_the_shape_is_the_models() -> None:
     model = LlamaForCausalLM(config)
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64 + 2 * 32
     assert Shape.of(model, "sdpa") == Shape(2 * 3 * layer, 4 * 3 * 64, 0.5, 2 * 3 * 2 * 16 * 4)
+
+
+def test_layers_may_have_any_name() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+    shape = Shape.of(model, "sdpa")
+    assert shape.row > 2 * 2 * 12 * 8 * 8
+    assert CostMeter(shape, lambda rows: rows).costs().row > 0
 
 
 def test_every_prefix_pays_where_whole_prompts_have_a_mask_too() -> None:
@@ -75,6 +83,20 @@ def test_prefixes_and_blends_teach_as_whole_prompts_do() -> None:
     assert costs.blend == pytest.approx(BLEND_ROWS * costs.row)
 
 
+def test_a_slow_spell_does_not_rule_a_plan_out_for_good() -> None:
+    meter = CostMeter(SMOLLM2, None)
+    before = meter.costs()
+    for _ in range(10):
+        meter.blended(200, 900, 100 * before.full(900))
+        meter.loaded(LEAST_BYTES, 10.0)
+    assert meter.costs().blend > 10 * before.blend
+    for _ in range(SEEN):
+        meter.computed(900, 900, before.full(900))
+    after = meter.costs()
+    assert after.blend == pytest.approx(before.blend)
+    assert after.byte == before.byte
+
+
 def test_short_work_teaches_nothing() -> None:
     meter = CostMeter(SMOLLM2, None)
     before = meter.costs()
@@ -86,6 +108,7 @@ def test_short_work_teaches_nothing() -> None:
 
 
 def test_the_engine_is_timed_when_a_cache_needs_it(docs_engine) -> None:
+    assert docs_engine.costs(timed=False).row > 0
     assert isinstance(docs_engine, KnowsCosts)
     assert docs_engine.costs().row > 0
     assert docs_engine.costs().token_bytes > 0

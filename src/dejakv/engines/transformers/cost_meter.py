@@ -52,11 +52,13 @@ class Shape:
         embeddings = model.get_input_embeddings().weight
         config = model.config.get_text_config(decoder=True)
         layers, heads = config.num_hidden_layers, config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        weights = sum(p.numel() for name, p in model.named_parameters() if "layers." in name and "vision" not in name)
-        held = 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * size * embeddings.element_size()
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        named = [(name, p.numel()) for name, p in model.named_parameters() if "vision" not in name]
+        weights = sum(size for name, size in named if "layers." in name)
+        weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
+        held = 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
         masked = attention == "sdpa" and embeddings.device.type == "cpu"
-        return cls(2 * weights, 4 * layers * heads * size if masked else 0, 0.5 if masked else 1.0, held)
+        return cls(2 * weights, 4 * layers * heads * width if masked else 0, 0.5 if masked else 1.0, held)
 
 
 class CostMeter:
@@ -89,6 +91,9 @@ class CostMeter:
         """A prompt of which so many rows were computed, the rest loaded."""
         if seconds >= LEAST_SECONDS:
             self._operation.add(seconds / self._operations(rows, tokens))
+        if rows == tokens:
+            self._blend.missed()
+            self._byte.missed()
 
     def blended(self, rows: float, tokens: int, seconds: float) -> None:
         """A prompt of which so many rows were computed, the mean over layers, in a blend."""

@@ -257,9 +257,9 @@ class TransformersEngine(WatchedModel, Embeddings):
             details={"output": output},
         )
 
-    def costs(self) -> Costs:
+    def costs(self, *, timed: bool = True) -> Costs:
         """See `KnowsCosts`."""
-        if not self._meter.timed:
+        if timed and not self._meter.timed:
             with self._lock:
                 self._meter.time()
         return self._meter.costs()
