@@ -18,7 +18,7 @@ from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
 from dejakv.find.plan import Plan
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows
+from dejakv.find.rows import derived, described_rows
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level
@@ -145,6 +145,11 @@ class HierarchicalCache:
             nbytes=nbytes,
             metadata={"request": request.id},
         )
+
+    def derived(self, donor: str) -> list[str]:
+        """Ids of the stored rows that a chunk's state went into, through all generations: whoever deletes a chunk for what it says
+        deletes these too."""
+        return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""
