@@ -13,7 +13,7 @@ def methods(engine: Any, promote: bool) -> tuple[list[str], list[str]]:
     """Of both rounds."""
     chosen = {"max_samples": SAMPLES, "repeat": 2, "promote": promote, "arms": ("cache",), "dtype": "fp32"}
     rows = run(settings_from("docs", chosen, {}), engine=engine).rows
-    found = [row.outcomes["cache"].record.method for row in rows]
+    found = [row.arms["cache"].record.method for row in rows]
     assert len(found) == 2 * SAMPLES
     return list(found[:SAMPLES]), list(found[SAMPLES:])
 
