@@ -18,7 +18,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows
+from dejakv.find.rows import derived, described_rows
 from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
@@ -151,6 +151,11 @@ class HierarchicalCache:
             nbytes=nbytes,
             metadata={"request": request.id},
         )
+
+    def derived(self, donor: str) -> list[str]:
+        """Ids of the stored rows that a chunk's state went into, through all generations: whoever deletes a chunk for what it says
+        deletes these too."""
+        return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""

@@ -1,7 +1,8 @@
 """Blend: take a similar donor's state token by token, and compute the rows that need it (SemShareKV, arXiv 2509.24832).
 
 Settings, what it took, and the two steps that know tokens alone: the token map and what must be computed. An engine does the
-rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never captured and never a donor.
+rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never used as exact: rows that were computed in every layer may
+serve later blends (`new_text`), the others nothing.
 """
 
 from collections.abc import Sequence
