@@ -16,7 +16,7 @@ from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Store, StoreStat
 from dejakv.store.codec import CorruptChunk
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.parts import (
-    assembled,
+    Assembly,
     beginning_of,
     cut,
     follows,
@@ -193,16 +193,18 @@ class DeltaStore(WrapperStore):
         wanted = needed(reversed(chain), rows) or [meta]
         if wanted[-1] is not meta:
             self.touch(meta.id)  # a use, although nothing of its own is read
-        parts = [self.inner.get(part.id) for part in wanted]
-        sound = [part for part, of in zip(parts, wanted, strict=True) if part and part.meta.rows_from == of.rows_from]
-        if len(sound) < len(wanted):
-            return None
+        whole = Assembly(meta, rows)
         try:
-            return assembled(meta, sound, rows)
+            for of in wanted:
+                part = self.inner.get(of.id)
+                if part is None or part.meta.rows_from != of.rows_from:
+                    return None
+                whole.add(part)
         except CorruptChunk as error:
             self._counters.corrupt(meta.partition)
             self._lost(meta, str(error))
             return None
+        return whole.chunk()
 
     def _lost(self, meta: ChunkMeta, why: str) -> None:
         logger.warning("chunk %s and all that need its rows are removed: %s", meta.id, why)
