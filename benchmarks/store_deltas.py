@@ -107,9 +107,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=None, help="write the results as JSON")
     options = parser.parse_args()
     told = prompts(options.turns, options.turn_tokens, options.others)
-    rows = np.random.default_rng(1).integers(
-        0, 2**16, (2, LAYERS, HEADS, max(map(len, told)), WIDTH), dtype=np.uint16
-    )
+    rows = np.random.default_rng(1).integers(0, 2**16, (2, LAYERS, HEADS, max(map(len, told)), WIDTH), dtype=np.uint16)
     row = 2 * LAYERS * HEADS * WIDTH * 2
     about = machine()
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']:.1f}, Python {about['python']}")
@@ -139,7 +137,9 @@ def main() -> int:
         spread = f"({found['p10_ms']:.2f} to {found['p90_ms']:.2f})"
         print(f"{name:32s} {found['median_ms']:8.2f} ms  {spread:18s} {found['median_ms'] / base:6.2f} x memcpy")
     ratio = loaded["disk, from its parts"]["median_ms"] / base
-    print(f"goal: a load from {options.turns} parts within {GOAL_LOAD:g} x memcpy: {'met' if ratio <= GOAL_LOAD else 'missed'}")
+    print(
+        f"goal: a load from {options.turns} parts within {GOAL_LOAD:g} x memcpy: {'met' if ratio <= GOAL_LOAD else 'missed'}"
+    )
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
     return 0

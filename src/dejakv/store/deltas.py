@@ -148,10 +148,11 @@ class DeltaStore(WrapperStore):
     ) -> ChunkMeta | None:
         """Splits a held entry where a new prompt leaves it, or ends: then the part before is that prompt. The description of
         the part before; None if the entry cannot be split."""
-        upper = new if at == new.num_tokens else as_node(beginning_of(held, at))
+        own = at == new.num_tokens
+        upper = new if own else as_node(beginning_of(held, at))
         there = self.inner.meta(upper.id)
-        if there is not None:
-            return there
+        if there is not None:  # made by another process since
+            return self._above(there) if own else there
         part = self.inner.get(held.id)
         if part is None or part.meta.rows_from != held.rows_from or not has_its_rows(part):
             return None
@@ -181,7 +182,7 @@ class DeltaStore(WrapperStore):
         parent is removed."""
         if not meta.parent:
             chunk = self.inner.get(meta.id)
-            return chunk if chunk is not None and not chunk.meta.parent else None
+            return chunk if chunk is not None and not chunk.meta.parent and chunk.meta.kind != NODE else None
         chain = [meta]
         while chain[-1].parent:
             parent = self._above(chain[-1])
@@ -211,9 +212,10 @@ class DeltaStore(WrapperStore):
         self.discard(meta.id)
 
     def _left(self, id: str) -> None:
-        if self._index is not None and self.inner.meta(id) is None:
+        meta = self.inner.meta(id)
+        if meta is None and self._index is not None:
             self._index.remove(id)
-        if self.meta(id) is None:
+        if meta is None or meta.kind == NODE:
             self._listeners.tell([id])
 
 
