@@ -257,7 +257,7 @@ class VLLMEngine(ModelEmbeddings):
     def state_bytes(self) -> int:
         """Bytes of the state that the connector stored for this arm."""
         store = named.worker_side().store
-        return sum(meta.nbytes for salt in self._salts for meta in store.metas(partition_of(salt)))
+        return sum(store.stats(partition_of(salt)).bytes for salt in self._salts)
 
     def _capture(self, told: dict[str, Any]) -> Tensor | None:
         """Says that the connector has stored this prompt's state, once it has. What is approximate is nobody's to keep."""
