@@ -145,30 +145,30 @@ def test_a_level_whose_settings_are_wrong_is_no_miss() -> None:
 
 def test_a_named_donor_needs_no_level_and_no_guard() -> None:
     made = finder_of(SIMILAR, guards=(LexicalGuard(),))
-    chosen = made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan
+    chosen = made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan
     assert (chosen.method, chosen.donors[0].id) == ("blend", id_of(SIMILAR))
-    assert made.find(ASKED, Ask("exact", donor=id_of(SIMILAR))).plan.method == "none"
+    assert made.find(ASKED, Ask("exact", named=(id_of(SIMILAR),))).plan.method == "none"
 
 
 @pytest.mark.parametrize("other", [{"partition": "q"}, {"epoch": "f"}])
 def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, str]) -> None:
     foreign = prompt(SIMILAR.token_ids, "what was it?", **other)
     made = finder_of(foreign, PREFIXED)
-    decision = made.find(ASKED, Ask("blend", donor=id_of(foreign)))
+    decision = made.find(ASKED, Ask("blend", named=(id_of(foreign),)))
     assert (decision.plan.method, decision.plan.reused) == ("prefix", 64)
     assert "not known in its partition" in decision.plan.reason
 
 
 def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
     made = finder_of(ASKED, SIMILAR)
-    assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
+    assert made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan.method == "exact"
 
 
 def test_a_prompt_that_was_served_approximately_runs_exactly() -> None:
     made = finder_of(SIMILAR, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),))
     made.promotions.note(id_of(ASKED), "p")
-    for donor in (None, id_of(SIMILAR)):
-        chosen = made.find(ASKED, Ask("blend", donor=donor)).plan
+    for named in ((), (id_of(SIMILAR),)):
+        chosen = made.find(ASKED, Ask("blend", named=named)).plan
         assert (chosen.method, chosen.reason[:9]) == ("none", "promoted:")
     assert made.counts.of("p").promotions == 2
     assert made.find(ASKED, Ask("exact")).plan.reason.startswith("not asked for")

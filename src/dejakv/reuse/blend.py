@@ -73,11 +73,14 @@ class BlendConfig:
         return with_mean(self.schedule, layers, mean, complete=complete)
 
 
-def not_worth(config: BlendConfig, needed: float, layers: int) -> str:
-    """Why a prompt is computed otherwise of which this share must be computed, in words; empty if it is blended."""
+def not_worth(config: BlendConfig, needed: float, layers: int, rest: float = 1.0) -> str:
+    """Why a prompt is computed otherwise of which this share must be computed, in words; empty if it is blended.
+
+    rest  share of the prompt that is to be blended, behind a beginning that is there already; `needed` is a share of the rest
+    """
     if needed > config.max_share:
         return f"too little is alike: {needed:.0%} of the prompt must be computed"
-    rows = sum(max(share, needed) for share in config.schedule_for(layers).shares) / layers
+    rows = rest * sum(max(share, needed) for share in config.schedule_for(layers).shares) / layers
     if rows > config.max_computed:
         return f"the exact prefix is cheaper: blending would compute {rows:.0%} of the rows"
     return ""

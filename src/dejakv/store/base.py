@@ -152,3 +152,13 @@ class Notices(Protocol):
     def notice(self) -> bool:
         """Tells the listeners which entries other processes have removed. False if some may have been missed."""
         ...
+
+
+@runtime_checkable
+class TellsNew(Protocol):
+    """A store that can tell what came since it was asked last, without reading all that is there."""
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
+        all."""
+        ...

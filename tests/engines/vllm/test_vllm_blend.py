@@ -1,5 +1,6 @@
 """Blend through a real engine: its two exact ends, and what it must refuse."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,27 +32,25 @@ def test_blend_exactness(engine):
     """All rows recomputed equals exact; an identical donor with one row recomputed equals exact."""
     (truth,) = engine.ask([B], salt="truth", wish={"mode": "off", "no_store": True})
     blender = worker_side().blender
-    (chunk,) = [worker_side().store.get(meta.id) for meta in worker_side().store.metas(partition="default")]
+    chunk = _stored()
     assert blender.check(chunk) == ""
 
-    ids = torch.tensor(B)
-    draft = blender.draft(tuple(B), len(B), chunk, Buffers(1 << 24))
+    draft = _draft(blender, B, chunk)
     every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
     assert every.computed == len(B)
     exact = _exact_state(engine, B)
     assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
 
-    same = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
+    same = _draft(blender, A, chunk)
     forced = torch.zeros(len(A), dtype=torch.bool)
     forced[-1] = True
     from dejakv.reuse.schedule import Schedule
 
-    one = blender.mix(_with(same, forced=forced, tail=1, schedule=Schedule((0.0,) * 4)))
+    one = blender.mix(_with(replace(same, tail=1), forced=forced, schedule=Schedule((0.0,) * 4)))
     assert one.computed == 1
     stored = torch.from_numpy(chunk.tensor.data.copy())
     assert torch.equal(one.state[:, :, :, :-1], stored[:, :, :, :-1])
     assert (one.state - stored).abs().max() < 1e-4 * stored.abs().max()
-    assert ids.tolist() == B
 
     engine.reset_prefix_cache()
     full = _share(blender, 1.0)
@@ -71,9 +70,7 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     from dejakv.reuse.selector import Selector, choose
 
     blender = worker_side().blender
-    (meta,) = worker_side().store.metas(partition="default")
-    chunk = worker_side().store.get(meta.id)
-    draft = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
+    draft = _draft(blender, A, _stored())
     draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4))
     got = blender.question_attention(draft)
     model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")
@@ -84,22 +81,33 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
 
     draft.state[:, :, :, : -draft.tail] = 0.0  # whatever is not computed stays nothing
     scores = blender.question_attention(draft)
-    kept = choose(scores, draft.forced, round(0.2 * len(A)))
+    kept = choose(scores, draft.plan.forced, round(0.2 * len(A)))
     mixed = blender.mix(draft)
     assert mixed.computed == len(kept)
     assert mixed.state.abs().sum((0, 1, 2, 4)).nonzero().squeeze(1).tolist() == kept.tolist()
 
 
-def _with(draft, **values):
-    from dataclasses import replace
+def _stored():
+    """The state that was stored without a salt."""
+    (meta,) = worker_side().store.metas(partition="default")
+    return worker_side().store.get(meta.id)
 
-    return replace(draft, **values)
+
+def _draft(blender, prompt, *chunks):
+    """The draft of a prompt of which vLLM holds nothing and computes nothing."""
+    chunk_of = {chunk.meta.id: chunk for chunk in chunks}
+    metas = [chunk.meta for chunk in chunks]
+    return blender.draft(prompt, 0, len(prompt), metas, chunk_of.__getitem__, Buffers(1 << 24))
+
+
+def _with(draft, **values):
+    """The draft with other values in its plan."""
+    return replace(draft, plan=replace(draft.plan, **values))
 
 
 def _share(blender, share):
     """The blender with another share of recomputed rows, for a `with`."""
     import contextlib
-    from dataclasses import replace
 
     @contextlib.contextmanager
     def patched():
@@ -138,8 +146,6 @@ def test_other_models_are_refused():
 
 def test_impossible_blend_runs_exactly_and_is_stored(engine):
     """A donor with too little in common: the exact prefix is taken instead, the prompt is computed, and it is stored."""
-    from dataclasses import replace
-
     blender = worker_side().blender
     before = blender.config
     blender.config = replace(before, max_share=0.0)

@@ -156,10 +156,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = compat.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
-        self.worker_side.paged = paged
-        self.worker_side.blender = blender_for(self._vllm_config, self.settings, paged)
         model = compat.calling_model()
-        self.worker_side.watch = Watch(None if model is None else Weights(model))
+        watch = Watch(None if model is None else Weights(model))
+        self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
         if self._inner is not None:
             self._inner.connector.register_kv_caches(kv_caches)
 
