@@ -3,12 +3,14 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm import llama
 from dejakv.engines.vllm.buffers import Buffers
+from dejakv.store.base import Chunk, Tensor
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
@@ -142,6 +144,34 @@ def test_other_models_are_refused():
     )
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))
     assert "have q_norm" in llama.why_not(model)
+    del layer.self_attn.q_norm
+    layer.self_attn.do_llama_4_scaling = True
+    assert "llama_4_scaling" in llama.why_not(model)
+    layer.self_attn.do_llama_4_scaling = False
+    assert "rotates keys in a way that is not known" in llama.why_not(model)  # longrope has two tables
+    layer.self_attn.rotary_emb = SimpleNamespace(cos_sin_cache=1)
+    assert llama.why_not(model) == ""
+
+
+def test_a_model_that_differs_far_into_a_prompt_is_found_out(engine, monkeypatch):
+    """Queries that grow with their position, as Llama 4's and Ministral's do: the first hundred tokens are right."""
+    blender, chunk = worker_side().blender, _stored()
+    rotate = blender.decoder.rotate
+
+    def scaled(index, rows, q, k):
+        q, k = rotate(index, rows, q, k)
+        return q * torch.where(rows >= 100, 1.5, 1.0)[:, None], k
+
+    monkeypatch.setattr(blender.decoder, "rotate", scaled)
+    monkeypatch.setattr(blender, "_checked", 0)
+    monkeypatch.setattr(blender, "_problem", "")
+    short = Chunk(
+        replace(chunk.meta, token_ids=chunk.meta.token_ids[:90]),
+        Tensor(np.ascontiguousarray(chunk.tensor.data[:, :, :, :90]), "F32"),
+    )
+    assert blender.check(short) == ""
+    assert "the end of a stored state of 401 tokens gave another one" in blender.check(chunk)
+    assert blender.check(short) != "", "what is wrong once stays off"
 
 
 def test_impossible_blend_runs_exactly_and_is_stored(engine):
