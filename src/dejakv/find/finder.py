@@ -255,7 +255,12 @@ class Finder:
         return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
 
     def _longest_prefix(self, prepared: Prepared, pays: PrefixPays | None) -> tuple[PrefixHit, ChunkMeta] | None:
-        hit = self._prefix.longest(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
+        request, ids, spans = prepared.request, prepared.token_ids, prepared.spans
+        key = exact_key(request.partition, prepared.epoch, ids, [span.digest for span in spans])
+        if self._of_caller(key, request, prepared.epoch) is not None:
+            hit = PrefixHit(key, len(ids) - 1)  # the prompt itself: nothing is longer
+        else:
+            hit = self._prefix.longest(request.partition, prepared.epoch, ids, spans)
         if hit is None or (pays is not None and not pays(hit.tokens, len(prepared.token_ids))):
             return None
         meta = self.store.meta(hit.donor)

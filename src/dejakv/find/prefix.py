@@ -12,6 +12,9 @@ from itertools import islice
 from dejakv.identity import BLOCK_TOKENS, Span, block_hashes, common_prefix
 from dejakv.store.base import ChunkMeta, Store
 
+COMPARED = 2
+"""Chunks with equally many equal blocks whose further tokens are compared."""
+
 
 @dataclass(frozen=True)
 class PrefixHit:
@@ -52,14 +55,14 @@ class PrefixIndex:
     ) -> PrefixHit | None:
         """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long.
 
-        Of the chunks that share the most blocks the latest eight are compared token by token: the rest could add no more
-        than a part of one block.
+        Of the chunks that share the most blocks the latest two are compared token by token: others could add no more than a
+        part of one block, and each must be fetched.
         """
         hashes = block_hashes(partition, epoch, token_ids, spans, known=self._holders)
         best: PrefixHit | None = None
         for depth in range(len(hashes), 0, -1):
             with self._lock:
-                donors = list(islice(reversed(self._holders.get(hashes[depth - 1], {})), 8))
+                donors = list(islice(reversed(self._holders.get(hashes[depth - 1], {})), COMPARED))
             for donor in donors:
                 meta = self._store.meta(donor)
                 if meta is None:
