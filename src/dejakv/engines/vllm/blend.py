@@ -89,6 +89,7 @@ class Blender:
         exact  state of the first `draft.plan.first` tokens as vLLM holds it, `[2, layers, kv_heads, m, head_dim]`: it stands
         """
         plan = draft.plan
+        draft.wait()
         if exact is not None:
             draft.state[:, :, :, : plan.first] = exact
         if plan.selector.name == "query" and plan.ranks:

@@ -39,6 +39,7 @@ class Draft:
     left_out  why donors that were planned are not in it
     proof     a donor to check the model with, None if none is longer than what was checked
     lent      the memory of `state`, to be given back after use
+    ready     on a GPU: when `state` is complete there (not run on one yet)
     """
 
     ids: torch.Tensor
@@ -49,6 +50,15 @@ class Draft:
     left_out: tuple[str, ...] = ()
     proof: Chunk | None = None
     lent: Lent | None = None
+    ready: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """In the engine loop, before `state` is used: its kernels run after those of the thread that made the draft, and its
+        memory is not given to others before they ran."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.state.device)
+            stream.wait_event(self.ready)
+            self.state.record_stream(stream)
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,10 @@ class Drafting:
             )
             there = torch.from_numpy(ids).to(self.device)
             names = tuple(meta.id for meta in usable)
-            return Draft(there, filled.state, plan, must.tail, names, tuple(left_out), filled.proof, filled.lent)
+            ready = torch.cuda.Event() if self.device.type == "cuda" else None
+            if ready is not None:
+                ready.record()
+            return Draft(there, filled.state, plan, must.tail, names, tuple(left_out), filled.proof, filled.lent, ready)
         raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
 
     def _filled(
