@@ -4,6 +4,7 @@ The cache is that of the other engines. What is exact and what is copied text is
 is not enough are prompts compared as text, in a thread of its own, and neither an exact answer nor a save waits for it.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,7 +65,7 @@ class Lookups:
         self._text_of = text_of
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="dejakv-text")
-        self._waiting = 0
+        self._room = threading.Semaphore(TEXTS_WAITING)
 
     def submit(self, request: Any, wish: Wish) -> Lookup:
         """Starts a lookup."""
@@ -104,10 +105,9 @@ class Lookups:
     ) -> bool:
         """Has the prompt compared and described as text, if there is anything to gain. True if the answer waits for it."""
         similar = ask.mode == "blend" and not ask.named and found.method != "blend" and found.level != "exact_text"
-        if self._text_of is None or not (similar or found.save) or self._waiting >= TEXTS_WAITING:
+        if self._text_of is None or not (similar or found.save) or not self._room.acquire(blocking=False):
             return False
         lookup.early = found
-        self._waiting += 1
         self._texts.submit(self._as_text, lookup, found, prepared, ask if similar else None, decision, began)
         return similar
 
@@ -126,7 +126,7 @@ class Lookups:
         except Exception as error:
             found = replace(found, reason=f"prompts could not be compared: {type(error).__name__}: {error}")
         finally:
-            self._waiting -= 1
+            self._room.release()
         if ask is not None:
             lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
         if found.save is not None:
