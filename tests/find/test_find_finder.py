@@ -155,23 +155,49 @@ def test_a_level_whose_settings_are_wrong_is_no_miss() -> None:
 
 def test_a_named_donor_needs_no_level_and_no_guard() -> None:
     made = finder_of(SIMILAR, guards=(LexicalGuard(),))
-    chosen = made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan
+    chosen = made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan
     assert (chosen.method, chosen.donors[0].id) == ("blend", id_of(SIMILAR))
-    assert made.find(ASKED, Ask("exact", donor=id_of(SIMILAR))).plan.method == "none"
+    assert made.find(ASKED, Ask("exact", named=(id_of(SIMILAR),))).plan.method == "none"
+
+
+def test_several_named_donors_come_in_their_order_and_each_once() -> None:
+    others = [prompt(tuple(range(start, start + 60)), f"text {start}") for start in (500, 600, 700)]
+    made = finder_of(SIMILAR, *others, blend_donors=3)
+    first, second, third, last = (id_of(each) for each in (others[1], SIMILAR, others[0], others[2]))
+    chosen = made.find(ASKED, Ask("blend", named=(first, second, first, "0" * 40, third, last))).plan
+    assert (chosen.method, [meta.id for meta in chosen.donors]) == ("blend", [first, second, third])
+
+
+def test_without_levels_copied_text_is_still_found() -> None:
+    level = similar()
+    stored = copied((1, 2, 3), WORDS[:100])
+    made = finder_of(stored, SIMILAR, level=level)
+    assert made.find(copied((7, 8), WORDS[:100]), Ask("blend", levels=False)).plan.donors[0].id == id_of(stored)
+    assert made.find(ASKED, Ask("blend", levels=False)).plan.method == "none"
+    assert level.asked == 0
+
+
+def test_the_prompts_own_state_is_its_longest_prefix() -> None:
+    """Although longer prompts that begin with it were stored later."""
+    longer = [prompt((*ASKED.token_ids, *range(900 + n, 930 + n)), f"longer {n}") for n in range(9)]
+    hit, meta = finder_of(ASKED, *longer).find(ASKED, Ask()).found.prefix or (None, None)
+    assert hit is not None
+    assert meta is not None
+    assert (hit.donor, hit.tokens, meta.id) == (id_of(ASKED), 99, id_of(ASKED))
 
 
 @pytest.mark.parametrize("other", [{"partition": "q"}, {"epoch": "f"}])
 def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, str]) -> None:
     foreign = prompt(SIMILAR.token_ids, "what was it?", **other)
     made = finder_of(foreign, PREFIXED)
-    decision = made.find(ASKED, Ask("blend", donor=id_of(foreign)))
+    decision = made.find(ASKED, Ask("blend", named=(id_of(foreign),)))
     assert (decision.plan.method, decision.plan.reused) == ("prefix", 64)
     assert "not known in its partition" in decision.plan.reason
 
 
 def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
     made = finder_of(ASKED, SIMILAR)
-    assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
+    assert made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan.method == "exact"
 
 
 def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
@@ -179,7 +205,7 @@ def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
     made = finder_of(SIMILAR, PREFIXED, level=level)
     decision = made.exactly(ASKED)
     assert (decision.key, decision.plan.method, decision.plan.reused) == (id_of(ASKED), "prefix", 64)
-    assert made.exactly(ASKED, pays=lambda held, tokens: False).plan.method == "none"
+    assert made.exactly(ASKED, costs=Costs(row=1.0, byte=1.0, token_bytes=2.0)).plan.method == "none"
     assert (level.asked, made.counts.of("p").lookups) == (0, 0)
 
 

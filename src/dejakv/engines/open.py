@@ -50,6 +50,8 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         min_gain=config.min_gain,
         lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
         index_encoder="none",
+        copied_text=False,  # donors are named
+        blend_donors=config.blend_donors,
         blend_quality=config.blend_quality,
         blend_share=config.blend_share,
         blend_map=config.blend_map,

@@ -128,11 +128,13 @@ def find(
     config: BlendConfig,
     ends: Ids | None,
     exact: Sequence[bool] = (),
+    first: int = 0,
 ) -> tuple[TokenMap, Need]:
     """The token map and what must be computed, for one prompt.
 
     exact  of each donor, whether its state is that of full computation from its first token on: as far as its tokens are the
            prompt's from the beginning, it is this prompt's own state
+    first  rows from the beginning that are exact already, whatever the donors hold
     """
     found = token_map(
         config.map, target, donors, embed, ends=ends, bits=config.bits, rope_weight=config.rope_weight, seed=config.seed
@@ -141,6 +143,6 @@ def find(
     needed = need(
         target, donors, found, ends=ends, rule=config.forced(), tail=config.tail,
         min_similarity=config.min_similarity, budget=None if config.by_need else config.share,
-        exact=held,
+        exact=max(held, first),
     )  # fmt: skip
     return found, needed

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dejakv.engines.base import ComputedRows
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
+from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.blend_rows import MadeOf, computed_rows
 from dejakv.engines.transformers.blend_seams import Seams
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.need import Need
+from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors, TokenMap
@@ -74,9 +74,8 @@ def plan_cache(
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
     left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, needed.exact)
-    asked = complete < len(layers) and schedule.rows(complete, tokens, needed.exact) > needed.forced.sum()
-    if selector.name == "query" and asked:  # else the forced rows are all that is computed
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact)
+    if selector.name == "query" and plan.ranks:  # else the forced rows are all that is computed
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
@@ -93,23 +92,19 @@ def rearrange(
 ) -> Tensor:
     """The donors' K and V in target order, `[2, layers - first, kv_heads, tokens, head_dim]`, keys at target positions."""
     tokens = len(found)
-    here = torch.arange(tokens, device=device)
     out: Tensor | None = None
-    number, stops = donors.number[found.source], donors.stops
-    for index, (stored, length) in enumerate(zip(states, donors.lengths, strict=True)):
-        rows = np.flatnonzero(number == index)
-        if not rows.size and len(states) > 1:
-            continue
-        state = borrowed(stored)
+    first_position, stops = donors.first or (0,) * len(states), donors.stops
+    for index, rows, places in donors.parts(found.source):
+        state, length = borrowed(states[index]), donors.lengths[index]
         if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
             raise ModelError(
                 f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
                 f"{len(seams.layers)} layers: it is of another model"
             )
-        held = torch.from_numpy(donors.rows[found.source[rows]])
-        source = torch.from_numpy(donors.positions[found.source[rows]]).to(device)
+        held = torch.from_numpy(places)
         taken = state[:, first:].index_select(3, held).to(device=device, dtype=dtype)
-        at = here[torch.from_numpy(rows).to(device)]
+        at = torch.from_numpy(rows).to(device)
+        source = held.to(device) + first_position[index]
         taken[0] = seams.move(taken[0], at, source, stops[index], tokens, first)
         if rows.size == tokens:
             return taken
@@ -127,12 +122,8 @@ def query_attention(
 
     One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
     """
-    tokens = len(target)
-    forced = torch.zeros(tokens, dtype=torch.bool, device=plan.forced.device)
-    forced[tokens - tail :] = True
-    partial = Schedule(tuple(0.0 if share < 1.0 else 1.0 for share in plan.schedule.shares))
     scratch = [BlendLayer(layer.keys, layer.values) for layer in layers]
-    cache = BlendCache(scratch, RowPlan(partial, Selector("similarity"), plan.similarity, forced), seams)
+    cache = BlendCache(scratch, plan.of_question(tail), seams)
     with AttentionProbe(tail) as probe:
         model(
             input_ids=torch.tensor([list(target)], device=model.device),
@@ -140,4 +131,4 @@ def query_attention(
             use_cache=True,
             logits_to_keep=1,
         )
-    return probe.total(tokens)
+    return probe.total(len(target))
