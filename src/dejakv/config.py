@@ -34,6 +34,7 @@ class SemanticCacheConfig:
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
     lexical_guard         veto on other content words, numbers, polarity or question type
+    enable_fusion_cache   keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir`
     levels                further levels as `package.module:factory`, called with the config
     max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
     partitions            how many the budgets are divided among: each holds at most its equal part and evicts its own
@@ -68,7 +69,7 @@ class SemanticCacheConfig:
     min_gain: Count = 16
     lexical_guard: bool = True
     levels: tuple[str, ...] = ()
-    enable_fusion_cache: bool = False
+    enable_fusion_cache: bool | None = None
     cache_dir: Folder | None = None
     fusion_cache_dir: Folder | None = None
     max_bytes: Count = 4 * 1024**3
@@ -89,6 +90,8 @@ class SemanticCacheConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.enable_fusion_cache is None:
+            object.__setattr__(self, "enable_fusion_cache", self.fusion_cache_dir is not None)
         if 0 < self.max_cached_blocks < self.partitions:
             raise ConfigError(
                 f"max_cached_blocks={self.max_cached_blocks} has no part for each of {self.partitions} partitions: give "

@@ -18,7 +18,7 @@ from dejakv.engines.base import (
 )
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
-from dejakv.find.decision import Decision
+from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import Plan
 from dejakv.levels.base import Status
 from dejakv.records import Record
@@ -83,6 +83,7 @@ class Pipeline:
         pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
         decision = cache.find(prepared, ask, pays=pays)
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
+        decision = replace(decision, statuses=settled(decision.statuses, chosen))
         if cache.config.enable_fusion_cache:
             fusion = _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})

@@ -5,6 +5,7 @@ from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.encoders.pictures import image_id
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 
@@ -41,7 +42,7 @@ class Prompter:
             media=sample.media,
             partition=partition or str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),
-            metadata={"question": sample.question, "imageId": sample.fields.get("imageId"), "sample": sample.id},
+            metadata={"question": sample.question, "imageId": image_id(sample) or None, "sample": sample.id},
         )
 
     def prompt(self, sample: Sample) -> str:

@@ -1,5 +1,6 @@
 """Settings of a run: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,7 +19,8 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 @dataclass(frozen=True)
 class RunSettings(ModelChoice):
     """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
-    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`."""
+    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`. `implied`: what was set because of other settings,
+    in sentences for the report."""
 
     model: str = "shapes-vlm"
     dataset: str = "shapes"
@@ -40,6 +42,7 @@ class RunSettings(ModelChoice):
     seed: int = 0
     noise_floor: Count = 0
     output: Folder | None = None
+    implied: tuple[str, ...] = ()
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 
     def __post_init__(self) -> None:
@@ -70,7 +73,22 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
-    if "fusion_cache_dir" in given:
-        given.setdefault("enable_fusion_cache", True)
-    config = SemanticCacheConfig.from_dict({**base_cache, **given})
-    return from_mapping(RunSettings, {**merged, "cache": config}, "a run's settings")
+    every = {**base_cache, **given}
+    implied: list[str] = []
+    if "reuse" not in every and (why := _asks_for_similar(merged, every)):
+        every["reuse"] = "adopt"
+        implied.append(
+            f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
+        )
+    config = SemanticCacheConfig.from_dict(every)
+    return from_mapping(RunSettings, {**merged, "cache": config, "implied": tuple(implied)}, "a run's settings")
+
+
+def _asks_for_similar(run: Mapping[str, Any], cache: Mapping[str, Any]) -> str:
+    """The flag that has no effect under exact reuse; empty if there is none."""
+    if "similarity_threshold" in cache:
+        return "--similarity-threshold"
+    if cache.get("embedding_layers"):
+        return "--embedding-layer"
+    source = run.get("chunk_source", "question")
+    return "" if source in ("question", "prompt") else f"--chunk-source {source}"

@@ -11,6 +11,7 @@ from dejakv.experiments.disagreements import side_by_side
 from dejakv.experiments.plain_words import in_plain_words
 from dejakv.experiments.shares import in_words
 from dejakv.experiments.summary import Row
+from dejakv.experiments.unused import unused_table
 
 
 def show(
@@ -18,12 +19,16 @@ def show(
 ) -> None:
     """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
+    for line in summary.get("implied", ()):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if summary.get("cache_mode") in ("dry-run", "shares"):
         _show_dry_run(summary, console)
         return
     console.print(_arms(summary))
     if summary.get("by_level"):
         console.print(_levels(summary))
+    if (unused := unused_table(summary.get("not_used", {}))) is not None:
+        console.print(unused)
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
     _show_shares(summary, console)

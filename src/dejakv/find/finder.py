@@ -18,7 +18,7 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
-from dejakv.find.decision import Decision
+from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.plan import Plan, plan
 from dejakv.find.prefix import PrefixHit, PrefixIndex
@@ -102,13 +102,20 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, pays) if self.config.exact_prefix else None)
-        statuses["kv_cache"] = "hit" if found.match or found.prefix else "miss"
         self.counts.lookup(request.partition, found.verdicts)
         exact = plan(len(prepared.token_ids), Found(prefix=found.prefix), Ask())
         chosen = self._plan(prepared, key, found, ask, exact)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
         return Decision(
-            key, len(prepared.token_ids), ask, chosen, exact, found, query, statuses, time.perf_counter() - began
+            key,
+            len(prepared.token_ids),
+            ask,
+            chosen,
+            exact,
+            found,
+            query,
+            settled(statuses, chosen),
+            time.perf_counter() - began,
         )
 
     def add(self, meta: ChunkMeta) -> None:

@@ -48,7 +48,9 @@ def plan(tokens: int, found: Found, ask: Ask, *, same: bool = False, min_gain: i
     if same:
         return Plan("exact", found.donors[:1], match, tokens - 1)
     if ask.method == "exact":
-        return without("not asked for: reuse is exact and the tokens differ")
+        return without(
+            f"not asked for: {match.level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
+        )
     computed = 1 if ask.method == "adopt" else max(1, round(tokens * share), tokens - (found.copied or tokens))
     gain = (tokens - held) - computed
     if gain < min_gain:
