@@ -11,6 +11,7 @@ from dejakv.encoders.text import text_encoder
 from dejakv.find.finder import Embed, no_vectors
 from dejakv.guards.base import Guard
 from dejakv.guards.context import ContextGuard
+from dejakv.guards.known_wrong import KnownWrongGuard
 from dejakv.guards.lexical import LexicalGuard
 from dejakv.guards.media import MediaGuard
 from dejakv.guards.threshold import ThresholdGuard
@@ -84,14 +85,15 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
-    """Threshold first, then the pictures, the prompt around the chunk, and the words."""
+    """Threshold first, then what is known of the donor, the pictures, the prompt around the chunk, and the words."""
     thresholds: dict[str, float] = {}
     for level in levels:
         if isinstance(level, HasThresholds):
             thresholds |= level.thresholds
     guards: list[Guard] = [
-        ThresholdGuard(thresholds, default=-1.0 if config.levels else None)
-    ]  # own levels vouch themselves
+        ThresholdGuard(thresholds, default=-1.0 if config.levels else None),  # own levels vouch themselves
+        KnownWrongGuard(),
+    ]
     if config.media == "exact":
         guards.append(MediaGuard())
     elif config.media == "similar":

@@ -17,8 +17,11 @@ from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
 from dejakv.find.plan import Plan
 from dejakv.guards.base import Guard
+from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
-from dejakv.levels.base import Level
+from dejakv.levels.base import Level, Match
+from dejakv.records import Record
+from dejakv.request import Request
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.writer import Writer
 
@@ -90,6 +93,13 @@ class HierarchicalCache:
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
+
+    def judged(self, request: Request, record: Record, agreed: bool) -> None:
+        """Tells the guards whether the answer of an adopted donor was the one that full computation gives. A donor that was
+        wrong is not offered again while this cache lives."""
+        meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
+        if meta is not None:
+            observe(self.finder.guards, request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
 
     def describe(
         self, prepared: Prepared, decision: Decision, *, answer: str | None = None, nbytes: int = 0

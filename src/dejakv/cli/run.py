@@ -188,6 +188,9 @@ def run_command(
         float | None, _run(help=f"Sampling temperature; 0: greedy (default: {RunSettings.temperature}).")
     ] = None,
     seed: Annotated[Number, _run(help=f"Seed of the data set and of sampling (default: {RunSettings.seed}).")] = None,
+    seeds: Annotated[
+        Number, _run(help="Repeat the run with so many seeds, from --seed upwards, and report each and all of them.")
+    ] = None,
     noise_floor: Annotated[
         Number,
         _run(
@@ -205,6 +208,7 @@ def run_command(
 ) -> None:
     """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
     from dejakv.cli.progress import run_with_progress
+    from dejakv.cli.seeds import seeds_command
     from dejakv.experiments.table import show
 
     run_part: dict[str, Any] = {
@@ -234,7 +238,11 @@ def run_command(
     if preset is None and model is None:
         preset, chosen = default_for(dataset, cache_mode)
         run_part |= chosen
-    result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples, resume)
+    settings = settings_from(preset, run_part, cache_part)
+    if seeds is not None:
+        seeds_command(settings, seeds, log_samples, resume)
+        return
+    result = run_with_progress(settings, log_samples, resume)
     show(result.summary, result.rows, disagreements=show_disagreements)
     if result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")

@@ -172,6 +172,14 @@ def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
+    if (unused := unused_table(summary.get("not_used", {}))) is not None:
+        console.print(unused)
+    judged = (
+        "judged by the data set's answers: a live run also counts answers that the model changes between two right wordings"
+        if summary["judged"]
+        else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
+    )
+    console.print(judged, soft_wrap=True)
 
 
 def _count(value: int | None) -> str:
