@@ -30,6 +30,8 @@ class SemanticCacheConfig:
     similarity_threshold  least cosine of the semantic text level, [-1, 1]
     chunk_window          characters of the chunk that are embedded; 0 embeds all of it
     index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
+    image_encoder         of the layer `vision`: sentence-transformers name or folder of a CLIP model; `model`: the served model's
+                          tower; None: CLIP if it can be loaded, else the tower (for a dimension `auto` the tower first)
     embedding_layers      latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
@@ -62,6 +64,7 @@ class SemanticCacheConfig:
     similarity_threshold: Cosine = SIMILARITY_THRESHOLD
     chunk_window: Count = 0
     index_encoder: str = DEFAULT_ENCODER
+    image_encoder: str | None = None
     index: IndexKind = "flat"
     embedding_layers: tuple[str, ...] = ()
     embedding_hook: str = "none"

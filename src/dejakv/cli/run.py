@@ -107,6 +107,13 @@ def run_command(
     index_encoder: Annotated[
         Text, _levels(help="sentence-transformers name or folder, or model: the served model's own embeddings.")
     ] = None,
+    image_encoder: Annotated[
+        Text,
+        _levels(
+            help="Of the layer vision: CLIP model of sentence-transformers by name or folder, or model: the served model's own "
+            "tower (default: CLIP if it can be loaded, else the tower)."
+        ),
+    ] = None,
     index: Annotated[Text, _levels(help=f"flat, hnsw or lsh (default: {SemanticCacheConfig.index}).")] = None,
     embedding_layer: Annotated[list[str] | None, _levels(help="Latent layer NAME:DIM[:THRESH]; repeatable.")] = None,
     embedding_hook: Annotated[
@@ -222,7 +229,7 @@ def run_command(
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
-        "index_encoder": index_encoder, "index": index, "embedding_layers": embedding_layer or None,
+        "index_encoder": index_encoder, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
         "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,

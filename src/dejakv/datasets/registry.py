@@ -58,6 +58,8 @@ def open_dataset(
 
         if options.path and Path(options.path).suffix == ".json":
             return GqaFiles(options.path)
+        if options.path and Path(options.path).suffix and not Path(options.path).exists():
+            raise DatasetError(f"no file {options.path!r}: give GQA's questions JSON with --dataset-path")
         if options.path and Path(options.path).is_file():
             raise DatasetError(
                 f"--dataset-path {options.path!r} is not in GQA's format, which is one .json file of question id -> record: "

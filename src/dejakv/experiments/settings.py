@@ -8,7 +8,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
-from dejakv.presets import preset
+from dejakv.presets import dataset_of, preset
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
@@ -75,6 +75,10 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
     every = {**base_cache, **given}
     implied: list[str] = []
+    if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
+        merged["dataset"] = found
+        if found != RunSettings.dataset:
+            implied.append(f"the data set is {found}, the one of {merged['model']}; --dataset names another")
     if "reuse" not in every and (why := _asks_for_similar(merged, every)):
         every["reuse"] = "adopt"
         implied.append(
