@@ -12,6 +12,7 @@ ReuseMethod = Literal["exact", "adopt", "blend"]
 MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
 EvictionPolicy = Literal["lru", "lfu"]
+PrunePolicy = Literal["none", "attention", "snapkv", "random"]
 IndexKind = Literal["flat", "hnsw", "lsh"]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -53,6 +54,8 @@ class SemanticCacheConfig:
                           has changed. None: the quality's
     blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
     blend_map, blend_donors  token map (see `dejakv.reuse.blend.BlendConfig`), and how many prompts a blend takes state from
+    prune                 answers are decoded from the tokens that matter most, layer by layer (`reuse.prune.PruneConfig`), unless a
+                          request asks for exact reuse; they are approximate
     """
 
     reuse: ReuseMethod = "exact"
@@ -89,6 +92,7 @@ class SemanticCacheConfig:
     blend_selector: BlendSelector | None = None
     blend_share: Share | None = None
     blend_donors: Positive = 8
+    prune: PrunePolicy = "none"
     image_root: Folder | None = None
 
     def __post_init__(self) -> None:

@@ -233,6 +233,6 @@ def _answer(
         lookup_ms=1e3 * decision.seconds if decision else 0.0,
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
-        approximate=chosen.approximate,
+        approximate=chosen.approximate or completion.approximate,
     )
     return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

@@ -155,6 +155,13 @@ def run_command(
     blend_share: Annotated[
         float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
     ] = None,
+    prune: Annotated[
+        Text,
+        _reuse(
+            help="Decode from the tokens that matter most: attention, snapkv or random (a control); approximate "
+            f"(default: {SemanticCacheConfig.prune})."
+        ),
+    ] = None,
     cache_dir: Annotated[Text, _cache(help="Folder that keeps the cache; without it every run starts empty.")] = None,
     max_bytes: Annotated[
         Number, _cache(help=f"Largest size of the store, in bytes (default: {SemanticCacheConfig.max_bytes}).")
@@ -235,7 +242,7 @@ def run_command(
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
-        "blend_share": blend_share, "image_root": image_root,
+        "blend_share": blend_share, "prune": prune, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "copied_text": False if disable_copied_text else None,

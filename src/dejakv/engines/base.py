@@ -54,6 +54,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    approximate      the engine decoded from less than the prompt's whole state (pruning); what `capture` returns is whole
     shared           the caller is handed the state as well (in `details`): capture before it can change it
     continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
                      (teacher forcing), None if the engine cannot; for measurements
@@ -69,6 +70,7 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    approximate: bool = False
     shared: bool = False
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -120,6 +120,10 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
     summary["media"] = settings.cache.media
     summary["seed"] = settings.seed
     summary["implied"] = list(settings.implied)
+    if settings.cache.prune != "none":
+        summary["implied"].append(
+            f"--prune {settings.cache.prune}: answers of the cache arm are decoded from pruned state"
+        )
     warnings: list[str] = []
     if settings.cache.media == "ignore":
         warnings.append("media=ignore: donors with other pictures were allowed, as the prototypes did")

@@ -105,4 +105,5 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         cache_dir=settings.cache_dir,
         blend_quality=settings.blend_quality,
         blend_share=settings.blend_share,
+        prune=settings.prune,
     )

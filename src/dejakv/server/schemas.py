@@ -47,6 +47,7 @@ class GenerateResponse(BaseModel):
     store_key: str | None
     level: str
     reuse: str
+    approximate: bool
     reason: str
     tokens_reused: int
     tokens_computed: int

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dejakv.config import PrunePolicy
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, BlendQuality
 
@@ -18,6 +19,7 @@ class ServerSettings(BaseSettings):
 
     reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
+    prune               requests that allow approximate reuse are decoded from a pruned state (see `SemanticCacheConfig.prune`)
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
                         partition of its own. Without keys all callers share one partition
@@ -53,6 +55,7 @@ class ServerSettings(BaseSettings):
     index_encoder: str = "model"
     blend_quality: BlendQuality = DEFAULT
     blend_share: float | None = Field(default=None, ge=0, le=1)
+    prune: PrunePolicy = "none"
     api_keys: str | None = None
     api_keys_file: Path | None = None
     operator_key: str | None = None
@@ -81,6 +84,10 @@ class ServerSettings(BaseSettings):
         if self.reuse != "exact" and not self.allow_approximate:
             raise ValueError(
                 f"reuse={self.reuse} is approximate, but allow_approximate=false: set reuse=exact, or allow_approximate=true"
+            )
+        if self.prune != "none" and not self.allow_approximate:
+            raise ValueError(
+                f"prune={self.prune} is approximate, but allow_approximate=false: set prune=none, or allow_approximate=true"
             )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(

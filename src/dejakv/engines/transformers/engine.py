@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from dejakv.config import PrunePolicy
 from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.blending import later
 from dejakv.engines.transformers import decoding
@@ -32,12 +33,14 @@ from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.prefix_cost import PrefixCost
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
+from dejakv.engines.transformers.pruning import may_prune, prefill_pruned, pruning_of
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.engines.transformers.watched import WatchedModel
 from dejakv.errors import InputError, ModelError
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.reuse.prune import PruneConfig
 from dejakv.store.base import Chunk
 
 
@@ -66,6 +69,7 @@ class TransformersEngine(WatchedModel, Embeddings):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
+        self.pruning: PruneConfig | None = None
         self._prefix_cost = PrefixCost.of(self.model, self._attention)
         self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
         self._follow()
@@ -80,14 +84,19 @@ class TransformersEngine(WatchedModel, Embeddings):
         trust_remote_code: bool = False,
         encoder_cache: Any = None,
         check: bool = True,
+        prune: PrunePolicy = "none",
     ) -> "TransformersEngine":
         """Loads a bundled name, a folder or a hub id. `dtype` auto|fp32|bf16|fp16, `device` auto|cpu|cuda, `attn`
         sdpa|eager. `encoder_cache` (a `VisualKVCache`) keeps what the tower made of a picture; None runs it every time.
+        `prune`: see `SemanticCacheConfig`.
 
         Raises: ModelError, ConfigError.
         """
         loaded = load(model, dtype, device, attn, trust_remote_code)
-        return cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+        pruning = pruning_of(prune, loaded.model)
+        engine = cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+        engine.pruning = pruning
+        return engine
 
     @property
     def context(self) -> int:
@@ -101,9 +110,10 @@ class TransformersEngine(WatchedModel, Embeddings):
         return self.vision.registry if self.vision is not None else None
 
     def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
-        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared.
-        Nothing here depends on the arm's `name`."""
+        """The same model for one arm of a comparison: only `cache` has the encoder registry and prunes. Weights and lock are
+        shared. Nothing here depends on the arm's `name`."""
         other = copy.copy(self)
+        other.pruning = self.pruning if arm == "cache" else None
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
             other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
@@ -211,11 +221,16 @@ class TransformersEngine(WatchedModel, Embeddings):
                         decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
+            used = cache
+            if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
+                with given_features(self._base, rows) as features:
+                    used = prefill_pruned(self.model, ids, cache, held, place, features, self.pruning)
+                rows = None
             with given_features(self._base, rows) as features:
                 output = decoding.generate(
                     self.model,
                     ids,
-                    cache,
+                    used,
                     {**arguments, **features, **extra, "attention_mask": torch.ones_like(ids)},
                     clock=clock,
                     tokenizer=self.tokenizer,
@@ -244,7 +259,8 @@ class TransformersEngine(WatchedModel, Embeddings):
             bytes_loaded=loaded,
             capture=lambda: captured(cache, n) if cache is not None and kept else None,
             shared=not isinstance(output, torch.Tensor),
-            continued=continuation(self.model, cache, ids, place),
+            continued=continuation(self.model, used, ids, place),
+            approximate=used is not cache,
             details={"output": output},
         )
 
