@@ -16,6 +16,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
 from dejakv.find.plan import Plan
+from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
 from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
@@ -30,6 +31,7 @@ class HierarchicalCache:
     """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
 
     levels, guards, embed, embedder  see `Finder`
+    fusing                           states of the model's fusion modules, if a provider reads them
     background                       False stores within `record`
     """
 
@@ -42,11 +44,13 @@ class HierarchicalCache:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
+        fusing: Fusing | None = None,
         background: bool = True,
     ) -> None:
         self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
         self.config = self.finder.config
         self.store = store
+        self.fusing = fusing
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
@@ -169,4 +173,6 @@ class HierarchicalCache:
     def close(self) -> None:
         """Finishes the saves and closes the store."""
         self._writer.close()
+        if self.fusing is not None:
+            self.fusing.close()
         self.store.close()

@@ -37,7 +37,10 @@ class SemanticCacheConfig:
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
     lexical_guard         veto on other content words, numbers, polarity or question type
-    enable_fusion_cache   keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir`
+    enable_fusion_cache   keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir` or a
+                          `fusion_provider`
+    fusion_provider       `package.module:factory` of a `levels.fusion.FusionProvider`, which reads the tensors of the model's own
+                          fusion modules and writes them back
     levels                further levels as `package.module:factory`, called with the config
     max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
     partitions            how many the budgets are divided among: each holds at most its equal part and evicts its own
@@ -77,6 +80,7 @@ class SemanticCacheConfig:
     levels: tuple[str, ...] = ()
     enable_fusion_cache: bool | None = None
     cache_dir: Folder | None = None
+    fusion_provider: str | None = None
     fusion_cache_dir: Folder | None = None
     max_bytes: Count = 4 * 1024**3
     max_cached_blocks: Count = 0
@@ -98,7 +102,7 @@ class SemanticCacheConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.enable_fusion_cache is None:
-            object.__setattr__(self, "enable_fusion_cache", self.fusion_cache_dir is not None)
+            object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         if 0 < self.max_cached_blocks < self.partitions:
             raise ConfigError(
                 f"max_cached_blocks={self.max_cached_blocks} has no part for each of {self.partitions} partitions: give "
@@ -114,6 +118,12 @@ class SemanticCacheConfig:
     def blend(self) -> Quality:
         """What ranks the rows of a blend and how many are computed."""
         return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
+
+    @property
+    def fusion_states_dir(self) -> str | None:
+        """The folder of a provider's states, beside that of encoder outputs; None if they are not kept."""
+        kept = self.fusion_cache_dir if self.fusion_provider else None
+        return f"{kept.rstrip('/')}-states" if kept else None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":

@@ -82,10 +82,14 @@ class Pipeline:
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
         pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
         decision = cache.find(prepared, ask, pays=pays)
+        fusing = cache.fusing
+        injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
+        if fusing is not None:
+            fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))
         if cache.config.enable_fusion_cache:
-            fusion = _fusion_status(prepared, completion)
+            fusion = injected or _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
         stored = cache.record(prepared, decision, chosen, completion)

@@ -185,6 +185,12 @@ def run_command(
     enable_fusion_cache: Annotated[
         bool, _cache("--enable-fusion-cache", help="Keep encoder outputs, by the pictures' content.")
     ] = False,
+    fusion_provider: Annotated[
+        Text,
+        _cache(
+            help="Reader and writer of the model's own fusion modules, package.module:factory; implies --enable-fusion-cache."
+        ),
+    ] = None,
     fusion_cache_dir: Annotated[
         Text, _cache(help="Folder that keeps encoder outputs; implies --enable-fusion-cache.")
     ] = None,
@@ -239,7 +245,7 @@ def run_command(
         "index_encoder": index_encoder, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
         "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
-        "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
+        "fusion_provider": fusion_provider, "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
         "blend_share": blend_share, "prune": prune, "image_root": image_root,

@@ -65,7 +65,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
 
 def state_folders(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
     """The folders in which a run leaves state for the next one."""
-    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir) if folder]
+    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir, cache.fusion_states_dir) if folder]
     if engine == "vllm" and cache.cache_dir:
         folders.append(_beside(cache.cache_dir))
     return folders
