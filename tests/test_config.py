@@ -101,7 +101,9 @@ def test_without_such_a_setting_reuse_stays_exact() -> None:
 
 @pytest.mark.parametrize("name", ["internvl3.5-2b", "qwen3-vl-2b", "qwen2.5-vl-7b", "opt-125m"])
 def test_the_prototypes_presets_reuse_similar_prompts(name: str) -> None:
-    assert settings_from(name, {}, {}).cache.reuse == "adopt"
+    settings = settings_from(name, {}, {})
+    assert settings.cache.reuse == "adopt"
+    assert "so --reuse is adopt" in settings.implied[0]
 
 
 def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:

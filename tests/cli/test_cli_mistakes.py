@@ -95,7 +95,7 @@ MISTAKES = [
     ("run --embedding-hook nowhere:hook --embedding-layer own:4 --max-samples 1", "or of the current folder"),
     (
         "run --embedding-layer vision:512 --embedding-hook vision --image-encoder folder --max-samples 1",
-        "--image-encoder 'folder' cannot be loaded",
+        "or use --image-encoder model",
     ),
     ("run --no-such", "No such option"),
     ("run --max-samples", "requires an argument"),

@@ -27,7 +27,7 @@ class ClipEncoder:
 
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
-        self._model = load_sentence_transformer(name_or_path, device)
+        self._model = load_sentence_transformer(name_or_path, device, "--image-encoder")
         self._lock = threading.Lock()
         self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
 
@@ -64,13 +64,7 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | N
     Raises ConfigError if none is available; ModelError for a named model that cannot be loaded.
     """
     if name is not None and name != "model":
-        try:
-            return ClipEncoder(name)
-        except ModelError as error:
-            raise ModelError(
-                f"--image-encoder {name!r} cannot be loaded ({error.__cause__}): give a CLIP model of sentence-transformers by name or "
-                "folder, or model for the served model's own tower"
-            ) from error
+        return ClipEncoder(name)
     embed = getattr(engine, "embed_image", None)
     tower = TowerEncoder(embed, str(getattr(engine, "epoch", ""))) if embed is not None else None
     if tower is not None and (name == "model" or not prefer_clip):
