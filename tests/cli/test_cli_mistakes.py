@@ -91,6 +91,12 @@ MISTAKES = [
     ("run --dataset gqa --dataset-path list.json --model docs-lm", "not in GQA's format"),
     ("run --dataset gqa", "--preset internvl3.5-2b or qwen3-vl-2b"),
     ("run --seeds 1", "give 2 or more"),
+    ("run --image-root missing --max-samples 1", "--image-root 'missing' is no folder"),
+    ("run --dataset rag --window 3", "--window is an option of the data set sessions"),
+    ("run --passages 3", "--passages is an option of the data set rag"),
+    ("run --prune best", "choose one of none, attention, snapkv, random"),
+    ("serve --prune best", "--prune"),
+    ("run --fusion-provider nowhere:make --max-samples 1", "--fusion-provider 'nowhere:make' does not import"),
     ("run --seeds 2 --cache-dir new", "leave the folder out"),
     ("run --embedding-hook nowhere:hook --embedding-layer own:4 --max-samples 1", "or of the current folder"),
     (

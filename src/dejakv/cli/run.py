@@ -47,7 +47,7 @@ def run_command(
         Text,
         _data(
             help="shapes, docs, repo, rag, sessions, gqa, jsonl, folder or package.module:factory. The last four need "
-            "--model or --cache-mode dry-run."
+            "--model or --cache-mode dry-run (default: the one of the model's preset, else shapes)."
         ),
     ] = None,
     dataset_path: Annotated[
@@ -55,7 +55,13 @@ def run_command(
     ] = None,
     dataset_config: Annotated[Text, _data(help="gqa: configuration on the hub.")] = None,
     split: Annotated[Text, _data(help="gqa: split on the hub (default: val).")] = None,
-    image_root: Annotated[Text, _data(help="Folder of the pictures.")] = None,
+    image_root: Annotated[
+        Text,
+        _data(
+            help="Folder of the pictures, for the model and the hook (default: SEMANTIC_CACHE_IMAGE_ROOT, GQA_IMAGE_ROOT or "
+            "LLAVA_IMAGE_ROOT)."
+        ),
+    ] = None,
     passages: Annotated[Number, _data(help="rag: passages in a prompt (default: 8).")] = None,
     order: Annotated[Text, _data(help="rag: order of passages: score, document or shuffled (default: score).")] = None,
     window: Annotated[Number, _data(help="sessions: history messages kept; 0: all.")] = None,
@@ -76,7 +82,7 @@ def run_command(
         Text,
         _reuse(
             help="exact (same answer), adopt (answer the donor's prompt) or blend (mix donor state with recomputed rows) "
-            f"(default: {SemanticCacheConfig.reuse})."
+            f"(default: {SemanticCacheConfig.reuse}; adopt if a threshold, a latent layer or a chunk source asks for similar prompts)."
         ),
     ] = None,
     media: Annotated[

@@ -139,7 +139,10 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
 
 
 def read_samples(settings: RunSettings) -> Iterator[Sample]:
-    """The samples of a run, in its order."""
+    """The samples of a run, in its order. Raises: DatasetError, also for an image root that is no folder."""
+    root = settings.cache.image_root
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
     options = DatasetOptions(
         path=settings.dataset_path,
         config=settings.dataset_config,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.workload import OPTIONS
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
@@ -73,6 +74,11 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
+    for name, dataset in OPTIONS.items():
+        if run.get(name) is not None and merged.get("dataset", RunSettings.dataset) != dataset:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
+            )
     every = {**base_cache, **given}
     implied: list[str] = []
     if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
