@@ -17,6 +17,9 @@ QUESTIONS_A_PICTURE = 13
 DOCUMENT_FACTS = 64
 """About 640 tokens a document: long enough for a prefill to cost more than a look-up."""
 
+_FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
+"""Endings of paths that cannot be ids on the hub."""
+
 KNOWN = ("shapes", "docs", *WORKLOADS, "gqa", "jsonl", "folder")
 
 
@@ -58,7 +61,7 @@ def open_dataset(
 
         if options.path and Path(options.path).suffix == ".json":
             return GqaFiles(options.path)
-        if options.path and Path(options.path).suffix and not Path(options.path).exists():
+        if options.path and Path(options.path).suffix in _FILES and not Path(options.path).exists():
             raise DatasetError(f"no file {options.path!r}: give GQA's questions JSON with --dataset-path")
         if options.path and Path(options.path).is_file():
             raise DatasetError(

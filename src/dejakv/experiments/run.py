@@ -57,6 +57,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
     ):
         summary, lines = shares_alone(settings, chosen)
+        summary["implied"] = list(settings.implied)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     _check_pictures(settings, chosen)
     if engine is not None:

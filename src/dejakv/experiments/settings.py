@@ -74,17 +74,18 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
-    for name, dataset in OPTIONS.items():
-        if run.get(name) is not None and merged.get("dataset", RunSettings.dataset) != dataset:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
-            )
     every = {**base_cache, **given}
     implied: list[str] = []
     if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
         merged["dataset"] = found
         if found != RunSettings.dataset:
             implied.append(f"the data set is {found}, the one of {merged['model']}; --dataset names another")
+    for name, dataset in OPTIONS.items():
+        if run.get(name) is not None and merged.get("dataset", RunSettings.dataset) != dataset:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
+            )
     if "reuse" not in every and (why := _asks_for_similar(merged, every)):
         every["reuse"] = "adopt"
         implied.append(
