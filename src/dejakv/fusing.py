@@ -5,7 +5,7 @@ from collections import OrderedDict
 from typing import Any
 
 from dejakv.engines.base import Prepared
-from dejakv.find.plan import Plan
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
 from dejakv.levels.fusion import EncoderRegistry, FusionCache, FusionProvider
 from dejakv.store.base import Store

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
@@ -121,14 +122,23 @@ def test_a_request_that_is_not_to_be_compared_asks_no_level() -> None:
 
 def test_a_prefix_that_does_not_pay_is_not_used() -> None:
     made = finder_of(PREFIXED)
-    asked: list[tuple[int, int]] = []
+    masked = Costs(row=1e-3, pair=1e-3)  # 36 rows with all 100 tokens each, or half of 100 with 100
+    decision = made.find(ASKED, Ask(), costs=masked)
+    assert (decision.plan.method, decision.statuses["kv_cache"]) == ("prefix", "hit")
+    assert str(decision) == "full 5.1 s, exact prefix 3.6 s: exact prefix"
+    slow_disk = replace(masked, byte=1.0, token_bytes=1.0)
+    decision = made.find(ASKED, Ask(), costs=slow_disk)
+    assert (decision.plan.method, decision.exact.method, decision.statuses["kv_cache"]) == ("none", "none", "miss")
 
-    def pays(held: int, tokens: int) -> bool:
-        asked.append((held, tokens))
-        return False
 
-    decision = made.find(ASKED, Ask(), pays=pays)
-    assert (decision.plan.method, decision.statuses["kv_cache"], asked) == ("none", "miss", [(64, 100)])
+def test_a_blend_takes_the_exact_prefix_of_another_donor_along() -> None:
+    made = finder_of(
+        SIMILAR, PREFIXED, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),), copied_text=False
+    )
+    decision = made.find(ASKED, Ask("blend"), costs=Costs(row=1e-3))
+    assert [meta.id for meta in decision.plan.donors] == [id_of(SIMILAR), id_of(PREFIXED)]
+    assert (decision.plan.kept, decision.plan.reused) == (64, 93)  # a fifth of the 36 rows behind the prefix
+    assert made.find(ASKED, Ask("blend", donors=1), costs=Costs(row=1e-3)).plan.kept == 0
 
 
 def test_a_level_that_fails_costs_its_own_hits_alone() -> None:
@@ -164,14 +174,13 @@ def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
     assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
 
 
-def test_a_prompt_that_was_served_approximately_runs_exactly() -> None:
-    made = finder_of(SIMILAR, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),))
-    made.promotions.note(id_of(ASKED), "p")
-    for donor in (None, id_of(SIMILAR)):
-        chosen = made.find(ASKED, Ask("blend", donor=donor)).plan
-        assert (chosen.method, chosen.reason[:9]) == ("none", "promoted:")
-    assert made.counts.of("p").promotions == 2
-    assert made.find(ASKED, Ask("exact")).plan.reason.startswith("not asked for")
+def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
+    level = similar()
+    made = finder_of(SIMILAR, PREFIXED, level=level)
+    decision = made.exactly(ASKED)
+    assert (decision.key, decision.plan.method, decision.plan.reused) == (id_of(ASKED), "prefix", 64)
+    assert made.exactly(ASKED, pays=lambda held, tokens: False).plan.method == "none"
+    assert (level.asked, made.counts.of("p").lookups) == (0, 0)
 
 
 def test_every_find_counts_one_lookup_and_its_rejections() -> None:
@@ -236,7 +245,7 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
 
 def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() -> None:
     made = finder_of(copied((1, 2, 3), WORDS[:100]))
-    asked = copied(tuple(range(2000, 2200)), WORDS[:100])
+    asked = copied(tuple(range(2000, 2400)), WORDS[:100])
     decision = made.find(asked, Ask("blend"))
     assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
 

@@ -8,7 +8,7 @@ from tests.asking import EXACT, request
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.find.decision import settled
-from dejakv.find.plan import Plan
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
 

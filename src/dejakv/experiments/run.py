@@ -48,7 +48,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
     watch = watch or Silent()
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
-    chosen = tuple(read_samples(settings))
+    chosen = repeated(tuple(read_samples(settings)), settings.repeat)
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     if settings.output is not None:
@@ -164,6 +164,15 @@ def _wants_pictures(settings: RunSettings) -> bool:
     if settings.cache_mode == "shares" or model_is_missing(settings):
         return False
     return bool(settings.cache.image_root) or takes_pictures(settings)
+
+
+def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
+    """The samples, and again from the second round on under ids of their own."""
+    return tuple(
+        replace(sample, id=f"{sample.id}#{number}") if number > 1 else sample
+        for number in range(1, times + 1)
+        for sample in samples
+    )
 
 
 @contextmanager

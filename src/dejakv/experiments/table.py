@@ -180,6 +180,7 @@ def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
         else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
     )
     console.print(judged, soft_wrap=True)
+    console.print(f"plans: {', '.join(f'{name} {count}' for name, count in summary['plans'].items())}")
 
 
 def _count(value: int | None) -> str:

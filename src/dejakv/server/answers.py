@@ -32,6 +32,7 @@ def provenance(answer: Answer) -> dict[str, Any]:
         "score": record.score,
         "approximate": record.approximate,
         "reason": record.reason,
+        "order": list(record.order),
         "tokens_reused": record.reused_tokens,
         "tokens_computed": record.computed_tokens,
     }

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.find.prefix import PrefixIndex
 from dejakv.identity import BLOCK_TOKENS, Span, common_prefix
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
+from dejakv.store.prefix import PrefixIndex
 
 
 def store_of(*prompts: tuple[str, tuple[int, ...], tuple[Span, ...]]) -> tuple[MemoryStore, PrefixIndex]:
@@ -39,6 +39,13 @@ def test_never_the_whole_prompt() -> None:
     hit = index.longest("p", "e", range(32))
     assert hit is not None
     assert hit.tokens == 31
+
+
+def test_the_whole_prompt_where_it_is_asked_for() -> None:
+    _, index = store_of(("a", tuple(range(40)), ()))
+    hit = index.longest("p", "e", range(32), whole=True)
+    assert hit is not None
+    assert (hit.donor, hit.tokens) == ("a", 32)
 
 
 def test_partition_epoch_and_pictures_are_walls() -> None:

@@ -1,0 +1,114 @@
+"""Parts of a prompt's state: cut from a chunk by rows, and put together again. Axis 3 of a KV tensor counts rows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dejakv.errors import InputError
+from dejakv.identity import Span, exact_key
+from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Tensor
+from dejakv.store.codec import CorruptChunk
+
+AXIS = 3
+"""Axis of a KV tensor: `[2, layers, kv_heads, rows, head_dim]`."""
+_DIMENSIONS = 5
+
+
+def is_exact(chunk: Chunk) -> bool:
+    """Whether it is the exact state of the prompt that its id names, row by row: only such state is shared."""
+    meta = chunk.meta
+    if meta.kind != KV or meta.position or meta.generation or not has_its_rows(chunk):
+        return False
+    try:
+        return meta.num_tokens > 0 and meta.id == _key(meta, meta.token_ids, meta.spans)
+    except InputError:
+        return False
+
+
+def has_its_rows(chunk: Chunk) -> bool:
+    """Whether the tensor has a row for each token that the description says it has."""
+    shape = chunk.tensor.shape
+    return len(shape) == _DIMENSIONS and shape[AXIS] == chunk.meta.num_tokens - chunk.meta.rows_from
+
+
+def outside_media(tokens: int, spans: Sequence[Span]) -> int:
+    """So many tokens, or fewer, so that no medium is cut."""
+    return min([tokens, *(span.start for span in spans if span.start < tokens < span.start + span.length)])
+
+
+def beginning_of(meta: ChunkMeta, tokens: int) -> ChunkMeta:
+    """The description of a prompt's first tokens. No medium may be cut."""
+    ids = meta.token_ids[:tokens]
+    spans = tuple(span for span in meta.spans if span.start < tokens)
+    return replace(meta, id=_key(meta, ids, spans), token_ids=ids, spans=spans)
+
+
+def row_bytes(meta: ChunkMeta) -> float:
+    """Bytes of one row of a stored chunk."""
+    return meta.nbytes / max(1, meta.num_tokens - meta.rows_from)
+
+
+def cut(chunk: Chunk, meta: ChunkMeta, parent: ChunkMeta | None, stop: int) -> Chunk:
+    """The rows of a chunk from the end of `parent` to `stop`, described by `meta`. A view."""
+    first, start = chunk.meta.rows_from, parent.num_tokens if parent else 0
+    data = chunk.tensor.data[:, :, :, start - first : stop - first]
+    described = replace(meta, parent=parent.id if parent else "", rows_from=start)
+    return Chunk(described, Tensor(data, chunk.tensor.dtype))
+
+
+def follows(meta: ChunkMeta, parent: ChunkMeta | None) -> bool:
+    """Whether the rows of `meta` begin where its parent's end."""
+    return (
+        parent is not None
+        and parent.kind in (KV, NODE)
+        and (parent.partition, parent.epoch, parent.num_tokens) == (meta.partition, meta.epoch, meta.rows_from)
+        and parent.rows_from < parent.num_tokens
+    )
+
+
+def needed(chain: Iterable[ChunkMeta], rows: Rows | None) -> list[ChunkMeta]:
+    """Which of a prompt's chunks have some of these rows."""
+    return [meta for meta in chain if any(_inside(meta, [(0, meta.num_tokens)] if rows is None else rows))]
+
+
+class Assembly:
+    """A prompt's state in the making: `rows` of it, or all. Rows of which no part is added stay undefined.
+
+    A part is copied when it is added, while it is still in the processor's cache from having been verified.
+    """
+
+    def __init__(self, meta: ChunkMeta, rows: Rows | None) -> None:
+        self._meta = meta
+        self._rows = rows
+        self._whole: Tensor | None = None
+
+    def add(self, part: Chunk) -> None:
+        """Raises: CorruptChunk if the part does not fit those before it."""
+        shape, start = list(part.tensor.shape), part.meta.rows_from
+        shape[AXIS : AXIS + 1] = [self._meta.num_tokens]
+        if self._whole is None:
+            self._whole = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
+        if (tuple(shape), part.tensor.dtype) != (self._whole.shape, self._whole.dtype) or not has_its_rows(part):
+            raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
+        for low, high in _inside(part.meta, [(0, self._meta.num_tokens)] if self._rows is None else self._rows):
+            self._whole.data[:, :, :, low:high] = part.tensor.data[:, :, :, low - start : high - start]
+
+    def chunk(self) -> Chunk:
+        """The prompt's chunk, standing alone. At least one part must have been added."""
+        assert self._whole is not None
+        self._whole.data.flags.writeable = False
+        described = replace(self._meta, parent="", rows_from=0, nbytes=self._whole.nbytes)
+        return Chunk(described, self._whole, self._rows)
+
+
+def _inside(meta: ChunkMeta, rows: Rows) -> Iterator[tuple[int, int]]:
+    """What of the rows a chunk holds."""
+    for start, stop in rows:
+        low, high = max(start, meta.rows_from), min(stop, meta.num_tokens)
+        if low < high:
+            yield low, high
+
+
+def _key(meta: ChunkMeta, token_ids: Sequence[int], spans: Sequence[Span]) -> str:
+    return exact_key(meta.partition, meta.epoch, token_ids, [span.digest for span in spans])
