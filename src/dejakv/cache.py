@@ -20,9 +20,13 @@ from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
 from dejakv.find.rows import derived, described_rows
 from dejakv.find.ways import Plan
+from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
+from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
-from dejakv.levels.base import Level
+from dejakv.levels.base import Level, Match
+from dejakv.records import Record
+from dejakv.request import Request
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
@@ -32,6 +36,7 @@ class HierarchicalCache:
     """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
 
     levels, guards, embed, embedder  see `Finder`
+    fusing                           states of the model's fusion modules, if a provider reads them
     background                       False stores within `record`
     """
 
@@ -44,11 +49,13 @@ class HierarchicalCache:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
+        fusing: Fusing | None = None,
         background: bool = True,
     ) -> None:
         self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
         self.config = self.finder.config
         self.store = store
+        self.fusing = fusing
         self.promotions = Promotions()
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
@@ -107,6 +114,13 @@ class HierarchicalCache:
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
+
+    def judged(self, request: Request, record: Record, agreed: bool) -> None:
+        """Tells the guards whether the answer of an adopted donor was the one that full computation gives. A donor that was
+        wrong is not offered again while this cache lives."""
+        meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
+        if meta is not None:
+            observe(self.finder.guards, request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
 
     def prefixes(self, epoch: str) -> EpochPrefixes:
         """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
@@ -204,6 +218,8 @@ class HierarchicalCache:
     def close(self) -> None:
         """Finishes the saves and closes the store."""
         self._writer.close()
+        if self.fusing is not None:
+            self.fusing.close()
         self.store.close()
 
 

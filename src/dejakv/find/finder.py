@@ -19,7 +19,7 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
-from dejakv.find.decision import Decision
+from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
 from dejakv.guards.base import Guard, Verdict
@@ -102,12 +102,13 @@ class Finder:
         found = replace(found, prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
         planned = self._plan(prepared, key, found, ask, costs)
         chosen, exact = planned.plan, planned.exact
-        statuses["kv_cache"] = "hit" if found.match or exact.donors else "miss"
         self.counts.lookup(request.partition, found.verdicts)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
         seconds = time.perf_counter() - began
         tokens = len(prepared.token_ids)
-        return Decision(key, tokens, ask, chosen, exact, found, query, statuses, seconds, planned.candidates)
+        return Decision(
+            key, tokens, ask, chosen, exact, found, query, settled(statuses, chosen), seconds, planned.candidates
+        )
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
