@@ -16,6 +16,7 @@ from dejakv.experiments.frontier.report import rows_of, table
 from dejakv.experiments.frontier.text_cases import KINDS, TextCases
 from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.quality import QUALITIES
+from dejakv.reuse.selector import SELECTORS
 
 SOME = (
     "context/similarity/within/0/0",
@@ -92,7 +93,7 @@ def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
 def test_every_map_selector_and_share_is_among_the_cells():
     made = cells()
     assert {cell.map for cell in made} == {"context", "embedding", "lsh", "align"}
-    assert {cell.selector for cell in made} == {"value", "kv", "similarity", "query", "random"}
+    assert {cell.selector for cell in made} == set(SELECTORS)
     assert {cell.share for cell in made if cell.selector == "value"} == {0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0}
     assert len({cell.name for cell in made}) == len(made)
     assert any(cell.main for cell in made)

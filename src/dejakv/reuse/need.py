@@ -14,7 +14,7 @@ from dejakv.errors import ConfigError
 from dejakv.reuse.segments import Segments, rarity, segments, weights_of
 from dejakv.reuse.token_map import Donors, Ids, TokenMap
 
-Rule = Literal["changed", "edits", "none"]
+Rule = Literal["changed", "edits", "first", "none"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 COPIED = 6
@@ -58,7 +58,8 @@ def need(
 
     rule            `changed`: every token that differs from its donor token, and the rest of its sentence;
                     `edits`: only what changed inside copied text, and sentences that are new (reworded ones are left to
-                    the selector); `none`: the tail alone
+                    the selector); `first`: what `changed` has, and then the first rows of every copied run up to the
+                    budget (LegoLink of EPIC, arXiv 2410.15332); `none`: the tail alone
     tail            rows at the end that are the question; None: the last sentence of at least 4 tokens (at most 64)
     min_similarity  below it a token is always computed
     budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
@@ -84,11 +85,18 @@ def need(
         new = _new_sentences(target, donors, found, parts, there)
         unknown = new[parts.number] & (differs | (found.context < COPIED))
         lost = differs | _foreign(target, donors, found, parts, there)
-        changed = edits | (lost if rule == "changed" else unknown) | weak
+        changed = edits | (unknown if rule == "edits" else lost) | weak
         changed[n - rows :] = False
         wanted = rest_of_sentence(changed, parts) & ~forced
-        taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * n) - rows)
+        taken = (
+            wanted
+            if budget is None or rule == "first"
+            else _affordable(wanted, edits, new, parts, round(budget * n) - rows)
+        )
         forced, left = forced | taken, wanted & ~taken
+        if rule == "first" and budget is not None:
+            free = ~forced & ~exact_prefix(target, donors, found)
+            forced = forced | _first_rows(found, donors, free, round(budget * n) - int(forced.sum()))
     return Need(forced, changed, rows, left)
 
 
@@ -106,6 +114,13 @@ def _affordable(
     return wanted & paid[parts.number]
 
 
+def exact_prefix(target: Ids, donors: Donors, found: TokenMap) -> NDArray[np.bool_]:
+    """`[n]`: the first rows that one donor begins with as well. Their state is this prompt's own."""
+    at_home = donors.positions[found.source] == np.arange(len(found))
+    one = donors.number[found.source] == donors.number[found.source[0]]
+    return np.logical_and.accumulate(at_home & one & (donors.ids[found.source] == target))
+
+
 def question_length(parts: Segments, n: int) -> int:
     """Rows from the start of the last sentence of at least 4 tokens to the end, at most 64."""
     long = np.flatnonzero(parts.stops - parts.starts >= 4)
@@ -119,6 +134,20 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
     first = np.full(len(parts), len(changed), dtype=np.int64)
     np.minimum.at(first, parts.number[changed], index[changed])
     return index >= first[parts.number]
+
+
+def _first_rows(found: TokenMap, donors: Donors, free: NDArray[np.bool_], rows: int) -> NDArray[np.bool_]:
+    """So many of the free rows, those that stand nearest behind the start of their copied run."""
+    index = np.arange(len(found))
+    begins = np.ones(len(found), dtype=bool)
+    number = donors.number[found.source]
+    begins[1:] = (np.diff(found.source) != 1) | (number[1:] != number[:-1])
+    behind = index - np.maximum.accumulate(np.where(begins, index, 0))
+    chosen = np.zeros(len(found), dtype=bool)
+    order = np.flatnonzero(free)
+    order = order[np.argsort(behind[order], kind="stable")]
+    chosen[order[: max(0, rows)]] = True
+    return chosen
 
 
 def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bool_]:

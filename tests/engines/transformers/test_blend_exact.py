@@ -76,7 +76,7 @@ def test_every_architecture_is_exact_where_it_must_be(model):
     assert last.cache.trace.counts == [1, 1, 1]
     some = planned(model, ids, ids, own, 0.3, selector="value", schedule=Schedule((1.0, 0.5, 0.25)))
     assert (blended(model, ids, some) - full).abs().max() <= 2e-5
-    assert some.cache.trace.counts == [N, 20, 10]
+    assert some.cache.trace.counts == [N, 1, 1]  # nothing is worth choosing
 
 
 def test_keys_moved_to_other_places_are_those_the_model_would_have_made(model):
@@ -185,12 +185,12 @@ def test_dropped_rows_are_not_computed():
     """MLP and projections see the kept rows only."""
     model = models.tiny("llama")
     ids = ids_of()
-    _, own = prefill(model, ids)
+    _, own = prefill(model, ids_of(seed=2))
     seen: list[int] = []
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape[1]))
         layer.self_attn.q_proj.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape[1]))
-    plan = planned(model, ids, ids, own, 0.2, selector="value", schedule=Schedule((1.0, 0.2, 0.1)))
+    plan = planned(model, ids, ids_of(seed=2), own, 0.2, selector="value", schedule=Schedule((1.0, 0.2, 0.1)))
     seen.clear()  # the load-time self-check ran the model too
     blended(model, ids, plan)
     assert seen == [40, 40, 8, 8, 4, 4]

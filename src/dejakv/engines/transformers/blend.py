@@ -15,7 +15,8 @@ from dejakv.engines.transformers.blend_seams import Seams
 from dejakv.engines.transformers.kv import to_torch
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
-from dejakv.reuse.need import Need
+from dejakv.reuse.need import Need, exact_prefix
+from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors, TokenMap
@@ -46,11 +47,13 @@ def plan_cache(
     selector: Selector,
     *,
     threshold: float | None = None,
+    offsets: bool = False,
 ) -> PlannedBlend:
     """Rearranges the donors' state into the target's order and moves its keys to the target's positions.
 
     states     one stacked tensor a donor (`Chunk.tensor`), in the order of `donors`
     threshold  see `RowPlan`
+    offsets    see `BlendConfig`
 
     Raises: ModelError for a model that blending is refused for, or a state of another shape.
     """
@@ -66,10 +69,14 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left)
-    asked = complete < len(layers) and schedule.rows(complete, tokens) > needed.forced.sum()
-    if selector.name == "query" and asked:  # else the forced rows are all that is computed
+    ids = np.asarray(target, dtype=np.int64)
+    exact = exact_prefix(ids, donors, found)
+    left = torch.from_numpy((needed.left | exact) & ~needed.forced).to(device)
+    runs = runs_of(ids, donors, found, exact) if offsets else None
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, runs)
+    free = ~(forced | left)
+    chosen = schedule.rows(complete, tokens) - int(forced.sum()) if complete < len(layers) else 0
+    if selector.asks and 0 < chosen < int(free.sum()):  # else there is nothing to choose
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
@@ -115,7 +122,7 @@ def rearrange(
 def query_attention(
     model: Any, seams: Seams, target: Sequence[int], layers: list[BlendLayer], plan: RowPlan, tail: int
 ) -> Tensor:
-    """How much the prompt's last `tail` tokens attend to each token, over all layers: `[tokens]`.
+    """How much the prompt's last `tail` tokens attend to each token, over the layers that the selector asks: `[tokens]`.
 
     One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
     """
@@ -132,4 +139,4 @@ def query_attention(
             use_cache=True,
             logits_to_keep=1,
         )
-    return probe.total(tokens)
+    return probe.total(tokens, plan.selector.first_asked(len(layers)))

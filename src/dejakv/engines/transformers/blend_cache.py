@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.errors import InputError
+from dejakv.reuse.offsets import Correction, correct, corrections
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector, choose, relative_error
+from dejakv.reuse.token_map import Ids
 
 
 class Peeked(Exception):
@@ -39,6 +41,7 @@ class BlendLayer(DynamicLayer):
         self.pending = True
         self.peeking = False
         self.rows: Tensor | None = None
+        self.offsets: list[Correction] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.peeking:
@@ -49,6 +52,8 @@ class BlendLayer(DynamicLayer):
         if self.rows is None:
             self.keys, self.values = key_states, value_states
         else:
+            correct(self.keys, key_states, self.offsets)
+            correct(self.values, value_states, self.offsets)
             self.keys.index_copy_(2, self.rows, key_states)
             self.values.index_copy_(2, self.rows, value_states)
         return self.keys, self.values
@@ -75,7 +80,9 @@ class RowPlan:
     forced      `[tokens]` bool: computed in every layer, whatever the share
     threshold   by need: rows whose deviation is above it are computed even beyond the share; None for the share alone
     scores      `[tokens]` scores made elsewhere (selector `query`)
-    left        `[tokens]` bool: rows not worth choosing, since the budget does not pay for the rest of their sentence
+    left        `[tokens]` bool: rows not worth choosing, since their state is exact or the budget does not pay for the rest of
+                their sentence
+    runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     """
 
     schedule: Schedule
@@ -85,6 +92,7 @@ class RowPlan:
     threshold: float | None = None
     scores: Tensor | None = None
     left: Tensor | None = None
+    runs: Ids | None = None
 
 
 @dataclass
@@ -116,6 +124,7 @@ class BlendCache(Cache):
         self.active: Tensor | None = None
         self._look = look
         self._masks: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._offsets: list[Correction] | None = None
 
     @property
     def pending(self) -> bool:
@@ -142,8 +151,13 @@ class BlendCache(Cache):
             if kept.numel() < self.active.numel():
                 hidden, self.active = hidden.index_select(1, kept), self.active.index_select(0, kept)
                 self._masks.clear()
+                self._offsets = None
         rows = None if self.active.numel() == self.tokens else self.active
         cache.rows = rows
+        if rows is not None and plan.runs is not None and index:  # the first layer's K and V depend on the token alone
+            if self._offsets is None:
+                self._offsets = corrections(plan.runs, rows)
+            cache.offsets = self._offsets
         self.trace.rows.append(rows)
         return hidden, self._for_rows(kwargs, rows, layer)
 

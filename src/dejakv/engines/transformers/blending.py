@@ -42,7 +42,7 @@ def plan_blend(
     planned = plan_cache(
         engine.model, prepared.token_ids, states, held, found, needed,
         config.schedule_for(layers), Selector(config.selector, config.seed),
-        threshold=config.threshold if config.by_need else None,
+        threshold=config.threshold if config.by_need else None, offsets=config.offsets,
     )  # fmt: skip
     return planned, report
 

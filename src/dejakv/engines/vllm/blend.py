@@ -121,7 +121,7 @@ class Blender:
             held = exact.shape[3]
             draft.state[:, :, :, :held] = exact
         forced = int(draft.forced[held : draft.stop].sum())
-        if draft.selector.name == "query" and forced < _most_rows(draft, held):
+        if draft.selector.asks and forced < _most_rows(draft, held):
             scores = self.question_attention(draft, held)
         else:
             scores = draft.selector.fixed_scores(draft.similarity)
@@ -130,7 +130,7 @@ class Blender:
 
     @torch.inference_mode()
     def question_attention(self, draft: Draft, held: int = 0) -> torch.Tensor:
-        """How much the question attends to each token, over all layers: `[n]` float32.
+        """How much the question attends to each token, over the layers that the selector asks: `[n]` float32.
 
         One pass of its rows alone, to the prompt's last one, over the donor's state. It writes only rows that the real pass
         computes again or that vLLM computes.
@@ -140,9 +140,11 @@ class Blender:
         none = Schedule((0.0,) * layers)
         question = replace(draft, forced=alone, schedule=none, selector=Selector("similarity"), stop=n)
         seen = torch.zeros(n, device=self.device)
+        first = draft.selector.first_asked(layers)
 
         def look(index: int, rows: torch.Tensor, queries: torch.Tensor) -> None:
-            seen.add_(self.decoder.weights(index, rows, queries, draft.state[0, index]))
+            if index >= first:
+                seen.add_(self.decoder.weights(index, rows, queries, draft.state[0, index]))
 
         self._pass(question, held, torch.zeros(n, device=self.device), look)
         return seen

@@ -74,6 +74,7 @@ class Bench:
         planned = plan_cache(
             self.engine.model, case.target, states, donors, found, needed,
             config.schedule_for(self.layers), Selector(config.selector, case.number), threshold=config.threshold,
+            offsets=config.offsets,
         )  # fmt: skip
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
@@ -84,7 +85,7 @@ class Bench:
 
     def _find(self, case: Case, donors: Donors, config: BlendConfig) -> tuple[TokenMap, Need, float]:
         """Map and need with their seconds; shared by cells that differ only in later steps."""
-        limit = None if config.by_need or config.rule == "none" else config.share
+        limit = None if (config.by_need and config.rule != "first") or config.rule == "none" else config.share
         key = (case, config.map, config.rule, config.min_similarity, limit)
         if key not in self._found:
             begun = time.perf_counter()

@@ -31,7 +31,7 @@ def rows_of(
         if not group:
             continue
         full = [rows["full"] for rows in group]
-        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": ""}
+        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": "", "offsets": False}
         made.append({**_row(kind, full, full), **plain, "selector": "full"})
         noise = [rows for rows in group if NOISE in rows]
         if noise:
@@ -41,7 +41,10 @@ def rows_of(
             got = [rows for rows in group if name in rows]
             if got:
                 row = _row(kind, [rows[name] for rows in got], [rows["full"] for rows in got])
-                named = {k: getattr(cell, k) for k in ("map", "selector", "budget", "share", "complete", "quality")}
+                named = {
+                    k: getattr(cell, k)
+                    for k in ("map", "selector", "budget", "share", "complete", "quality", "offsets")
+                }
                 made.append({**row, **named})
     return made
 
@@ -118,6 +121,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             if row["kind"] != kind:
                 continue
             budget = row["budget"] + ("" if row["complete"] in (1, None) else f", {row['complete']} complete")
+            budget += ", offsets" if row["offsets"] else ""
             budget = f"{row['quality']}: {budget}" if row["quality"] else budget
             low, high = row["same_interval"]
             parts.append(
@@ -151,7 +155,8 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         elif row["quality"]:
             how = row["quality"]
         elif ours or paper:
-            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}"
+            offsets = ", offsets" if row["offsets"] else ""
+            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}{offsets}"
         else:
             continue
         shown.add_row(
