@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from dejakv.experiments.frontier import run_frontier
 from dejakv.experiments.frontier.bench import Bench
 from dejakv.experiments.frontier.cells import cells, text_cells
 from dejakv.experiments.frontier.docs_cases import make_case
+from dejakv.experiments.frontier.plot import figure_of
 from dejakv.experiments.frontier.report import rows_of, table
 from dejakv.experiments.frontier.text_cases import KINDS, TextCases
 from dejakv.reuse.blend import BlendConfig
@@ -134,6 +136,69 @@ def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
     assert made[0]["stale_rate"] == 0.5
     assert made[0]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     assert "0.500" in table(made)
+
+
+def frontier_rows(kinds, noise=False):
+    """Rows of a report with two ways of blending, one by need."""
+    given = {"accuracy": 0.9, "kl_mean": 0.1, "top1": 0.9, "quality": "", "offsets": False, "complete": 0}
+    rows = []
+    for kind in kinds:
+        rows.append({**given, "kind": kind, "selector": "full", "map": "", "budget": "share"})
+        if noise:
+            rows.append({**given, "kind": kind, "selector": "noise", "map": "", "budget": "share"})
+        for budget in ("share", "need"):
+            made = {**given, "kind": kind, "selector": "query", "map": "context", "budget": budget}
+            rows += [{**made, "share": share, "last_share": share} for share in (0.1, 0.2)]
+    return rows
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_the_picture_has_a_panel_for_each_kind_and_its_legend_beside_them(count):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure = figure_of(frontier_rows(KINDS[:count]))
+    figure.draw_without_rendering()
+    assert [panel.get_title() for panel in figure.axes] == list(KINDS[:count])
+    assert all(panel.lines for panel in figure.axes)
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert not any(box.overlaps(panel.get_tightbbox()) for panel in figure.axes)
+    plt.close(figure)
+
+
+def test_the_picture_shows_divergence_where_there_is_a_noise_floor():
+    from matplotlib import pyplot as plt
+
+    for noise, label in ((True, "KL along the answer, nats"), (False, "accuracy")):
+        figure = figure_of(frontier_rows(KINDS[:1], noise))
+        assert figure.axes[0].get_ylabel() == label
+        lines = {line.get_label(): line for line in figure.axes[0].lines}
+        assert list(lines["by need, query, 0 complete"].get_xdata()) == [10, 20]
+        plt.close(figure)
+
+
+def test_help_and_docstring_tell_the_length_of_a_passage():
+    from tokenizers import Tokenizer
+
+    from dejakv.cli.frontier import frontier_command
+
+    recipe = resources.files("dejakv").joinpath("models/recipes/smollm2-135m/tokenizer.json")
+    tokenizer = Tokenizer.from_str(recipe.read_text(encoding="utf-8"))
+    cases = TextCases(4)
+    few, many = (
+        [
+            len(made.make("edit", number, lambda text: tuple(tokenizer.encode(text).ids), 0).target)
+            for number in range(40)
+        ]
+        for made in (cases, TextCases(5))
+    )
+    assert (sum(many) - sum(few)) / 40 == pytest.approx(140, abs=15)
+    told = frontier_command.__annotations__["facts"].__metadata__[0].help
+    assert "passages in a prompt, about 140 tokens each" in told
+    assert "`passages` in a prompt, of about 140 tokens each" in (TextCases.__doc__ or "")
 
 
 def test_bad_input_is_refused(tmp_path):
