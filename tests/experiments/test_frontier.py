@@ -37,6 +37,7 @@ def test_a_small_run_and_its_rows(tmp_path):
         assert row["n"] == 2
         assert 0 <= row["lo"] <= row["accuracy"] <= row["hi"] <= 1
         assert row["kl"] >= 0
+        assert row["kl_mean_interval"][0] <= row["kl_mean"] <= row["kl_mean_interval"][1] + 1e-5
         assert row["ttft_ratio"] > 0
     edits = {(row["selector"], row["budget"], row["share"]): row for row in rows if row["kind"] == "edit"}
     assert edits["full", "share", 1.0]["stale_rate"] == 0.0
@@ -76,6 +77,38 @@ def test_cells_left_out_at_first_are_added_later(tmp_path):
     assert [row["n"] for row in later["rows"]] == [2, 2, 2]
     assert later["rows"][1] == first["rows"][1]
     assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 3
+
+
+def test_other_ways_are_measured_in_the_same_folder_later(tmp_path):
+    given = {"facts": 5, "kinds": ("reorder",)}
+    run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:1])
+    later = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[2:3])
+    assert [row["selector"] for row in later["rows"]] == ["full", "kv"]
+    assert json.loads((tmp_path / "settings.json").read_text())["cells"] == [SOME[0], SOME[2]]
+    both = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:3:2])
+    assert len(both["rows"]) == 3
+    assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_kept_answer_saves_full_computation_and_gives_the_same_rows(tmp_path):
+    from dejakv.engines.transformers.engine import TransformersEngine
+
+    engine = TransformersEngine.from_pretrained("docs-lm")
+    case = make_case("reorder", 1, 6, Bench(engine).encode)
+    chosen = [cell for cell in cells() if cell.name == SOME[2]]
+    first = Bench(engine, steps=2, answers=tmp_path / "answers").run(case, chosen)["rows"]
+    (file,) = (tmp_path / "answers").iterdir()
+
+    def measured(known):
+        rows = Bench(engine, steps=2, answers=tmp_path / "answers").run(case, chosen, known)["rows"]
+        return {name: {**row, "seconds": 0} for name, row in rows.items()}
+
+    wanted = {name: {**row, "seconds": 0} for name, row in first.items()}
+    assert measured(()) == wanted
+    assert measured(("full",)) == {SOME[2]: wanted[SOME[2]]}
+    file.write_bytes(file.read_bytes()[:100])
+    assert measured(("full",)) == wanted
+    assert measured(("full",)) == {SOME[2]: wanted[SOME[2]]}
 
 
 def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():

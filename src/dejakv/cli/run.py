@@ -143,7 +143,9 @@ def run_command(
     ] = None,
     blend_selector: Annotated[
         Text,
-        _blend(help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."),
+        _blend(
+            help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
+        ),
     ] = None,
     blend_share: Annotated[
         float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
