@@ -121,6 +121,14 @@ def exact_prefix(target: Ids, donors: Donors, found: TokenMap) -> NDArray[np.boo
     return np.logical_and.accumulate(at_home & one & (donors.ids[found.source] == target))
 
 
+def follows(found: TokenMap, donors: Donors) -> NDArray[np.bool_]:
+    """`[n]`: the row stands right behind the one before it in its donor too."""
+    number = donors.number[found.source]
+    made = np.zeros(len(found), dtype=bool)
+    made[1:] = (np.diff(found.source) == 1) & (number[1:] == number[:-1])
+    return made
+
+
 def question_length(parts: Segments, n: int) -> int:
     """Rows from the start of the last sentence of at least 4 tokens to the end, at most 64."""
     long = np.flatnonzero(parts.stops - parts.starts >= 4)
@@ -139,10 +147,7 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
 def _first_rows(found: TokenMap, donors: Donors, free: NDArray[np.bool_], rows: int) -> NDArray[np.bool_]:
     """So many of the free rows, those that stand nearest behind the start of their copied run."""
     index = np.arange(len(found))
-    begins = np.ones(len(found), dtype=bool)
-    number = donors.number[found.source]
-    begins[1:] = (np.diff(found.source) != 1) | (number[1:] != number[:-1])
-    behind = index - np.maximum.accumulate(np.where(begins, index, 0))
+    behind = index - np.maximum.accumulate(np.where(follows(found, donors), 0, index))
     chosen = np.zeros(len(found), dtype=bool)
     order = np.flatnonzero(free)
     order = order[np.argsort(behind[order], kind="stable")]

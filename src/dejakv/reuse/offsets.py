@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dejakv.reuse.need import follows
 from dejakv.reuse.token_map import Donors, Ids, TokenMap
 
 REACH = 100.0
@@ -42,18 +43,12 @@ class Correction:
 def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: NDArray[np.bool_]) -> Ids:
     """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
     `[tokens]`; -1 for a row whose state is another token's (it tells nothing) or `exact` (it needs no correction)."""
-    source = found.source
-    index = np.arange(len(source))
-    known = (donors.ids[source] == target) & ~exact
-    follows = np.zeros(len(source), dtype=bool)
-    follows[1:] = (
-        known[1:]
-        & known[:-1]
-        & (source[1:] == source[:-1] + 1)
-        & (donors.number[source[1:]] == donors.number[source[:-1]])
-    )
-    begins = np.maximum.accumulate(np.where(follows, 0, index))
-    new = ~follows | ((index - begins) % PIECE == 0)
+    index = np.arange(len(found))
+    known = (donors.ids[found.source] == target) & ~exact
+    on = follows(found, donors) & known
+    on[1:] &= known[:-1]
+    begins = np.maximum.accumulate(np.where(on, 0, index))
+    new = ~on | ((index - begins) % PIECE == 0)
     return np.where(known, np.cumsum(new) - 1, -1)
 
 
