@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dejakv.counts import CacheCounts
 from dejakv.encoder_cache import VisualKVCache
+from dejakv.find.promotion import PromotionCounts
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
@@ -46,11 +47,20 @@ def everything():
     ):
         totals.add(record)
     store = StoreStats(entries=2, bytes=50, hits=3, evictions={"bytes": 4}, refused={"full": 5})
-    counts = CacheCounts(lookups=6, hits={"exact_text": 2}, prefix_hits=1, rejections={"lexical": 3}, promotions=1)
+    counts = CacheCounts(
+        lookups=6,
+        hits={"exact_text": 2},
+        prefix_hits=1,
+        rejections={"lexical": 3},
+        promotions=1,
+        unpromoted=4,
+        rows_kept=50,
+    )
     return cache, {
         "encoder": cache.stats,
         "stores": {"chunks": lambda: store},
         "levels": lambda: counts,
+        "promotions": lambda: PromotionCounts(waiting=7, dropped=8),
         "requests": totals,
     }
 
@@ -79,6 +89,14 @@ def test_stores_levels_and_requests():
     assert samples["dejakv_store_evictions_total", "bytes", "chunks"] == 4
     assert samples["dejakv_level_hits_total", "exact_text"] == 2
     assert samples["dejakv_guard_rejections_total", "lexical"] == 3
+    told = (
+        "promotions_total",
+        "promotions_failed_total",
+        "promotions_waiting",
+        "promotions_dropped_total",
+        "rows_kept_total",
+    )
+    assert [samples[f"dejakv_{name}",] for name in told] == [1, 4, 7, 8, 50]
     assert samples["dejakv_requests_total", "exact_text", "exact"] == 1
     assert samples["dejakv_prompt_tokens_total",] == 17
     assert samples["dejakv_ttft_seconds_count",] == 2

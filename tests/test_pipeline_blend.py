@@ -26,7 +26,9 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
 def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
     """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
     that compares V computes a whole layer besides."""
-    pipeline = served(replace(ADOPT, reuse="blend", min_gain=0, blend_selector="value", blend_share=0.0))
+    rows_alone = (1e-3, 0.0, 0.0, 0.0)
+    whole_layer = replace(ADOPT, reuse="blend", blend_selector="value", blend_share=0.0)
+    pipeline = served(replace(whole_layer, copied_text=False, min_gain=0, costs=rows_alone))
     pipeline.answer(request("Who?", DOCUMENT.text))
     longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
     answer = pipeline.answer(longer)
@@ -76,3 +78,20 @@ def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, 
     assert report.share < 0.5
     assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
     assert answer.text == uncached(docs_engine, wanted).text
+
+
+def test_rows_of_the_exact_prefix_are_not_computed_in_a_blend(docs_engine: Any, served: Any) -> None:
+    """A preamble that both prompts begin with, then passages in another order: the preamble stands as it was computed."""
+    preamble, one, other = DOCUMENT.text, OTHER.text, " ".join(reversed(OTHER.text.split(". ")))
+    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, costs=(1e-3, 0.0, 0.0, 0.0)))
+    pipeline.answer(request("Where is it?", f"{preamble} {one} {other}"))
+    wanted = request(ask(FACT, random.Random(1)), f"{preamble} {other} {one}")
+    answer = pipeline.answer(wanted)
+    assert answer.record.method == "blend"
+    assert "blend behind the exact prefix" in answer.record.plans
+    decision = pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch))
+    held = decision.exact.reused
+    assert held > 50
+    rows = [row for layer in answer.completion.details["blend"].active if layer is not None for row in layer]
+    assert rows
+    assert min(rows) >= held

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0])
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of each workload, default {REQUESTS}")
+    parser.add_argument("--repeat", type=int, default=1, help="how often every request comes, default 1")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default {OUTPUT}")
     parser.add_argument("--report", action="store_true", help="measure nothing, write tables and picture")
     given = parser.parse_args(arguments)
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(given: argparse.Namespace) -> int:
-    streams = [stream_of(name, given.engine, given.requests) for name in given.workload or WORKLOADS]
+    streams = [stream_of(name, given.engine, given.requests, given.repeat) for name in given.workload or WORKLOADS]
     left = [stream for stream in streams if not finished(stream, given.output)]
     if len(left) == 1:
         with watching(Console(stderr=True)) as watch:
@@ -54,7 +55,7 @@ def _measure(given: argparse.Namespace) -> int:
     else:
         for stream in left:  # a process each: nothing of one is in the memory of another, and vLLM is one a process
             told = ["--workload", stream.settings.dataset, "--engine", given.engine]
-            told += ["--requests", str(given.requests), "--output", str(given.output)]
+            told += ["--requests", str(given.requests), "--repeat", str(given.repeat), "--output", str(given.output)]
             status = subprocess.run([sys.executable, "-m", package.__name__, *told]).returncode
             if status:
                 return status

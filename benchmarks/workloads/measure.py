@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.workloads.figures import figures
 from benchmarks.workloads.machine import machine, versions
-from benchmarks.workloads.streams import Stream, arms_of, chosen_of, in_folder
+from benchmarks.workloads.streams import PROMOTING, Stream, arms_of, chosen_of, in_folder
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
@@ -42,7 +42,7 @@ def finished(stream: Stream, output: Path) -> bool:
     folder = output / stream.name
     if (folder / SUMMARY).exists() and (folder / SETTINGS).exists():
         check_same(folder, stream.told())
-        return read_object(folder / SUMMARY).get("samples") == stream.requests
+        return read_object(folder / SUMMARY).get("samples") == stream.served
     return False
 
 
@@ -64,14 +64,17 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
         shutil.rmtree(state, ignore_errors=True)
         caches: dict[str, tuple[Arm, SemanticCacheConfig]] = {
             name: (kind, in_folder(config or stream.settings.cache, state, name))
-            for name, (kind, config) in arms_of(stream.settings.cache).items()
+            for name, (kind, config) in arms_of(stream.settings.cache, stream.settings.repeat).items()
         }
         settings = replace(stream.settings, cache=caches["default"][1])
         if settings.engine == "vllm":
             os.environ.setdefault(_KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches))))
         watch.stage(f"{stream.name}: loading {settings.model}")
         with opened(settings) if engine is None else nullcontext(engine) as own:
-            pipelines = {name: pipeline_for(kind, own, config, name) for name, (kind, config) in caches.items()}
+            pipelines = {
+                name: pipeline_for(kind, own, config, name, promotes=name == PROMOTING)
+                for name, (kind, config) in caches.items()
+            }
             rows, stopped = serve_all(pipelines, chosen, settings, own, prompter, watch, log)
             shares = measured(chosen[: len(rows)], prompter, own.prepare)
             write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
@@ -127,5 +130,5 @@ def kv_gib(model: str, tokens: int, stream: Stream, arms: int) -> int:
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * 4
-    padded = tokens + stream.requests * (stream.settings.max_new_tokens + 128)
+    padded = tokens + stream.served * (stream.settings.max_new_tokens + 128)
     return 1 + math.ceil(arms * padded * each / 2**30)

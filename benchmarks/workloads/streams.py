@@ -11,7 +11,7 @@ from dejakv.engines.choice import EngineName
 from dejakv.engines.open import open_templates
 from dejakv.errors import DatasetError
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.run import read_samples
+from dejakv.experiments.run import read_samples, repeated
 from dejakv.experiments.settings import Arm, RunSettings, settings_from
 from dejakv.reuse.quality import QUALITIES
 
@@ -20,43 +20,56 @@ LENGTHS = (600, 2_000)
 STORE_BYTES = 32 * 1024**3
 """Of each arm: nothing is evicted, in the comparison as in prefix caching."""
 
+PROMOTING = "promoting"
+"""Name of the arm in which a prompt that was blended is computed exactly after the request, outside of its time."""
+
 _READ_PER_REQUEST = 10
 """How many samples of a workload are looked at for each that has the right length."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One workload through one engine. `lengths`: least and most prompt tokens; samples outside of them are left out."""
+    """One workload through one engine. `lengths`: least and most prompt tokens; samples outside of them are left out. With
+    `settings.repeat` the requests come so often, one round after another."""
 
     settings: RunSettings
     requests: int = REQUESTS
     lengths: tuple[int, int] = LENGTHS
 
     @property
+    def served(self) -> int:
+        """Requests of all rounds."""
+        return self.requests * self.settings.repeat
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{self.settings.dataset}-{self.settings.engine}"
+        rounds = f"-x{self.settings.repeat}" if self.settings.repeat > 1 else ""
+        return f"{self.settings.dataset}-{self.settings.engine}{rounds}"
 
     def told(self) -> dict[str, Any]:
         """All that its results depend on, by name; only a run of the same goes on with its rows."""
         arms = {
             f"arms.{name}": None if config is None else str(config)
-            for name, (_, config) in arms_of(self.settings.cache).items()
+            for name, (_, config) in arms_of(self.settings.cache, self.settings.repeat).items()
         }
         return {**self.settings.named(), "requests": self.requests, "lengths": list(self.lengths), **arms}
 
 
-def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS) -> Stream:
+def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS, repeat: int = 1) -> Stream:
     """A workload with the settings of its preset."""
-    run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests}
+    run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests, "repeat": repeat}
     return Stream(settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests)
 
 
-def arms_of(config: SemanticCacheConfig) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
-    """The arms by name: nothing reused, prefix caching, and blend at each quality."""
+def arms_of(config: SemanticCacheConfig, repeat: int = 1) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
+    """The arms by name: nothing reused, prefix caching, and blend at each quality; where prompts come again, blend at the default
+    quality also with idle time behind each request (`PROMOTING`)."""
     arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {"none": ("none", None), "prefix": ("prefix", None)}
     for name in QUALITIES:
         arms[name] = ("cache", replace(config, reuse="blend", blend_quality=name))
+    if repeat > 1:
+        arms[PROMOTING] = ("cache", replace(config, reuse="blend"))
     return arms
 
 
@@ -83,7 +96,7 @@ def chosen_of(stream: Stream) -> tuple[list[Sample], Prompter, int]:
             chosen.append(sample)
             total += count
         if len(chosen) == stream.requests:
-            return chosen, prompter, total
+            return list(repeated(chosen, settings.repeat)), prompter, total * settings.repeat
     raise DatasetError(
         f"{settings.dataset} has {len(chosen)} prompts of {least} to {most} tokens among the first {settings.max_samples}:"
         f" ask for fewer with --requests"

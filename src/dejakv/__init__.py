@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from dejakv.levels.fusion import FusionState as FusionState
     from dejakv.levels.latent import EmbeddingCache as EmbeddingCache
     from dejakv.levels.semantic import SemanticTextCache as SemanticTextCache
+    from dejakv.part_order import arrange as arrange
     from dejakv.pipeline import Pipeline as Pipeline
     from dejakv.request import Media as Media
     from dejakv.request import Request as Request
     from dejakv.request import Sampling as Sampling
     from dejakv.reuse.prune import PrunableDynamicCache as PrunableDynamicCache
     from dejakv.reuse.token_store import LRUCacheStore as LRUCacheStore
+    from dejakv.seen_prompts import SeenPrompts as SeenPrompts
     from dejakv.store.open import open_store as open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "arrange": "dejakv.part_order",
     "attach": "dejakv.attach",
     "build_cache": "dejakv.build",
     "DejaKVError": "dejakv.errors",
@@ -49,6 +52,7 @@ _HOMES = {
     "PrunableDynamicCache": "dejakv.reuse.prune",
     "Request": "dejakv.request",
     "Sampling": "dejakv.request",
+    "SeenPrompts": "dejakv.seen_prompts",
     "SemanticCacheConfig": "dejakv.config",
     "SemanticTextCache": "dejakv.levels.semantic",
     "TransformersEngine": "dejakv.engines.transformers",
@@ -72,12 +76,14 @@ __all__ = [
     "PrunableDynamicCache",
     "Request",
     "Sampling",
+    "SeenPrompts",
     "SemanticCacheConfig",
     "SemanticTextCache",
     "TransformersEngine",
     "VisualEmbeddingBlock",
     "VisualKVCache",
     "__version__",
+    "arrange",
     "attach",
     "build_cache",
     "open_store",

@@ -6,20 +6,25 @@ It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.counts import CacheCounts
-from dejakv.engines.base import Completion, FollowsWeights, Prepared
+from dejakv.engines.base import Completion, ComputedRows, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
-from dejakv.find.finder import Embed, Finder, PrefixPays, no_vectors
-from dejakv.find.plan import Plan
+from dejakv.find.finder import Embed, Finder, no_vectors
+from dejakv.find.promotion import Promotions
+from dejakv.find.rows import described_rows
+from dejakv.find.ways import Plan
 from dejakv.guards.base import Guard
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
 
 
@@ -44,6 +49,7 @@ class HierarchicalCache:
         self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
         self.config = self.finder.config
         self.store = store
+        self.promotions = Promotions()
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
@@ -53,28 +59,39 @@ class HierarchicalCache:
         ):  # the newest is found first, as before a restart
             self.finder.add(meta)
 
-    def find(self, prepared: Prepared, ask: Ask | None = None, *, pays: PrefixPays | None = None) -> Decision:
+    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """How to run a prompt; without `ask`, as its request and the settings say. See `Finder.find`."""
-        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), pays=pays)
+        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
 
-    def record(self, prepared: Prepared, decision: Decision, ran: Plan, completion: Completion) -> bool:
-        """Keeps what was computed, off the caller's path. True if it was handed to the writer.
+    def record(
+        self, prepared: Prepared, decision: Decision, ran: Plan, completion: Completion, *, promote: bool = False
+    ) -> bool:
+        """Keeps what was computed, off the caller's path. True if the prompt's exact state was handed to the writer.
 
-        ran  what was run in the end: the decision's plan, or a plainer one
+        ran      what was run in the end: the decision's plan, or a plainer one
+        promote  a prompt that was answered approximately is to wait in `promotions`, from which the caller takes it
 
-        State made from an approximate plan is never kept; the prompt is remembered and runs exactly when it comes again.
+        Of a blended prompt the rows that were computed in every layer are kept, for later blends and nothing else.
         """
         if decision.ask.no_store:
             return False
-        request = prepared.request
         if ran.approximate:
-            self.finder.promotions.note(decision.key, request.partition)
+            if completion.rows is not None:
+                self._keep_rows(prepared, decision.key, completion, completion.rows)
+            if promote:
+                self.promotions.note(decision.key, prepared)
             return False
         if ran.method == "exact" or self.store.meta(decision.key) is not None:
             return False
+        return self.keep(prepared, decision, completion, answer=completion.text)
+
+    def keep(
+        self, prepared: Prepared, decision: Decision, completion: Completion, *, answer: str | None = None
+    ) -> bool:
+        """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room."""
         tokens = len(prepared.token_ids)
-        if self._admits is not None and not self._admits.wants(decision.key, tokens, request.partition):
-            return False  # asked before the state is copied out of the engine
+        if not self._wanted(decision.key, tokens, prepared.request.partition):
+            return False
         capture = completion.capture
         if completion.shared:
             taken = capture()
@@ -86,10 +103,32 @@ class HierarchicalCache:
             tensor = capture()
             if tensor is None:
                 return None
-            described = self.describe(prepared, decision, answer=completion.text, nbytes=tensor.nbytes)
+            described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
+
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
+        return self.finder.prefixes(epoch)
+
+    def _keep_rows(self, prepared: Prepared, key: str, completion: Completion, rows: ComputedRows) -> None:
+        """Hands a blend's own rows to the writer, each run as a chunk."""
+        if rows.generation > self.config.max_generation:
+            return
+        partition = prepared.request.partition
+        for first, stop in rows.runs:
+            described = described_rows(prepared, key, rows, first, stop)
+            if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
+                continue
+            taken = rows.capture(first, stop) if completion.shared else None
+            make = _maker(described, rows, first, stop, taken)
+            if self._writer.submit(make, after=self.stored):
+                self.finder.counts.kept(partition, stop - first)
+
+    def _wanted(self, id: str, tokens: int, partition: str) -> bool:
+        """Whether the store takes such a chunk: asked before the state is copied out of the engine."""
+        return self._admits is None or self._admits.wants(id, tokens, partition)
 
     def describe(
         self, prepared: Prepared, decision: Decision, *, answer: str | None = None, nbytes: int = 0
@@ -115,7 +154,7 @@ class HierarchicalCache:
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""
-        self.finder.promotions.forget(meta.id)
+        self.promotions.forget(meta.id)
         self.finder.add(meta)
         if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
             self.finder.remove(meta.id)
@@ -144,6 +183,7 @@ class HierarchicalCache:
         self._writer.flush()
         removed = self.store.clear(partition)
         self.finder.clear(partition)
+        self.promotions.clear(partition)
         return removed
 
     @property
@@ -160,3 +200,15 @@ class HierarchicalCache:
         """Finishes the saves and closes the store."""
         self._writer.close()
         self.store.close()
+
+
+def _maker(
+    described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
+) -> Callable[[], Chunk | None]:
+    """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
+
+    def make() -> Chunk | None:
+        tensor = taken if taken is not None else rows.capture(first, stop)
+        return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
+
+    return make

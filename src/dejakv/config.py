@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dejakv.errors import ConfigError
-from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector, Quality, quality_of
-from dejakv.settings import Cosine, Count, Folder, Positive, Share, check_fields, from_mapping
+from dejakv.reuse.quality import (
+    DEFAULT,
+    MAP,
+    MAX_GENERATION,
+    BlendMap,
+    BlendQuality,
+    BlendSelector,
+    Quality,
+    quality_of,
+)
+from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, check_fields, from_mapping, shown
 
 ReuseMethod = Literal["exact", "adopt", "blend"]
 MediaPolicy = Literal["exact", "similar", "ignore"]
@@ -33,6 +42,9 @@ class SemanticCacheConfig:
     embedding_layers      latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
+    free_order            parts of a prompt are rearranged where the request says that their order is free
+    costs                 seconds of a row, of a pair of tokens, of a byte loaded, of a token blended (see `dejakv.costs`), for
+                          runs that must choose alike; empty: measured, which follows the machine
     lexical_guard         veto on other content words, numbers, polarity or question type
     levels                further levels as `package.module:factory`, called with the config
     max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
@@ -50,6 +62,8 @@ class SemanticCacheConfig:
                           has changed. None: the quality's
     blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
     blend_map, blend_donors  token map (see `dejakv.reuse.blend.BlendConfig`), and how many prompts a blend takes state from
+    max_generation        rows that a blend computed may serve later blends: how often approximate state may have gone into
+                          them; 0: they are not kept
     """
 
     reuse: ReuseMethod = "exact"
@@ -65,7 +79,9 @@ class SemanticCacheConfig:
     embedding_layers: tuple[str, ...] = ()
     embedding_hook: str = "none"
     embedding_match: LayerMatch = "all"
+    free_order: bool = True
     min_gain: Count = 16
+    costs: tuple[Seconds, ...] = ()
     lexical_guard: bool = True
     levels: tuple[str, ...] = ()
     enable_fusion_cache: bool = False
@@ -84,11 +100,17 @@ class SemanticCacheConfig:
     blend_map: BlendMap = MAP
     blend_selector: BlendSelector | None = None
     blend_share: Share | None = None
-    blend_donors: Positive = 8
+    blend_donors: Positive = 16
+    max_generation: Count = MAX_GENERATION
     image_root: Folder | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if len(self.costs) not in (0, 4):
+            raise ConfigError(
+                f"costs={shown(self.costs)} are {len(self.costs)} constants: give four, the seconds of a row, of a pair of tokens, "
+                "of a byte loaded and of a token blended, or none to measure them"
+            )
         if 0 < self.max_cached_blocks < self.partitions:
             raise ConfigError(
                 f"max_cached_blocks={self.max_cached_blocks} has no part for each of {self.partitions} partitions: give "

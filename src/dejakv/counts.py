@@ -10,19 +10,27 @@ from dejakv.levels.base import Match
 
 @dataclass
 class CacheCounts:
-    """Per partition. `hits` by level (prefix apart), `rejections` by guard."""
+    """Per partition. `hits` by level (prefix apart), `rejections` by guard.
+
+    promotions  approximately answered prompts that were computed exactly in idle time; `unpromoted` could not be
+    rows_kept   rows of blended prompts that were handed over to be stored for later blends
+    """
 
     lookups: int = 0
     hits: dict[str, int] = field(default_factory=dict[str, int])
     prefix_hits: int = 0
     rejections: dict[str, int] = field(default_factory=dict[str, int])
     promotions: int = 0
+    unpromoted: int = 0
+    rows_kept: int = 0
 
     def add(self, other: "CacheCounts") -> None:
         """Adds another's counts to these."""
         self.lookups += other.lookups
         self.prefix_hits += other.prefix_hits
         self.promotions += other.promotions
+        self.unpromoted += other.unpromoted
+        self.rows_kept += other.rows_kept
         for mine, theirs in ((self.hits, other.hits), (self.rejections, other.rejections)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
@@ -52,10 +60,17 @@ class PartitionCounts:
             if match is not None:
                 counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
 
-    def promotion(self, partition: str) -> None:
-        """Counts a request that ran exactly because it had been served approximately before."""
+    def promotion(self, partition: str, done: bool) -> None:
+        """Counts a prompt that was to be computed exactly in idle time, and whether it was."""
         with self._lock:
-            self._counts.setdefault(partition, CacheCounts()).promotions += 1
+            counts = self._counts.setdefault(partition, CacheCounts())
+            counts.promotions += done
+            counts.unpromoted += not done
+
+    def kept(self, partition: str, rows: int) -> None:
+        """Counts rows of a blended prompt that are kept."""
+        with self._lock:
+            self._counts.setdefault(partition, CacheCounts()).rows_kept += rows
 
     def of(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counts; None sums over all."""

@@ -59,6 +59,23 @@ def exact_key(partition: str, epoch: str, token_ids: Sequence[int], media_digest
     return digest_of("exact", partition, epoch, _token_bytes(token_ids), *media_digests)[:40]
 
 
+def rows_key(
+    partition: str,
+    epoch: str,
+    token_ids: Sequence[int],
+    position: int,
+    generation: int,
+    prompt: str,
+    donors: Iterable[str],
+) -> str:
+    """The identity of rows that a blend computed, 40 hexadecimal digits; never an exact key.
+
+    prompt  key of the prompt that was blended; `donors` ids of the chunks that its other state came from
+    """
+    place = f"{position}:{generation}"
+    return digest_of("rows", partition, epoch, _token_bytes(token_ids), place, prompt, *donors)[:40]
+
+
 def block_hashes(
     partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), block_tokens: int = BLOCK_TOKENS
 ) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from dejakv.counts import CacheCounts
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
+from dejakv.find.promotion import PromotionCounts
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
 
@@ -117,6 +118,7 @@ class CacheCollector(Collector):
     encoder   `VisualKVCache.stats`
     stores    `Store.stats` by the name they are to have
     levels    counts of the levels, all partitions together
+    promotions  prompts that wait for idle time
     requests  sums over records
     """
 
@@ -126,11 +128,13 @@ class CacheCollector(Collector):
         encoder: Callable[[], EncoderCacheStats] | None = None,
         stores: Mapping[str, Callable[[], StoreStats]] | None = None,
         levels: Callable[[], CacheCounts] | None = None,
+        promotions: Callable[[], PromotionCounts] | None = None,
         requests: RequestTotals | None = None,
     ) -> None:
         self._encoder = encoder
         self._stores = dict(stores or {})
         self._levels = levels
+        self._promotions = promotions
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
@@ -141,6 +145,8 @@ class CacheCollector(Collector):
             yield from store_metrics({name: stats() for name, stats in self._stores.items()})
         if self._levels is not None:
             yield from level_metrics(self._levels())
+        if self._promotions is not None:
+            yield from promotion_metrics(self._promotions())
         if self._requests is not None:
             yield from self._requests.metrics()
 
@@ -183,10 +189,24 @@ def level_metrics(counts: CacheCounts) -> Iterator[Metric]:
     yield CounterMetricFamily("dejakv_lookups", "Requests that looked for a donor.", value=counts.lookups)
     yield CounterMetricFamily("dejakv_prefix_hits", "Lookups that found an exact prefix.", value=counts.prefix_hits)
     yield CounterMetricFamily(
-        "dejakv_promotions", "Requests run exactly when they came again.", value=counts.promotions
+        "dejakv_promotions", "Approximately answered prompts computed exactly in idle time.", value=counts.promotions
+    )
+    yield CounterMetricFamily("dejakv_promotions_failed", "Such prompts that could not be.", value=counts.unpromoted)
+    yield CounterMetricFamily(
+        "dejakv_rows_kept", "Rows of blended prompts kept for later blends.", value=counts.rows_kept
     )
     yield _counted("level_hits", "Donors found and trusted, by level.", "level", counts.hits)
     yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
+
+
+def promotion_metrics(counts: PromotionCounts) -> Iterator[Metric]:
+    """The figures of the prompts that wait for idle time."""
+    yield GaugeMetricFamily(
+        "dejakv_promotions_waiting", "Approximately answered prompts that wait for idle time.", value=counts.waiting
+    )
+    yield CounterMetricFamily(
+        "dejakv_promotions_dropped", "Such prompts dropped for want of room.", value=counts.dropped
+    )
 
 
 def _counted(name: str, about: str, label: str, counts: Mapping[str, int]) -> Any:

@@ -1,7 +1,8 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dejakv.cache import HierarchicalCache
@@ -12,20 +13,24 @@ from dejakv.engines.base import (
     Engine,
     FollowsWeights,
     HoldsState,
-    KnowsPrefixCost,
+    KnowsCosts,
     Prepared,
     Start,
+    costs_of,
 )
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
-from dejakv.find.plan import Plan
+from dejakv.find.plan import most_computed
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
+from dejakv.part_order import Arrangement, arranged
 from dejakv.records import Record
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Chunk, ChunkMeta, load_rows
 
 OnToken = Callable[[int, str], None]
+logger = logging.getLogger("dejakv")
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,19 @@ class Answer:
 
 
 class Pipeline:
-    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full."""
+    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
-    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None) -> None:
+    promotes  prompts that were answered approximately wait for `promote_one`, which its owner calls in idle time
+    """
+
+    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
         self.engine = engine
         self.cache = cache
+        self.promotes = promotes
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
+        if cache is not None:
+            costs_of(engine, cache.config.costs)  # measured now, and not while the first request waits
 
     def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
@@ -58,6 +69,15 @@ class Pipeline:
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
         clock = _FirstToken(time.perf_counter(), on_token)
+        best = self._arrangement(request)
+        if best is None:
+            return self._answer(request, clock, no_store)
+        other = best.changed and self._saves(best)
+        answer = self._answer(best.of(request) if other else request, clock, no_store)
+        record = replace(answer.record, lookup_ms=answer.record.lookup_ms + 1e3 * best.seconds)
+        return replace(answer, record=replace(record, order=best.order) if other else record)
+
+    def _answer(self, request: Request, clock: "_FirstToken", no_store: bool) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
             epoch = self.engine.epoch
@@ -72,6 +92,48 @@ class Pipeline:
         chosen = Plan("none", reason=reason)
         return _answer(prepared, completion, chosen, None, clock, None)
 
+    def _arrangement(self, request: Request) -> Arrangement | None:
+        """The order of its parts in which most of the prompt was computed before; None for a prompt that runs as it is."""
+        epoch = self.engine.epoch
+        if request.order != "free" or self.cache is None or not self.cache.config.free_order or not epoch:
+            return None
+
+        def tokenize(text: str) -> tuple[int, ...]:
+            return self.engine.prepare(replace(request, prompt=text, parts=(), order="given")).token_ids
+
+        return arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+
+    def _saves(self, best: Arrangement) -> bool:
+        """Whether the longer prefix takes less time than the order given. Without costs every longer one does."""
+        assert self.cache is not None
+        costs = costs_of(self.engine, self.cache.config.costs)
+        return costs is None or costs.prefix_saves(best.held, best.given, best.tokens)
+
+    def promote_one(self) -> bool:
+        """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
+
+        For idle time: it takes as long as the prompt's prefill. Prompts whose exact state has arrived meanwhile, or that
+        another model answered, are passed over. A failure is counted and logged, and the prompt forgotten.
+        """
+        cache = self.cache
+        while cache is not None and (waiting := cache.promotions.take()) is not None:
+            if cache.store.meta(waiting.key) is None and waiting.epoch == self.engine.epoch:
+                done = False
+                try:
+                    done = self._promote(cache, waiting.request, waiting.epoch)
+                except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
+                    logger.exception("a prompt could not be computed in idle time")
+                cache.finder.counts.promotion(waiting.request.partition, done)
+                return True
+        return False
+
+    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str) -> bool:
+        """Whether the prompt's exact state was handed to the writer."""
+        prepared = replace(self.engine.prepare(request), epoch=epoch)
+        decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
+        completion, _ = self._run(prepared, decision.plan, decision, _FirstToken(time.perf_counter(), None))
+        return cache.keep(prepared, decision, completion)
+
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
         if isinstance(self.engine, FollowsWeights):
@@ -80,14 +142,13 @@ class Pipeline:
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
-        pays = self.engine.prefix_pays if isinstance(self.engine, KnowsPrefixCost) else None
-        decision = cache.find(prepared, ask, pays=pays)
+        decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
         if cache.config.enable_fusion_cache:
             fusion = _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
-        stored = cache.record(prepared, decision, chosen, completion)
+        stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
         return replace(answer, record=replace(answer.record, stored=stored))
 
     def _run(
@@ -96,7 +157,9 @@ class Pipeline:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
-        chunks = self._chunks(self.cache, chosen.donors)
+        begun = time.perf_counter()
+        chunks = self._chunks(self.cache, chosen)
+        reading = time.perf_counter() - begun
         if chosen.method == "none":
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
@@ -107,19 +170,26 @@ class Pipeline:
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
             start = None if isinstance(self.engine, HoldsState) else Start(chunks[0], tokens)
-            return self.engine.run(target, start=start, sampling=sampling, on_token=clock), chosen
+            completion = self.engine.run(target, start=start, sampling=sampling, on_token=clock)
         except (ModelError, InputError) as error:
             if clock.seconds is not None:  # the client has seen a part of this answer
                 raise
             reason = f"the donor's state does not fit: {error}"
             self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
-        return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
+            return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
+        if isinstance(self.engine, KnowsCosts):
+            self.engine.loaded(completion.bytes_loaded, reading + completion.inject_s)
+        return completion, chosen
 
-    def _chunks(self, cache: HierarchicalCache, donors: Sequence[ChunkMeta]) -> list[Chunk]:
-        """The donors' state, as far as it can be read; only their descriptions where the engine holds it."""
+    def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
+        """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
         if isinstance(self.engine, HoldsState):
-            return [Chunk(meta, NO_STATE) for meta in donors]
-        return [chunk for meta in donors if (chunk := cache.store.get(meta.id)) is not None]
+            return [Chunk(meta, NO_STATE) for meta in chosen.donors]
+        if chosen.method == "prefix":
+            loaded = [load_rows(cache.store, meta.id, [(0, chosen.reused)]) for meta in chosen.donors]
+        else:
+            loaded = [cache.store.get(meta.id) for meta in chosen.donors]
+        return [chunk for chunk in loaded if chunk is not None]
 
     def _blend(
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"
@@ -130,9 +200,9 @@ class Pipeline:
 
         config = self.cache.config
         settings = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
-        held = decision.exact.reused
-        spare = 1.0 - (held + config.min_gain) / len(prepared.token_ids)  # what the exact prefix leaves to save
-        settings = replace(settings, max_computed=max(0.0, spare))
+        costs = costs_of(self.engine, config.costs)
+        most = most_computed(len(prepared.token_ids), chosen, decision.exact, config.min_gain, costs)
+        settings = replace(settings, max_computed=most)
         ran = chosen
 
         def instead() -> Completion:
@@ -233,5 +303,6 @@ def _answer(
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate,
+        plans=str(replace(decision, plan=chosen)) if decision else "",
     )
     return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from dejakv.errors import InputError
+from dejakv.parts import Frame, frame_of
 from dejakv.settings import Cosine, Positive, Share, Within, check_fields
 
+Order = Literal["given", "free"]
 Modality = Literal["image", "audio", "video"]
 
 DEFAULT_PARTITION = "default"
@@ -66,6 +68,9 @@ class Request:
     partition  tenant: entries, scores and statistics never cross it
     reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
     threshold  this request's own least score of a donor, in [-1, 1]; it can only tighten the cache's
+    parts      texts of the prompt whose order is free (retrieved passages), as they stand in it: one after the other, with the same
+               text between them
+    order      `given`: the prompt runs as it is; `free`: its parts may be rearranged, so that more of it has been computed before
     metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
     """
 
@@ -77,7 +82,20 @@ class Request:
     sampling: Sampling = Sampling()
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
     threshold: Cosine | None = None
+    parts: tuple[str, ...] = ()
+    order: Order = "given"
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError, nul=True)
+        if self.order == "free":
+            _ = self.frame  # raises for parts that the prompt does not have
+        elif self.parts:
+            raise InputError("the request has parts and order='given': give order='free', or leave the parts out")
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The prompt around its parts. Raises: InputError for parts that do not stand in it, and for none."""
+        if self.media:
+            raise InputError("order='free' is for texts, and the request has pictures: leave its order out")
+        return frame_of(self.prompt, self.parts)

@@ -161,3 +161,12 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
         RagDataset(str(tmp_path / "nothing"))
     with pytest.raises(DatasetError, match="has no question"):
         RagDataset(str(tmp_path))
+
+
+def test_passages_of_free_order_stand_in_their_prompt() -> None:
+    given, free = (next(iter(RagDataset(order=order))) for order in ("score", "free"))
+    assert (given.parts, len(free.parts)) == ((), 8)
+    assert free.context == given.context
+    request = Prompter().request(free)
+    assert request.frame.prompt(range(8)) == request.prompt
+    assert Prompter().request(given).order == "given"

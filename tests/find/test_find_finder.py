@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
@@ -17,7 +18,7 @@ from dejakv.guards.threshold import ThresholdGuard
 from dejakv.identity import Span, exact_key
 from dejakv.levels.base import Match, Query, Search
 from dejakv.request import Media, Request
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
 
 
@@ -121,14 +122,23 @@ def test_a_request_that_is_not_to_be_compared_asks_no_level() -> None:
 
 def test_a_prefix_that_does_not_pay_is_not_used() -> None:
     made = finder_of(PREFIXED)
-    asked: list[tuple[int, int]] = []
+    masked = Costs(row=1e-3, pair=1e-3)  # 36 rows with all 100 tokens each, or half of 100 with 100
+    decision = made.find(ASKED, Ask(), costs=masked)
+    assert (decision.plan.method, decision.statuses["kv_cache"]) == ("prefix", "hit")
+    assert str(decision) == "full 5.1 s, exact prefix 3.6 s: exact prefix"
+    slow_disk = replace(masked, byte=1.0, token_bytes=1.0)
+    decision = made.find(ASKED, Ask(), costs=slow_disk)
+    assert (decision.plan.method, decision.exact.method, decision.statuses["kv_cache"]) == ("none", "none", "miss")
 
-    def pays(held: int, tokens: int) -> bool:
-        asked.append((held, tokens))
-        return False
 
-    decision = made.find(ASKED, Ask(), pays=pays)
-    assert (decision.plan.method, decision.statuses["kv_cache"], asked) == ("none", "miss", [(64, 100)])
+def test_a_blend_takes_the_exact_prefix_of_another_donor_along() -> None:
+    made = finder_of(
+        SIMILAR, PREFIXED, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),), copied_text=False
+    )
+    decision = made.find(ASKED, Ask("blend"), costs=Costs(row=1e-3))
+    assert [meta.id for meta in decision.plan.donors] == [id_of(SIMILAR), id_of(PREFIXED)]
+    assert (decision.plan.kept, decision.plan.reused) == (64, 93)  # a fifth of the 36 rows behind the prefix
+    assert made.find(ASKED, Ask("blend", donors=1), costs=Costs(row=1e-3)).plan.kept == 0
 
 
 def test_a_level_that_fails_costs_its_own_hits_alone() -> None:
@@ -164,14 +174,13 @@ def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
     assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
 
 
-def test_a_prompt_that_was_served_approximately_runs_exactly() -> None:
-    made = finder_of(SIMILAR, level=similar(), guards=(ThresholdGuard({"semantic_text": 0.8}),))
-    made.promotions.note(id_of(ASKED), "p")
-    for donor in (None, id_of(SIMILAR)):
-        chosen = made.find(ASKED, Ask("blend", donor=donor)).plan
-        assert (chosen.method, chosen.reason[:9]) == ("none", "promoted:")
-    assert made.counts.of("p").promotions == 2
-    assert made.find(ASKED, Ask("exact")).plan.reason.startswith("not asked for")
+def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
+    level = similar()
+    made = finder_of(SIMILAR, PREFIXED, level=level)
+    decision = made.exactly(ASKED)
+    assert (decision.key, decision.plan.method, decision.plan.reused) == (id_of(ASKED), "prefix", 64)
+    assert made.exactly(ASKED, pays=lambda held, tokens: False).plan.method == "none"
+    assert (level.asked, made.counts.of("p").lookups) == (0, 0)
 
 
 def test_every_find_counts_one_lookup_and_its_rejections() -> None:
@@ -236,7 +245,7 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
 
 def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() -> None:
     made = finder_of(copied((1, 2, 3), WORDS[:100]))
-    asked = copied(tuple(range(2000, 2200)), WORDS[:100])
+    asked = copied(tuple(range(2000, 2400)), WORDS[:100])
     decision = made.find(asked, Ask("blend"))
     assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
 
@@ -273,3 +282,63 @@ def test_copied_text_is_indexed_when_a_blend_is_first_asked_for() -> None:
     assert made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.method == "blend"
     assert made.copied is not None
     assert finder_of(stored, reuse="blend").copied is not None
+
+
+def rows_of(made: Finder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows", **other: str) -> ChunkMeta:
+    """Stores rows of a blended prompt; their description."""
+    where = {"partition": "p", "epoch": "e", **other}
+    meta = ChunkMeta(
+        name, where["partition"], where["epoch"], tokens, "", "", kind=ROWS, position=700, generation=generation
+    )
+    made.store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
+    made.add(meta)
+    return meta
+
+
+def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
+    """Not by a prompt that begins with them or equals them, not by a level, and not by name."""
+    level = Likes({"rows": 1.0})
+    made = finder_of(level=level)
+    rows_of(made, WORDS[:100])
+    for tokens in (WORDS[:100], (*WORDS[:100], 7, 8)):
+        for mode in ("off", "exact", "adopt"):
+            decision = made.find(copied(tokens), Ask(mode))
+            assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
+        assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
+        assert made.exactly(copied(tokens)).plan.method == "none"
+    for mode in ("exact", "adopt", "blend"):
+        decision = made.find(ASKED, Ask(mode, donor="rows"))
+        assert "not known" in decision.plan.reason
+    assert made.find(ASKED, Ask("adopt")).plan.donors == ()
+
+
+def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found() -> None:
+    made = finder_of(max_generation=2)
+    rows_of(made, WORDS[:100], name="b", partition="q")
+    rows_of(made, WORDS[:100], name="c", epoch="f")
+    rows_of(made, WORDS[:100], generation=3, name="d")
+    asked = copied((7, 8), WORDS[:100])
+    assert made.find(asked, Ask("blend")).plan.method == "none"
+    kept = rows_of(made, WORDS[:100], generation=2, name="a")
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [kept.id]
+
+
+def test_of_equal_runs_the_least_generation_is_taken() -> None:
+    made = finder_of(max_generation=3)
+    names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]
+    asked = copied((7, 8), WORDS[:100])
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [names[1]]
+    exact = copied((1, 2, 3), WORDS[:100])
+    made.store.put(Chunk(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
+    made.add(described(exact))
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [id_of(exact)]
+
+
+def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
+    made = finder_of()
+    late = rows_of(made, WORDS[:100])
+    other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
+    made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
+    assert made.copied is None
+    assert [meta.id for meta in made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
+    assert made.find(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

@@ -1,11 +1,18 @@
-import pytest
+from dataclasses import replace
+from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.costs import Costs
 from dejakv.find.ask import Ask, Mode
 from dejakv.find.found import Found
-from dejakv.find.plan import plan
-from dejakv.find.prefix import PrefixHit
+from dejakv.find.plan import most_computed, plan
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
+from dejakv.store.prefix import PrefixHit
 
 
 def meta(name: str, tokens: int = 100) -> ChunkMeta:
@@ -17,11 +24,11 @@ PREFIX = (PrefixHit("other", 70), meta("other"))
 
 
 def test_nothing_found_runs_in_full() -> None:
-    assert plan(100, Found(), Ask("adopt")).method == "none"
+    assert plan(100, Found(), Ask("adopt")).plan.method == "none"
 
 
 def test_the_exact_prefix_is_always_there() -> None:
-    found = plan(100, Found(prefix=PREFIX), Ask())
+    found = plan(100, Found(prefix=PREFIX), Ask()).plan
     assert (found.method, found.reused, found.donors[0].id) == ("prefix", 70, "other")
 
 
@@ -29,26 +36,123 @@ def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX)
     modes: tuple[Mode, ...] = ("off", "exact", "adopt", "blend")
     for mode in modes:
-        chosen = plan(100, found, Ask(mode), same=True, min_gain=1000)
+        chosen = plan(100, found, Ask(mode), same=True, min_gain=1000).plan
         assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
 
 
 def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
-    found = plan(100, Found(MATCH, (meta("donor"),)), Ask())
+    found = plan(100, Found(MATCH, (meta("donor"),)), Ask()).plan
     assert found.method == "none"
     assert "not asked for" in found.reason
 
 
 @pytest.mark.parametrize(("min_gain", "method"), [(29, "adopt"), (30, "prefix")])
 def test_only_the_gain_beyond_the_exact_prefix_counts(min_gain: int, method: str) -> None:
-    found = plan(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain)
+    found = plan(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain).plan
     assert found.method == method
     assert found.approximate == (method == "adopt")
 
 
 def test_blend_must_beat_the_prefix_with_the_rows_it_computes() -> None:
     donors = (meta("donor"),)
-    taken = plan(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2)
-    refused = plan(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2)
+    taken = plan(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2).plan
+    refused = plan(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2).plan
     assert (taken.method, taken.reused) == ("blend", 80)
     assert (refused.method, "min_gain" in refused.reason) == ("prefix", True)
+
+
+ROWS = Costs(row=1e-3)
+MASKED = Costs(row=1e-3, pair=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("costs", "copied", "held", "method"),
+    [
+        (ROWS, 90, 0, "blend"),
+        (ROWS, 90, 95, "prefix"),  # what is left behind the prefix is less than what a blend computes
+        (ROWS, 40, 0, "blend"),
+        (MASKED, 40, 0, "blend"),
+        (replace(MASKED, pair=1.0), 45, 0, "none"),  # 55 rows with 100 tokens each, or half of 100 with 100
+        (replace(ROWS, blend=9e-4), 90, 0, "blend"),
+        (replace(ROWS, blend=1e-3), 90, 0, "none"),
+        (replace(ROWS, blend=2e-4), 90, 75, "prefix"),
+        (replace(ROWS, byte=1.0, token_bytes=1e-3), 90, 0, "none"),
+    ],
+)
+def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: str) -> None:
+    found = Found(MATCH, (meta("donor"),), (PrefixHit("other", held), meta("other")) if held else None, copied=copied)
+    made = plan(100, found, Ask("blend"), most=8, costs=costs)
+    assert made.plan.method == method
+    assert made.plan.method == "blend" or made.plan.reason.startswith("costs: full ")
+
+
+def test_the_reason_names_what_each_plan_would_take() -> None:
+    costs = replace(ROWS, blend=4e-4)
+    made = plan(100, Found(MATCH, (meta("donor"),), PREFIX, copied=80), Ask("blend"), most=8, costs=costs)
+    assert made.plan.reason == (
+        "costs: full 0.1 s, exact prefix 0.03 s, blend 0.06 s, blend behind the exact prefix 0.06 s: exact prefix"
+    )
+
+
+def test_a_plan_that_a_guard_refuses_does_not_run_however_cheap() -> None:
+    found = Found(MATCH, (meta("donor"),), copied=90)
+    refused = plan(100, found, Ask("blend"), costs=ROWS, min_gain=91)
+    assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
+    rows = plan(100, replace(found, copied=10), Ask("blend"), costs=ROWS)
+    assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
+
+    class Never:
+        def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+            return "never"
+
+    own = plan(100, found, Ask("blend"), costs=ROWS, guards=(Never(),))
+    assert (own.plan.method, own.plan.reason, str(own)) == ("none", "never", "full 0.1 s, blend 0.01 s (never): full")
+
+
+constants = st.builds(
+    Costs,
+    row=st.floats(1e-6, 1e-1),
+    pair=st.floats(0, 1e-3),
+    byte=st.floats(0, 1e-6),
+    blend=st.floats(0, 1e-2),
+    whole=st.sampled_from([0.5, 1.0]),
+    token_bytes=st.floats(0, 1e5),
+)
+
+
+@settings(deadline=None)
+@given(constants, st.integers(2, 3000), st.data())
+def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Costs, tokens: int, data: Any) -> None:
+    held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
+    prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
+    found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied)
+    made = plan(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), most=8, costs=costs)
+    took = {way.plan.name: way.seconds for way in made.candidates}
+    assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
+
+
+@settings(deadline=None)
+@given(constants, st.integers(2, 3000), st.data())
+def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, data: Any) -> None:
+    less, more = sorted(data.draw(st.tuples(st.integers(0, tokens - 1), st.integers(0, tokens - 1))))
+    share = data.draw(st.floats(0, 1))
+
+    def seconds(copied: int) -> float:
+        found = Found(MATCH, (meta("donor", tokens),), copied=copied)
+        return plan(tokens, found, Ask("blend"), share=share, costs=costs).candidates[-1].seconds or 0.0
+
+    assert seconds(more) <= seconds(less)
+
+
+@settings(deadline=None)
+@given(constants, st.integers(2, 3000), st.data())
+def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact_plan(
+    costs: Costs, tokens: int, data: Any
+) -> None:
+    held, gain = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(0, 64))
+    exact = Plan("prefix", (meta("other", tokens),), reused=held) if held else Plan("none")
+    chosen = Plan("blend", (meta("donor", tokens),), reused=tokens)
+    rows = most_computed(tokens, chosen, exact, gain, costs) * tokens
+    assert rows <= max(0, tokens - held - gain) * (1 + 1e-9)
+    seconds = costs.prefix(held, tokens) if held else costs.full(tokens)
+    assert rows == 0 or costs.blending(rows, tokens, tokens) <= seconds * (1 + 1e-9)

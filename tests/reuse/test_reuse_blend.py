@@ -200,7 +200,10 @@ def test_explain_shows_where_each_token_came_from(engine):
     assert "<script" not in page
     console = Console(record=True, width=200)
     to_terminal(explained, console)
-    assert "oslo" in console.export_text()
+    shown = console.export_text()
+    assert "oslo" in shown
+    assert "plans: full " in shown
+    assert "blend" in explained.plans
 
 
 def test_the_html_page_escapes_what_it_shows(engine):

@@ -109,12 +109,12 @@ def test_the_first_rows_of_each_run_fill_the_budget():
     """LegoLink. The run that the donor begins with too is exact, and needs none."""
     target = [*DONOR[:19], *DONOR[37:55], *DONOR[19:37], *DONOR[55:]]
     n = len(target)
-    plain = found_for(target)
-    made = found_for(target, rule="first", budget=(plain.forced.sum() + 6) / n)
+    plain = found_for(target, exact=19)
+    made = found_for(target, rule="first", budget=(plain.forced.sum() + 6) / (n - 19), exact=19)
     added = np.flatnonzero(made.forced & ~plain.forced)
     assert added.tolist() == [19, 20, 21, 37, 38, 39]
-    assert (found_for(target, rule="first", budget=0.0).forced == plain.forced).all()
-    assert (found_for(target, rule="first").forced == plain.forced).all()
+    assert (found_for(target, rule="first", budget=0.0, exact=19).forced == plain.forced).all()
+    assert (found_for(target, rule="first", exact=19).forced == plain.forced).all()
 
 
 def test_bad_settings_are_refused():

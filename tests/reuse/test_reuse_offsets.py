@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.reuse.need import exact_prefix
 from dejakv.reuse.offsets import PIECE, correct, corrections, runs_of
 from dejakv.reuse.token_map import Donors, TokenMap
 
@@ -24,27 +23,17 @@ def test_runs_end_where_the_donor_jumps_and_leave_out_foreign_and_exact_rows():
     donors = Donors.of([1, 10, 11, 12, 13], [1, 20, 21, 22])
     target = np.array([1, 10, 20, 21, 99, 11, 12])
     found = mapped([0, 1, 6, 7, 8, 2, 3])
-    exact = exact_prefix(target, donors, found)
-    assert exact.tolist() == [True, True, False, False, False, False, False]
-    number = runs_of(target, donors, found, exact)
+    number = runs_of(target, donors, found, 2)
     assert number[[0, 1, 4]].tolist() == [-1, -1, -1]
     assert number[2] == number[3]
     assert number[5] == number[6]
     assert number[2] != number[5]
 
 
-def test_a_row_from_another_donors_start_is_no_exact_prefix():
-    donors = Donors.of([1, 10, 11], [1, 10, 11])
-    target = np.array([1, 10, 11])
-    assert exact_prefix(target, donors, mapped([0, 1, 2])).all()
-    assert exact_prefix(target, donors, mapped([0, 1, 5])).tolist() == [True, True, False]
-    assert exact_prefix(target, donors, mapped([0, 1, 1])).tolist() == [True, True, False]
-
-
 def test_a_long_run_is_taken_in_pieces():
     n = 2 * PIECE + 10
     ids = np.arange(n)
-    number = runs_of(ids, Donors.of(ids), mapped(ids), np.zeros(n, dtype=bool))
+    number = runs_of(ids, Donors.of(ids), mapped(ids))
     assert np.unique(number, return_counts=True)[1].tolist() == [PIECE, PIECE, 10]
 
 

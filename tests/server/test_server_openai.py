@@ -168,3 +168,27 @@ def test_pictures_by_data_url() -> None:
     ):
         with pytest.raises(InputError):
             picture_of(bad, LIMITS)
+
+
+def test_parts_of_free_order_are_arranged(server: Any) -> None:
+    client = client_of(server)
+    sentences = tuple(" ".join(DOCUMENT.text.split(". ")[start : start + 8]) for start in (0, 8))
+
+    def answered(texts: tuple[str, ...], **options: Any) -> Any:
+        chat: list[Any] = [{"role": "system", "content": "\n".join(texts)}, {"role": "user", "content": question(3)}]
+        body = {"dejakv": {"order": "free", "parts": texts, **options}}
+        made = client.chat.completions.create(
+            model="docs-lm", messages=chat, temperature=0, max_tokens=4, extra_body=body
+        )
+        server.app.state.service.worker.pipeline.cache.flush()
+        assert made.model_extra is not None
+        return made.choices[0].message.content, made.model_extra["dejakv"]
+
+    first, told = answered(sentences)
+    assert told["order"] == []
+    again, told = answered(sentences[::-1])
+    assert (again, told["order"], told["reuse"], told["approximate"]) == (first, [1, 0], "exact", False)
+    with pytest.raises(openai.BadRequestError, match="word for word"):
+        answered((*sentences, "what does not stand there"), parts=[*sentences, "is not there"])
+    with pytest.raises(openai.BadRequestError, match="needs the parts"):
+        answered(sentences, parts=[])

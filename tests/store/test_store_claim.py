@@ -158,7 +158,7 @@ def test_the_marker_says_the_format_and_stays(tmp_path: Path) -> None:
     DiskStore(tmp_path / "store").close()
     path = tmp_path / "store" / MARKER
     said = json.loads(path.read_text())
-    assert said["format"] == 1
+    assert said["format"] == 2
     assert len(said["id"]) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     DiskStore(tmp_path / "store").close()
@@ -168,7 +168,7 @@ def test_the_marker_says_the_format_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
-        ('{"format": 2, "id": "x", "more": 1}', "made by a newer DejaKV.*update DejaKV, or give another folder"),
+        ('{"format": 3, "id": "x", "more": 1}', "made by a newer DejaKV.*update DejaKV, or give another folder"),
         ('{"format": 1}', "is damaged.*remove this one file"),
         ('{"format": "1", "id": "x"}', "is damaged.*remove this one file"),
         ("[" * 5000, "is damaged.*remove this one file"),

@@ -7,34 +7,38 @@ import pytest
 
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
+from dejakv.store.quota import QuotaStore
 from dejakv.store.redis import RedisStore
 from dejakv.store.tiered import TieredStore
+from dejakv.testing.deltas import DeltasTests
 from dejakv.testing.stores import PersistentStoreTests, StoreTests
 
 
-class TestMemoryStore(StoreTests):
+class TestMemoryStore(StoreTests, DeltasTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return MemoryStore(**settings)
 
 
-class TestDiskStore(PersistentStoreTests):
+class TestDiskStore(PersistentStoreTests, DeltasTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return DiskStore(folder, **settings)
 
 
-class TestMemoryOverDisk(PersistentStoreTests):
+class TestMemoryOverDisk(PersistentStoreTests, DeltasTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
-        return TieredStore(MemoryStore(**settings), DiskStore(folder, **settings))
+        return TieredStore(MemoryStore(in_front=True, **settings), DiskStore(folder, **settings))
 
 
-class TestSmallMemoryOverDisk(PersistentStoreTests):
+class TestSmallMemoryOverDisk(PersistentStoreTests, DeltasTests):
     """A memory tier that holds one entry: nearly everything is found behind it."""
 
     def make_store(self, folder: Path, *, max_entries: int = 0, **settings: Any) -> Store:
         return TieredStore(
-            MemoryStore(max_entries=1, **settings), DiskStore(folder, max_entries=max_entries, **settings)
+            MemoryStore(max_entries=1, in_front=True, **settings),
+            DiskStore(folder, max_entries=max_entries, **settings),
         )
 
 
@@ -43,10 +47,35 @@ class TestAdmittingStore(StoreTests):
         return AdmittingStore(MemoryStore(**settings), Admission(min_tokens=1))
 
 
-class TestRedisStore(PersistentStoreTests):
+class TestRedisStore(PersistentStoreTests, DeltasTests):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: Any) -> None:
         self.url = redis_server.url
 
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
+
+
+class TestDiskOverRedis(DeltasTests):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: Any) -> None:
+        self.url = redis_server.url
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        behind = RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
+        return TieredStore(DiskStore(folder, in_front=True, **settings), behind)
+
+
+class TestQuotaOnDisk(PersistentStoreTests, DeltasTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return QuotaStore(DiskStore(folder, **settings), 2)
+
+
+class TestSharingInMemory(StoreTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return DeltaStore(MemoryStore(**settings))
+
+
+class TestSharingOnDisk(PersistentStoreTests):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return DeltaStore(DiskStore(folder, **settings))

@@ -7,6 +7,7 @@ import pytest
 
 import dejakv
 from dejakv.errors import ConfigError
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.tiered import TieredStore
@@ -16,7 +17,8 @@ from dejakv.testing import make_chunk
 @pytest.mark.parametrize("where", [None, "memory://"])
 def test_a_store_in_memory(where: str | None) -> None:
     store = dejakv.open_store(where, max_entries=1, policy="lfu")
-    assert isinstance(store, MemoryStore)
+    assert isinstance(store, DeltaStore)
+    assert isinstance(store.inner, MemoryStore)
     assert store.put(make_chunk(1))
     assert store.put(make_chunk(2))
     assert store.stats().entries == 1
@@ -25,8 +27,9 @@ def test_a_store_in_memory(where: str | None) -> None:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
     store = dejakv.open_store(kind(tmp_path / "store"), max_bytes=1 << 20, memory_bytes=1 << 20)
-    assert isinstance(store, TieredStore)
-    assert isinstance(store.back, DiskStore)
+    assert isinstance(store, DeltaStore)
+    assert isinstance(store.inner, TieredStore)
+    assert isinstance(store.inner.back, DiskStore)
     assert store.put(make_chunk(1))
     store.close()
     again = dejakv.open_store(kind(tmp_path / "store"))
@@ -37,7 +40,8 @@ def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 def test_a_store_in_redis(redis_server: Any, memory_bytes: int) -> None:
     store = dejakv.open_store(redis_server.url, memory_bytes=memory_bytes)
-    assert isinstance(store, TieredStore) is bool(memory_bytes)
+    assert isinstance(store, DeltaStore)
+    assert isinstance(store.inner, TieredStore) is bool(memory_bytes)
     assert store.put(make_chunk(31))
     other = dejakv.open_store(redis_server.url)
     assert other.get(make_chunk(31).meta.id) is not None

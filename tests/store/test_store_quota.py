@@ -99,7 +99,7 @@ def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_e
     store = open_store(tmp_path, partitions=3, max_bytes=max_bytes, max_entries=max_entries)
     for number in range(30):
         assert store.put(make_chunk(number, partition="abc"[number % 3], nbytes=800))
-    inner = store.inner.stats()  # type: ignore[attr-defined]
+    inner = store.inner.inner.stats()  # type: ignore[attr-defined]
     assert inner.evictions == {}
     assert not max_bytes or inner.bytes <= max_bytes
     assert inner.entries == (9 if max_entries and not max_bytes else inner.entries)

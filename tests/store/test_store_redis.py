@@ -12,9 +12,11 @@ import redis
 
 from dejakv.store import open_store
 from dejakv.store.breaker import Breaker
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.redis import RedisStore
 from dejakv.store.tiered import TieredStore
 from dejakv.testing.chunks import make_chunk, same_bits
+from dejakv.testing.prompts import turns
 
 
 class Clock:
@@ -64,8 +66,10 @@ def test_clearing_leaves_no_content_behind(redis_server: Any, store: RedisStore)
     for number in range(5):
         store.put(make_chunk(number))
     assert len(keys(redis_server, f"{store._prefix}[mc]:*".replace("{", "?").replace("}", "?"))) == 10
-    assert store.clear() == 5
-    assert keys(redis_server, f"{store._prefix}[mcp]:*".replace("{", "?").replace("}", "?")) == []
+    for chunk in turns(3):
+        DeltaStore(store).put(chunk)
+    assert store.clear() == 8
+    assert keys(redis_server, f"{store._prefix}[mcnpqk]:*".replace("{", "?").replace("}", "?")) == []
     assert store.stats().bytes == 0
 
 
@@ -132,7 +136,8 @@ def test_opening_needs_no_server_and_the_tier_in_front_goes_on(tmp_path: Path) -
         probe.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{probe.getsockname()[1]}"
     store = open_store(tmp_path / "store", redis_url=url)
-    assert isinstance(store, TieredStore)
+    assert isinstance(store, DeltaStore)
+    assert isinstance(store.inner, TieredStore)
     assert store.put(make_chunk(1))
     assert store.get(make_chunk(1).meta.id) is not None
     assert [meta.id for meta in store.metas()] == [make_chunk(1).meta.id]
@@ -168,8 +173,9 @@ def test_disk_over_redis_shares_between_machines(redis_server: Any, tmp_path: Pa
     found = two.get(chunk.meta.id)
     assert found is not None
     assert same_bits(found.tensor, chunk.tensor)
-    assert isinstance(two, TieredStore)
-    assert two.front.meta(chunk.meta.id) is not None
+    assert isinstance(two, DeltaStore)
+    assert isinstance(two.inner, TieredStore)
+    assert two.inner.front.meta(chunk.meta.id) is not None
     assert two.clear() >= 1
     one.close()
     two.close()

@@ -10,6 +10,7 @@ from dejakv.errors import ConfigError, StoreError
 from dejakv.store import open_store, store_of
 from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Store
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.tiered import TieredStore
@@ -101,21 +102,28 @@ def test_a_pinned_entry_stays(tmp_path: Path, kind: str) -> None:
     store.close()
 
 
+def below(store: Store) -> Store:
+    """What a store without duplicates is put around."""
+    assert isinstance(store, DeltaStore)
+    return store.inner
+
+
 def test_settings_choose_the_store(tmp_path: Path) -> None:
-    assert isinstance(open_store(), MemoryStore)
+    assert isinstance(below(open_store()), MemoryStore)
     disk = open_store(tmp_path / "a")
-    assert isinstance(disk, DiskStore)
+    assert isinstance(below(disk), DiskStore)
     tiered = open_store(tmp_path / "b", memory_bytes=1000)
-    assert isinstance(tiered, TieredStore)
-    assert isinstance(tiered.front, MemoryStore)
-    assert isinstance(tiered.back, DiskStore)
+    tiers = below(tiered)
+    assert isinstance(tiers, TieredStore)
+    assert isinstance(tiers.front, MemoryStore)
+    assert isinstance(tiers.back, DiskStore)
     for store in (disk, tiered):
         store.close()
     assert isinstance(open_store(second_sight=True), AdmittingStore)
     config = SemanticCacheConfig(cache_dir=str(tmp_path / "c"), max_cached_blocks=1, policy="lfu", min_tokens=17)
     store = store_of(config)
     assert isinstance(store, AdmittingStore)
-    assert isinstance(store.inner, TieredStore)
+    assert isinstance(below(store.inner), TieredStore)
     assert store.put(make_chunk(1))
     assert store.put(make_chunk(2))
     assert store.stats().entries == 1

@@ -57,7 +57,13 @@ def run_command(
     split: Annotated[Text, _data(help="gqa: split on the hub (default: val).")] = None,
     image_root: Annotated[Text, _data(help="Folder of the pictures.")] = None,
     passages: Annotated[Number, _data(help="rag: passages in a prompt (default: 8).")] = None,
-    order: Annotated[Text, _data(help="rag: order of passages: score, document or shuffled (default: score).")] = None,
+    order: Annotated[
+        Text,
+        _data(
+            help="rag: order of passages: score, document, shuffled, or free (by score, and the cache may arrange them) "
+            "(default: score)."
+        ),
+    ] = None,
     window: Annotated[Number, _data(help="sessions: history messages kept; 0: all.")] = None,
     compact_tools: Annotated[
         Number, _data(help="sessions: tool results kept whole, older ones become one line (default: all).")
@@ -90,6 +96,13 @@ def run_command(
         Number,
         _reuse(
             help=f"Fewest tokens an approximate plan must save beyond the exact prefix (default: {SemanticCacheConfig.min_gain})."
+        ),
+    ] = None,
+    costs: Annotated[
+        Text,
+        _reuse(
+            help="Seconds of a row, of a pair of tokens, of a byte loaded and of a token blended, with commas, for a run that "
+            "chooses plans as another did (default: measured)."
         ),
     ] = None,
     disable_lexical_guard: Annotated[
@@ -147,6 +160,12 @@ def run_command(
             help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
         ),
     ] = None,
+    max_generation: Annotated[
+        Number,
+        _reuse(
+            help=f"Rows that a blend computed serve later blends: how often approximate state may have gone into them; 0: they are not kept (default: {SemanticCacheConfig.max_generation})."
+        ),
+    ] = None,
     blend_share: Annotated[
         float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
     ] = None,
@@ -190,6 +209,17 @@ def run_command(
         float | None, _run(help=f"Sampling temperature; 0: greedy (default: {RunSettings.temperature}).")
     ] = None,
     seed: Annotated[Number, _run(help=f"Seed of the data set and of sampling (default: {RunSettings.seed}).")] = None,
+    repeat: Annotated[
+        Number,
+        _data(min=1, help=f"How often the samples come, one round after another (default: {RunSettings.repeat})."),
+    ] = None,
+    promote: Annotated[
+        bool,
+        _reuse(
+            "--promote",
+            help="After each request, outside of its times, compute a prompt exactly that was answered approximately, as a server does in idle time.",
+        ),
+    ] = False,
     noise_floor: Annotated[
         Number,
         _run(
@@ -217,16 +247,17 @@ def run_command(
         "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
+        "repeat": repeat, "promote": promote or None,
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
         "index_encoder": index_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
-        "min_gain": min_gain, "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
+        "min_gain": min_gain, "costs": _constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
-        "blend_share": blend_share, "image_root": image_root,
+        "blend_share": blend_share, "max_generation": max_generation, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "copied_text": False if disable_copied_text else None,
@@ -245,3 +276,13 @@ def run_command(
         typer.echo(f"dejakv: stopped after {result.summary['samples']} of {result.summary['stopped_before']}"
                    f" samples: {again}", err=True)  # fmt: skip
         raise typer.Exit(130)
+
+
+def _constants(given: str | None) -> tuple[float, ...] | None:
+    """Raises: ConfigError for what is no list of numbers."""
+    from dejakv.errors import ConfigError
+
+    try:
+        return tuple(float(part) for part in given.split(",")) if given else None
+    except ValueError as error:
+        raise ConfigError(f"--costs {given!r}: give four numbers with commas, such as 4e-3,1.3e-6,1e-9,2e-4") from error

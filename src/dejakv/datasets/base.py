@@ -13,6 +13,7 @@ class Sample:
 
     context   text the question is about (a document); empty for a question about a picture
     messages  a conversation as (role, text), ending with the user's message, which is also the question; empty for a single question
+    parts     texts of the context whose order is free, as they stand in it; empty: none is
     fields    further fields of the record (GQA: imageId, semanticStr, groups, types, ...), from which `chunk_source` picks
     """
 
@@ -23,6 +24,7 @@ class Sample:
     context: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 class Dataset(Protocol):

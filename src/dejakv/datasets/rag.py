@@ -12,7 +12,7 @@ from dejakv.datasets.base import Sample
 from dejakv.datasets.rag_corpus import Corpus, Passage, Question, read_corpus
 from dejakv.errors import ConfigError, MissingExtraError
 
-Order = Literal["score", "document", "shuffled"]
+Order = Literal["score", "document", "shuffled", "free"]
 PASSAGES = 8
 HEAD = "Answer the question from these passages of the documentation. Say so if they do not hold the answer."
 
@@ -21,7 +21,8 @@ class RagDataset:
     """One sample a question, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless the question has its own.
 
     path   SQuAD's JSON, JSON lines, or a folder of texts; None: documentation of Python's standard library
-    order  `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the seed
+    order  `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the seed;
+           `free`: as `score`, and a cache may arrange them (`Request.order`)
     seed   which topics are popular (the n-th has weight 1/n), and which question comes next; a recorded log keeps its order
 
     Raises: DatasetError for a corpus that cannot be read; ConfigError for an unknown order; MissingExtraError.
@@ -49,9 +50,12 @@ class RagDataset:
         asked = self.corpus.questions if self.corpus.recorded else tuple(traffic(self.corpus.questions, self.seed))
         for number, question in enumerate(asked):
             found = self._arranged(number, question)
-            context = "\n\n".join([HEAD, *(_shown(passage) for passage in found)])
+            shown = [_shown(passage) for passage in found]
+            context = "\n\n".join([HEAD, *shown])
             fields = {"topic": question.topic, "titles": [passage.title for passage in found]}
-            yield Sample(f"rag-{number}", question.text, question.answer, context=context, fields=fields)
+            yield Sample(
+                f"rag-{number}", question.text, question.answer, context=context, fields=fields, parts=self._free(shown)
+            )
 
     def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
         if question.retrieved:
@@ -63,6 +67,10 @@ class RagDataset:
         if self.order == "shuffled":
             random.Random(f"rag/{self.seed}/{number}").shuffle(places)
         return [held[place] for place in places]
+
+    def _free(self, shown: Sequence[str]) -> tuple[str, ...]:
+        """The passages, if a cache may arrange them: a passage that stands twice in a corpus has no place of its own."""
+        return tuple(shown) if self.order == "free" and len(set(shown)) == len(shown) else ()
 
     def _best(self, question: str) -> list[int]:
         """Indices of the best passages, best first; ties in the order of the corpus."""
@@ -104,4 +112,4 @@ def _index(passages: Sequence[Passage]) -> Any:
 
 
 def _shown(passage: Passage) -> str:
-    return f"[{passage.title}]\n{passage.text}" if passage.title else passage.text
+    return (f"[{passage.title}]\n{passage.text}" if passage.title else passage.text).strip()

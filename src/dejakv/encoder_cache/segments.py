@@ -7,9 +7,10 @@ Missing segments of a clip are encoded in one call; segments that another caller
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from cachetools import LRUCache
 
 from dejakv.encoder_cache.block import check_modality
 from dejakv.encoder_cache.view import EncoderView, compute_content_hash
@@ -48,8 +49,7 @@ class SegmentedClips:
         self._view = view
         self._modality = modality
         self._context = context
-        self._max_clips = max_clips
-        self._clips: OrderedDict[str, list[str]] = OrderedDict()
+        self._clips: LRUCache[str, list[str]] = LRUCache(max_clips)
         self._lock = threading.Lock()
 
     def get_or_compute(
@@ -71,7 +71,8 @@ class SegmentedClips:
                 decoded.extend(split(raw_bytes))
             return decoded
 
-        hashes = self._clips.get(clip)
+        with self._lock:
+            hashes = self._clips.get(clip)
         if hashes is None:
             hashes = segment_hashes(segments(), self._context)
         embeddings = self._view.get_or_compute_many(
@@ -79,7 +80,4 @@ class SegmentedClips:
         )
         with self._lock:
             self._clips[clip] = hashes
-            self._clips.move_to_end(clip)
-            while len(self._clips) > self._max_clips:
-                self._clips.popitem(last=False)
         return embeddings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.costs import Costs
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Chunk, Tensor
@@ -47,6 +48,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class ComputedRows:
+    """Rows of a blended prompt that were computed in every layer and stand in none of its donors.
+
+    runs        first and stop of each run of them in the prompt; no run holds a part of a picture
+    donors      ids of the chunks whose state they attended to
+    generation  1 + the largest generation of these
+    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `Chunk`), None if the engine cannot;
+                costs a copy: call it after the answer
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    donors: tuple[str, ...]
+    generation: int
+    capture: Callable[[int, int], Tensor | None] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Completion:
     """What came out and what it took.
 
@@ -54,6 +72,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    rows             what later blends may take from this one, None if nothing was blended
     shared           the caller is handed the state as well (in `details`): capture before it can change it
     continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
                      (teacher forcing), None if the engine cannot; for measurements
@@ -69,6 +88,7 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    rows: ComputedRows | None = None
     shared: bool = False
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -108,12 +128,22 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class KnowsPrefixCost(Protocol):
-    """An engine in which a short prefix of a long prompt can cost more than it saves. In others every prefix pays."""
+class KnowsCosts(Protocol):
+    """An engine that knows what its work takes here. In others the plan that reuses most runs."""
 
-    def prefix_pays(self, held: int, tokens: int) -> bool:
-        """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
+    def costs(self, *, timed: bool = True) -> Costs:
+        """The constants as they are now: measured when first asked for, then following what requests took. `timed=False` runs
+        nothing: until they are measured, they are counted from the model's shape."""
         ...
+
+    def loaded(self, nbytes: int, seconds: float) -> None:
+        """Tells how long it took to bring state of so many bytes from the store into the engine."""
+        ...
+
+
+def costs_of(engine: object, fixed: tuple[float, ...], *, timed: bool = True) -> Costs | None:
+    """What plans cost in an engine; `fixed`: the setting `costs`. None for one that does not know."""
+    return engine.costs(timed=timed and not fixed).fixed(fixed) if isinstance(engine, KnowsCosts) else None
 
 
 @runtime_checkable

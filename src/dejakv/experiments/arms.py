@@ -10,15 +10,19 @@ from dejakv.experiments.settings import Arm
 from dejakv.pipeline import Pipeline
 
 
-def pipeline_for(arm: Arm, engine: Any, config: SemanticCacheConfig, name: str = "") -> Pipeline:
-    """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels.
+def pipeline_for(
+    arm: Arm, engine: Any, config: SemanticCacheConfig, name: str = "", *, promotes: bool = False
+) -> Pipeline:
+    """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels, and promotes.
 
     name  distinguishes arms of one kind, if several caches with different settings are compared; they share no state
     """
     own = engine.for_arm(arm, name or arm)
     if arm == "none":
         return Pipeline(own)
-    return Pipeline(own, prefix_cache(config) if arm == "prefix" else build_cache(config, own))
+    if arm == "prefix":
+        return Pipeline(own, prefix_cache(config))
+    return Pipeline(own, build_cache(config, own), promotes=promotes)
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
@@ -26,6 +30,7 @@ def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
     plain = replace(
         SemanticCacheConfig(),
         exact_text=False,
+        free_order=False,
         semantic_text=False,
         max_bytes=config.max_bytes,
         max_cached_blocks=config.max_cached_blocks,

@@ -41,7 +41,9 @@ def compare(
     """Serves every sample in every arm of the settings, as `serve_all` does."""
     live = settings.cache_mode == "live"
     arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
-    pipelines: dict[str, Pipeline] = {arm: pipeline_for(arm, engine, settings.cache) for arm in arms}
+    pipelines: dict[str, Pipeline] = {
+        arm: pipeline_for(arm, engine, settings.cache, promotes=settings.promote) for arm in arms
+    }
     cache = pipelines["cache"].cache if "cache" in pipelines else None
     started_with = cache.store.stats().entries if cache is not None else 0
     sampling = sampling_of(settings)
@@ -110,6 +112,8 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         name = names[(turn + first) % len(names)]
         answers[name] = pipelines[name].answer(request)
         waited[name] = _flush(pipelines[name])
+    for pipeline in pipelines.values():
+        _promote(pipeline)
     full = answers.get("none")
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
@@ -134,6 +138,7 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watc
         for pipeline in cached:
             pipeline.answer(short)
             _flush(pipeline)
+            _promote(pipeline)
 
 
 def _flush(pipeline: Pipeline) -> float:
@@ -142,3 +147,9 @@ def _flush(pipeline: Pipeline) -> float:
     if pipeline.cache is not None:
         pipeline.cache.flush()
     return 1e3 * (time.perf_counter() - began)
+
+
+def _promote(pipeline: Pipeline) -> None:
+    """The idle time behind a request: one prompt is computed exactly, if any waits, and stored."""
+    if pipeline.promotes and pipeline.promote_one():
+        _flush(pipeline)

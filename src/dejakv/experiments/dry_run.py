@@ -4,6 +4,7 @@ Every sample is looked up as in a live run; a would-be hit is judged by the data
 donor's question has another right answer than this one. (Not for blend, which does not give the donor's answer.)
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.datasets.base import Sample
-from dejakv.engines.base import NO_STATE, Completion
+from dejakv.engines.base import NO_STATE, Completion, costs_of
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
@@ -33,7 +34,7 @@ def dry_run(
         prepared = engine.prepare(prompter.request(sample))
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
         prepared = replace(prepared, epoch=engine.epoch)
-        decision = cache.find(prepared)
+        decision = cache.find(prepared, costs=costs_of(engine, settings.cache.costs, timed=False))
         planned = decision.plan
         hit = planned.method in ("exact", "adopt", "blend")
         donor = planned.donors[0] if hit else None
@@ -52,6 +53,8 @@ def dry_run(
                 "donor_answer": donor.answer if donor else None,
                 "right": right,
                 "reason": planned.reason,
+                "plan": planned.name,
+                "plans": str(decision),
                 "statuses": dict(decision.statuses),
                 "lookup_ms": 1e3 * decision.seconds,
             }
@@ -85,6 +88,7 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
             | _false_hits([line for line in hits if line["level"] == level])
             for level in levels
         },
+        "plans": dict(Counter(line["plan"] for line in lines).most_common()),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,
     }

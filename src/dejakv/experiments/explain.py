@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from dejakv.costs import Costs
+from dejakv.engines.base import costs_of
 from dejakv.engines.blending import run_blend
 from dejakv.errors import InputError
+from dejakv.find.candidates import Candidate, exact_ways
+from dejakv.find.found import Found
+from dejakv.find.prefix import PrefixHit
+from dejakv.find.ways import Plan
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport, find
 from dejakv.reuse.sentences import sentence_ends
@@ -36,12 +42,13 @@ class ExplainedToken:
 @dataclass(frozen=True)
 class Explanation:
     """`answer` from blending, `full_answer` from full computation; `report`: the cost of blending or, if nothing was blended, the
-    reason."""
+    reason; `plans`: what each way to run the prompt takes, by the engine's costs, with the rows that the token map asks for."""
 
     tokens: tuple[ExplainedToken, ...]
     report: BlendReport
     answer: str
     full_answer: str
+    plans: str = ""
 
     @property
     def summary(self) -> str:
@@ -74,12 +81,18 @@ def explain(
     if state is None:
         raise InputError("this model's state cannot be captured: choose another model")
     chunk = Chunk(ChunkMeta("donor", "default", engine.epoch, first.token_ids, donor, donor), state)
+    costs = costs_of(engine, ())  # as they were before: the runs below are the first, and slow
     completion = run_blend(engine, second, [chunk], config)
     full = engine.run(second)
     report: BlendReport = completion.details["blend"]
     held = Donors.of(first.token_ids)
     found, needed = find(
-        np.asarray(second.token_ids, dtype=np.int64), held, engine.embed_tokens, config, sentence_ends(engine.tokenizer)
+        np.asarray(second.token_ids, dtype=np.int64),
+        held,
+        engine.embed_tokens,
+        config,
+        sentence_ends(engine.tokenizer),
+        [True],
     )
     here, there = _pieces(engine.tokenizer, second.token_ids), _pieces(engine.tokenizer, first.token_ids)
     computed = _computed(report)
@@ -87,7 +100,18 @@ def explain(
         ExplainedToken(i, here[i], int(s), there[s], float(found.similarity[i]), computed[i], bool(needed.forced[i]))
         for i, s in enumerate(found.source)
     )
-    return Explanation(tokens, report, completion.text, full.text)
+    plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs)
+    return Explanation(tokens, report, completion.text, full.text, plans)
+
+
+def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None) -> str:
+    """What each way takes; a blend that was not made is not among them."""
+    ways = list(exact_ways(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs))
+    if report.blended:
+        blend = Plan("blend", (donor,), kept=held)
+        took = costs.blending(report.share * tokens, tokens, donor.num_tokens) if costs else None
+        ways.append(Candidate(blend, took))
+    return ", ".join(map(str, ways))
 
 
 def _computed(report: BlendReport) -> list[float]:
@@ -126,6 +150,7 @@ def to_terminal(explained: Explanation, console: Any) -> None:
         style="dim",
     )
     console.print(explained.summary)
+    console.print(f"plans: {explained.plans}")
     console.print(f"answer, blended: {explained.answer!r}; in full: {explained.full_answer!r}")
 
 

@@ -41,6 +41,8 @@ class Prompter:
             media=sample.media,
             partition=partition or str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),
+            parts=sample.parts,
+            order="free" if sample.parts else "given",
             metadata={"question": sample.question, "imageId": sample.fields.get("imageId"), "sample": sample.id},
         )
 

@@ -46,7 +46,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
     watch = watch or Silent()
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
-    chosen = tuple(read_samples(settings))
+    chosen = repeated(tuple(read_samples(settings)), settings.repeat)
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     if settings.output is not None:
@@ -132,6 +132,15 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
     )
     workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
     return samples(open_dataset(settings.dataset, options, workload), options)
+
+
+def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
+    """The samples, and again from the second round on under ids of their own."""
+    return tuple(
+        replace(sample, id=f"{sample.id}#{number}") if number > 1 else sample
+        for number in range(1, times + 1)
+        for sample in samples
+    )
 
 
 @contextmanager

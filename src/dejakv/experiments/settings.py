@@ -18,7 +18,9 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 @dataclass(frozen=True)
 class RunSettings(ModelChoice):
     """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
-    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`."""
+    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`. `repeat`: how often the samples come, one round after
+    the other. `promote`: after each request the cache computes one waiting prompt exactly, outside of all times, as a server does in
+    idle time."""
 
     model: str = "shapes-vlm"
     dataset: str = "shapes"
@@ -39,6 +41,8 @@ class RunSettings(ModelChoice):
     temperature: Annotated[float, Within(0)] = 0.0
     seed: int = 0
     noise_floor: Count = 0
+    repeat: Positive = 1
+    promote: bool = False
     output: Folder | None = None
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 

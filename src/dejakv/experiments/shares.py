@@ -12,7 +12,9 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.settings import RunSettings
 from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
 from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
+from dejakv.part_order import arranged
 from dejakv.request import Request
+from dejakv.seen_prompts import SeenPrompts
 from dejakv.shares import Share, Shares
 
 
@@ -43,13 +45,21 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
     """
     tokenizer = _tokenizer(settings)
     prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
-    shares = Shares()
+    shares, seen = Shares(), SeenPrompts()
     lines: list[dict[str, Any]] = []
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     for sample in chosen:
         if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model")
         request = prompter.request(sample)
-        found = shares.add(tokenizer(request.prompt, add_special_tokens=False)["input_ids"], request.partition)
+        if request.order == "free":
+            request = arranged(request.frame, seen, tokenize, request.partition).of(request)
+        ids = tokenize(request.prompt)
+        seen.add(ids, request.partition)
+        found = shares.add(ids, request.partition)
         lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
     summary = {
         "cache_mode": settings.cache_mode,

@@ -167,6 +167,7 @@ def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
+    console.print(f"plans: {', '.join(f'{name} {count}' for name, count in summary['plans'].items())}")
 
 
 def _count(value: int | None) -> str:

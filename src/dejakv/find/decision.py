@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dejakv.find.ask import Ask
+from dejakv.find.candidates import Candidate
 from dejakv.find.found import Found
-from dejakv.find.plan import Plan
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Query, Status
 
 
@@ -16,6 +17,7 @@ class Decision:
     key      exact key of the prompt: id of its own chunk, if it is stored; `tokens` its length
     plan     what to run
     exact    what to run if that turns out not to be possible: the exact prefix, or nothing
+    ways     every plan that was considered, with its seconds, or what speaks against it
     query    what the levels were asked
     seconds  what finding took
     """
@@ -29,3 +31,8 @@ class Decision:
     query: Query
     statuses: Mapping[str, Status]
     seconds: float = 0.0
+    ways: tuple[Candidate, ...] = ()
+
+    def __str__(self) -> str:
+        """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""
+        return f"{', '.join(map(str, self.ways))}: {self.plan.name}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dejakv.config import MediaPolicy, SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
@@ -20,24 +21,22 @@ from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.found import Found
-from dejakv.find.plan import Plan, plan
-from dejakv.find.prefix import PrefixHit, PrefixIndex
-from dejakv.find.promotion import Promotions
+from dejakv.find.plan import Planned, plan
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta, Store
+from dejakv.store.base import KV, ROWS, ChunkMeta, Store
+from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
 Embed = Callable[[Request], Vectors]
-PrefixPays = Callable[[int, int], bool]
 COPIED = "copied"
 """Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
 
-LEAST_COPIED = 0.4
-"""Share of a prompt that donors must hold. Of a blended prompt nothing is stored, so a prompt with more new text is computed,
-and later ones find it."""
+LEAST_COPIED = 0.25
+"""Share of a prompt that donors must hold. With less a blend saves hardly more than it costs, and the prompt's exact state is of
+more use. From .1 to .4 the tokens computed change by 4% at most (docs/results/generations.md)."""
 
 NAMED = "named"
 """Level of a donor that the caller named."""
@@ -81,47 +80,53 @@ class Finder:
         self.guards = tuple(guards)
         self.embed = embed
         self.embedder = embedder
-        self.promotions = Promotions()
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
         blends = self.config.copied_text and self.config.reuse == "blend"
         self.copied = CopiedText(tokens_from(store)) if blends else None  # filled by `add`, like the levels
         self._beginning = threading.Lock()
 
-    def find(self, prepared: Prepared, ask: Ask, *, pays: PrefixPays | None = None) -> Decision:
+    def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
 
-        pays  whether an exact prefix of so many tokens makes a prompt of so many faster; None: every one does
+        costs  what computing and loading take in the engine; None: not known, and the way that reuses most runs
 
         Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
         """
         began = time.perf_counter()
-        request = replace(prepared.request, threshold=ask.threshold)
-        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
-        query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
+        prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
+        key, query = self._asked(prepared)
+        request = query.request
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
-        found = replace(found, prefix=self._longest_prefix(prepared, pays) if self.config.exact_prefix else None)
-        statuses["kv_cache"] = "hit" if found.match or found.prefix else "miss"
+        found = replace(found, prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
+        planned = self._plan(prepared, key, found, ask, costs)
+        chosen, exact = planned.plan, planned.exact
+        statuses["kv_cache"] = "hit" if found.match or exact.donors else "miss"
         self.counts.lookup(request.partition, found.verdicts)
-        exact = plan(len(prepared.token_ids), Found(prefix=found.prefix), Ask())
-        chosen = self._plan(prepared, key, found, ask, exact)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
-        return Decision(
-            key, len(prepared.token_ids), ask, chosen, exact, found, query, statuses, time.perf_counter() - began
-        )
+        seconds = time.perf_counter() - began
+        tokens = len(prepared.token_ids)
+        return Decision(key, tokens, ask, chosen, exact, found, query, statuses, seconds, planned.candidates)
+
+    def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
+        """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
+        key, query = self._asked(prepared)
+        found = Found(prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
+        planned = plan(len(prepared.token_ids), found, Ask(), costs=costs)
+        return Decision(key, len(prepared.token_ids), Ask(), planned.plan, planned.exact, found, query, {})
 
     def add(self, meta: ChunkMeta) -> None:
-        """Makes a stored chunk findable."""
-        if meta.kind != "kv":
+        """Makes a stored chunk findable: exact state by every level, rows of a blended prompt for later blends alone."""
+        if self.copied is not None:
+            self._add_copied(self.copied, meta)
+        if meta.kind != KV:
             return
         request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
         known = meta.embedder == self.embedder
         query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
         if self.config.exact_prefix:
             self._prefix.add(meta)
-        if self.copied is not None:
-            self.copied.add(meta)
         for level in self.levels:
             level.add(meta.id, query)
 
@@ -136,9 +141,12 @@ class Finder:
     def clear(self, partition: str) -> None:
         """Forgets what was counted and remembered of one partition; its chunks leave by `remove`."""
         self.counts.clear(partition)
-        self.promotions.clear(partition)
         if self.copied is not None:
             self.copied.forget(partition)
+
+    def prefixes(self, epoch: str) -> EpochPrefixes:
+        """How much of a prompt is a prefix of a stored one."""
+        return EpochPrefixes(self._prefix, epoch)
 
     def vectors(self, query: Query) -> Vectors:
         """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
@@ -149,15 +157,19 @@ class Finder:
                 vectors["text"] = text
         return vectors
 
-    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, exact: Plan) -> Plan:
+    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, costs: Costs | None) -> Planned:
         same = bool(found.donors) and found.donors[0].id == key
-        if ask.method != "exact" and not same and self.promotions.due(key):
-            self.counts.promotion(prepared.request.partition)
-            return replace(exact, reason="promoted: served approximately before, exact from now on")
         config = self.config
         return plan(
-            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share
+            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share,
+            most=self._most(ask), costs=costs,
         )  # fmt: skip
+
+    def _asked(self, prepared: Prepared) -> tuple[str, Query]:
+        """A prompt's exact key, and what the levels are asked."""
+        request = prepared.request
+        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
+        return key, Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         epoch = prepared.epoch
@@ -214,19 +226,26 @@ class Finder:
         if self.copied is None and self.config.copied_text:
             with self._beginning:
                 if self.copied is None:
-                    self.copied = CopiedText(
+                    index = self.copied = CopiedText(
                         tokens_from(self.store)
                     )  # at once, so that what is stored meanwhile is added
                     for meta in sorted(self.store.metas(), key=lambda meta: meta.created):
-                        self.copied.add(meta)
+                        self._add_copied(index, meta)
         return self.copied
+
+    def _add_copied(self, index: CopiedText, meta: ChunkMeta) -> None:
+        if self._serves_blends(meta):
+            index.add(meta)
+
+    def _serves_blends(self, meta: ChunkMeta) -> bool:
+        return meta.kind == KV or (meta.kind == ROWS and meta.generation <= self.config.max_generation)
 
     def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         cover = index.search(prepared, prepared.epoch)
         ids = cover.donors[: self._most(ask)]
-        metas = [self._of_caller(id, prepared.request, prepared.epoch) for id in ids]
-        donors = tuple(meta for meta in metas if meta is not None)
+        metas = [self._known(id, prepared.request, prepared.epoch) for id in ids]
+        donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
         copied = sum(run.length for run in cover.runs if run.donor in used)
         if not donors or copied < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
@@ -248,13 +267,18 @@ class Finder:
         return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
 
     def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
-        """The description of a stored chunk, if it is of the request's own partition and epoch."""
+        """The description of a prompt whose exact state is stored, if it is of the request's own partition and epoch."""
+        meta = self._known(id, request, epoch)
+        return meta if meta is not None and meta.kind == KV else None
+
+    def _known(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
+        """The same of a chunk of any kind."""
         meta = self.store.meta(id)
         return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
 
-    def _longest_prefix(self, prepared: Prepared, pays: PrefixPays | None) -> tuple[PrefixHit, ChunkMeta] | None:
+    def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
         hit = self._prefix.longest(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
-        if hit is None or (pays is not None and not pays(hit.tokens, len(prepared.token_ids))):
+        if hit is None:
             return None
         meta = self.store.meta(hit.donor)
         return (hit, meta) if meta is not None else None

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from dejakv.find.prefix import PrefixHit
 from dejakv.guards.base import Verdict
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
+from dejakv.store.prefix import PrefixHit
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Found:
     """Donors and an exact prefix.
 
     match     the best donor that passed the guards; `donors` its description first, further ones only for blend
-    prefix    the longest exact prefix that is worth loading
+    prefix    the longest exact prefix, whether it is worth loading or not
     verdicts  what the guards said of each candidate they saw
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
     """

@@ -1,38 +1,94 @@
-"""Prompts that were answered approximately: when one comes again, it runs exactly and is stored, so exact caching never starves."""
+"""Prompts that were answered approximately and wait to be computed exactly when nothing else runs."""
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 
-REMEMBERED = 100_000
-"""Prompts remembered at once; the oldest are forgotten first, and are then answered approximately again."""
+from dejakv.engines.base import Prepared
+from dejakv.request import Request, Sampling
+
+MOST = 64
+"""Prompts that wait at once; the oldest are dropped first, and stay approximate until they come again."""
+
+MOST_BYTES = 64 << 20
+"""Bytes of text and pictures of waiting prompts."""
+
+PREFILL = Sampling(max_new_tokens=1)
+"""An answer of one token: it is the state that is wanted."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A prompt by its exact key. `epoch`: of the model that answered it."""
+
+    key: str
+    request: Request
+    epoch: str
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.request.prompt) + len(self.request.chunk) + sum(len(item.data) for item in self.request.media)
+
+
+@dataclass(frozen=True)
+class PromotionCounts:
+    """Prompts `waiting` now and `dropped` since the start for want of room."""
+
+    waiting: int = 0
+    dropped: int = 0
 
 
 class Promotions:
-    """Keys of such prompts and the partition of each. Thread-safe."""
+    """Waiting prompts, each once, at most `most` of them and `most_bytes` bytes. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._partitions: OrderedDict[str, str] = OrderedDict()
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._nbytes = 0
+        self._dropped = 0
         self._lock = threading.Lock()
 
-    def note(self, key: str, partition: str) -> None:
-        """The prompt of this key was answered approximately."""
+    def note(self, key: str, prepared: Prepared) -> None:
+        """The prompt of this key was answered approximately. One that waits already becomes the newest."""
+        request = replace(prepared.request, sampling=PREFILL, metadata={})
         with self._lock:
-            self._partitions[key] = partition
-            if len(self._partitions) > REMEMBERED:
-                self._partitions.popitem(last=False)
+            self._remove(key)
+            self._add(Waiting(key, request, prepared.epoch))
+            while len(self._waiting) > self._most or self._nbytes > self._most_bytes:
+                self._remove(next(iter(self._waiting)))
+                self._dropped += 1
 
-    def due(self, key: str) -> bool:
-        """Whether the prompt is to run exactly now."""
+    def take(self) -> Waiting | None:
+        """The newest waiting prompt, which waits no longer; None if there is none."""
         with self._lock:
-            return key in self._partitions
+            return self._remove(next(reversed(self._waiting))) if self._waiting else None
 
     def forget(self, key: str) -> None:
-        """The prompt was run exactly."""
+        """The prompt was computed exactly."""
         with self._lock:
-            self._partitions.pop(key, None)
+            self._remove(key)
 
-    def clear(self, partition: str | None = None) -> None:
-        """Forgets one partition's prompts, or all."""
+    def clear(self, partition: str) -> None:
+        """Forgets one partition's prompts."""
         with self._lock:
-            for key in [key for key, whose in self._partitions.items() if partition in (None, whose)]:
-                del self._partitions[key]
+            for key in [key for key, item in self._waiting.items() if item.request.partition == partition]:
+                self._remove(key)
+
+    @property
+    def counts(self) -> PromotionCounts:
+        with self._lock:
+            return PromotionCounts(len(self._waiting), self._dropped)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _add(self, item: Waiting) -> None:
+        self._waiting[item.key] = item
+        self._nbytes += item.nbytes
+
+    def _remove(self, key: str) -> Waiting | None:
+        item = self._waiting.pop(key, None)
+        if item is not None:
+            self._nbytes -= item.nbytes
+        return item

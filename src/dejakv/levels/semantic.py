@@ -1,8 +1,9 @@
 """L1: a text that means the same, found by the cosine of embeddings."""
 
 import threading
-from collections import OrderedDict
 from typing import overload
+
+from cachetools import LRUCache
 
 from dejakv.config import SIMILARITY_THRESHOLD
 from dejakv.encoders.base import TextEncoder
@@ -54,7 +55,7 @@ class SemanticTextCache:
         self.preamble = preamble
         self._index = index
         self._spaces: Spaces | None = None
-        self._recent: OrderedDict[tuple[str, str], Vector] = OrderedDict()
+        self._recent: LRUCache[tuple[str, str], Vector] = LRUCache(REMEMBERED)
         self._lock = threading.Lock()
 
     @property
@@ -83,14 +84,11 @@ class SemanticTextCache:
         with self._lock:
             known = self._recent.get((partition, part))
             if known is not None:
-                self._recent.move_to_end((partition, part))
                 return known
         vector = self._encode(part)
         if vector is not None:
             with self._lock:
                 self._recent[partition, part] = vector
-                if len(self._recent) > REMEMBERED:
-                    self._recent.popitem(last=False)
         return vector
 
     @overload

@@ -4,9 +4,12 @@ Settings, what it took, and the two steps that know tokens alone: the token map 
 rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never captured and never a donor.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dejakv.costs import MAX_SHARE
 from dejakv.errors import ConfigError
+from dejakv.reuse.exact_prefix import with_prefix
 from dejakv.reuse.need import Need, Rule, need
 from dejakv.reuse.quality import DEFAULT, MAP, QUALITIES
 from dejakv.reuse.schedule import SCHEDULES, Schedule, parse, with_mean
@@ -49,7 +52,7 @@ class BlendConfig:
     tail: Positive | None = None
     min_similarity: Share = 0.2
     threshold: float | None = None
-    max_share: Share = 0.8
+    max_share: Share = MAX_SHARE
     max_computed: Share = 1.0
     bits: Positive = 256
     rope_weight: float = 0.0
@@ -76,13 +79,18 @@ class BlendConfig:
         return with_mean(self.schedule, layers, mean, complete=complete)
 
 
-def not_worth(config: BlendConfig, needed: float, layers: int) -> str:
-    """Why a prompt is computed otherwise of which this share must be computed, in words; empty if it is blended."""
-    if needed > config.max_share:
-        return f"too little is alike: {needed:.0%} of the prompt must be computed"
-    rows = sum(max(share, needed) for share in config.schedule_for(layers).shares) / layers
-    if rows > config.max_computed:
-        return f"the exact prefix is cheaper: blending would compute {rows:.0%} of the rows"
+def not_worth(config: BlendConfig, needed: Need, layers: int) -> str:
+    """Why a prompt of which this must be computed is not blended, in words; empty if it is."""
+    if needed.share > config.max_share:
+        return f"too little is alike: {needed.share:.0%} of the prompt must be computed"
+    tokens = len(needed.forced)
+    schedule = config.schedule_for(layers)
+    rows = sum(max(schedule.rows(i, tokens, needed.exact), needed.share * tokens) for i in range(layers)) / layers
+    if rows > config.max_computed * tokens:
+        return (
+            f"the exact prefix is cheaper: blending would compute {rows / tokens:.0%} of the rows, and no more than "
+            f"{config.max_computed:.0%} pay"
+        )
     return ""
 
 
@@ -115,14 +123,27 @@ class BlendReport:
         return bool(self.rows) or self.computed is not None
 
 
-def find(target: Ids, donors: Donors, embed: Embed, config: BlendConfig, ends: Ids | None) -> tuple[TokenMap, Need]:
-    """The token map and what must be computed, for one prompt."""
+def find(
+    target: Ids,
+    donors: Donors,
+    embed: Embed,
+    config: BlendConfig,
+    ends: Ids | None,
+    exact: Sequence[bool] = (),
+) -> tuple[TokenMap, Need]:
+    """The token map and what must be computed, for one prompt.
+
+    exact  of each donor, whether its state is that of full computation from its first token on: as far as its tokens are the
+           prompt's from the beginning, it is this prompt's own state
+    """
     found = token_map(
         config.map, target, donors, embed, ends=ends, bits=config.bits, rope_weight=config.rope_weight, seed=config.seed
     )
+    found, held = with_prefix(found, target, donors, exact)
     needed = need(
         target, donors, found, ends=ends, rule=config.forced(), tail=config.tail,
         min_similarity=config.min_similarity,
         budget=None if config.by_need and config.rule != "first" else config.share,
+        exact=held,
     )  # fmt: skip
     return found, needed

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dejakv.reuse.need import follows
-from dejakv.reuse.token_map import Donors, Ids, TokenMap
+from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs
 
 REACH = 100.0
 """Tokens over which the difference fades."""
@@ -40,16 +39,16 @@ class Correction:
     weights: Tensor
 
 
-def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: NDArray[np.bool_]) -> Ids:
+def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
     """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
-    `[tokens]`; -1 for a row whose state is another token's (it tells nothing) or `exact` (it needs no correction)."""
+    `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
+    correction)."""
+    first, _ = equal_runs(target, donors, found.source)
     index = np.arange(len(found))
-    known = (donors.ids[found.source] == target) & ~exact
-    on = follows(found, donors) & known
-    on[1:] &= known[:-1]
-    begins = np.maximum.accumulate(np.where(on, 0, index))
-    new = ~on | ((index - begins) % PIECE == 0)
-    return np.where(known, np.cumsum(new) - 1, -1)
+    begins = np.maximum(first, exact)
+    known = (donors.ids[found.source] == target) & (index >= exact)
+    number = np.cumsum((index - begins) % PIECE == 0) - 1
+    return np.where(known, number, -1)
 
 
 def corrections(runs: Ids, computed: Tensor) -> list[Correction]:

@@ -16,6 +16,10 @@ BlendQuality = Literal["strict", "default", "loose"]
 MAP: BlendMap = "context"
 """The token map of all three. With another one no share that saves much mends the answers."""
 
+MAX_GENERATION = 5
+"""Generations of rows that serve blends. What each costs on SmolLM2 is in docs/results/generations.md; `python -m
+benchmarks.generations` measures it again."""
+
 
 @dataclass(frozen=True)
 class Quality:

@@ -32,10 +32,11 @@ class Schedule:
         """Share over all layers."""
         return sum(self.shares) / len(self.shares)
 
-    def rows(self, layer: int, tokens: int) -> int:
-        """How many of `tokens` rows the layer computes: at least the last one."""
+    def rows(self, layer: int, tokens: int, exact: int = 0) -> int:
+        """How many of `tokens` rows the layer computes: at least the last one. The share is of the rows behind the first
+        `exact`, which are computed in complete layers alone."""
         share = self.shares[layer]
-        return tokens if share >= 1.0 else max(1, round(share * tokens))
+        return tokens if share >= 1.0 else max(1, round(share * (tokens - exact)))
 
 
 def constant(layers: int, share: float, *, complete: int = 0) -> Schedule:

@@ -26,27 +26,53 @@ MAPS: tuple[BlendMap, ...] = get_args(BlendMap)
 
 @dataclass(frozen=True)
 class Donors:
-    """One or more donors' token ids in a row. `starts[i]` is where donor i begins, `ends` excluded by the next start."""
+    """One or more donors' token ids in a row.
+
+    starts  where in `ids` each donor begins
+    first   position of each donor's first token in the prompt that it was computed in; empty: 0 for all
+    """
 
     ids: Ids
     starts: tuple[int, ...] = (0,)
+    first: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, *donors: Sequence[int] | Ids) -> "Donors":
+    def of(cls, *donors: Sequence[int] | Ids, first: Sequence[int] = ()) -> "Donors":
         """Raises InputError without donors or with an empty one."""
         if not donors or any(len(donor) == 0 for donor in donors):
             raise InputError("a token map needs donors of at least one token each")
         lengths = [len(donor) for donor in donors]
         starts = tuple(int(x) for x in np.cumsum([0, *lengths[:-1]]))
-        return cls(np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors]), starts)
+        return cls(np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors]), starts, tuple(first))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def positions(self) -> Ids:
-        """Position of each token within its own donor."""
+    def rows(self) -> Ids:
+        """Index of each token within its own donor."""
         return np.arange(len(self.ids)) - np.repeat(np.asarray(self.starts), self.lengths)
+
+    @property
+    def positions(self) -> Ids:
+        """Position of each token in the prompt that it was computed in."""
+        return self.rows + (np.repeat(np.asarray(self.first), self.lengths) if self.first else 0)
+
+    @property
+    def openings(self) -> tuple[int, ...]:
+        """Where in `ids` a prompt begins: the starts of the donors that are no later part of one."""
+        return (
+            tuple(start for start, first in zip(self.starts, self.first, strict=True) if not first)
+            if self.first
+            else self.starts
+        )
+
+    @property
+    def stops(self) -> list[int]:
+        """Position behind each donor's last token."""
+        return [
+            first + length for first, length in zip(self.first or [0] * len(self.starts), self.lengths, strict=True)
+        ]
 
     @property
     def lengths(self) -> list[int]:
@@ -71,6 +97,30 @@ class TokenMap:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+def stretches(marked: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First and stop of each run of marked places."""
+    edges = np.flatnonzero(np.diff(marked, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
+    """For each token of the target, first and stop of the run of tokens around it that equal consecutive tokens of one donor. A
+    token that differs from its own is alone."""
+    equal = donors.ids[source] == target
+    follows = np.zeros(len(target), dtype=bool)
+    follows[1:] = (
+        equal[1:]
+        & equal[:-1]
+        & (source[1:] == source[:-1] + 1)
+        & (donors.number[source[1:]] == donors.number[source[:-1]])
+    )
+    index = np.arange(len(target))
+    first = np.maximum.accumulate(np.where(follows, 0, index))
+    starts_next = np.append(~follows[1:], True)
+    stop = np.minimum.accumulate(np.where(starts_next, index, len(target))[::-1])[::-1] + 1
+    return first, stop
 
 
 def token_map(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.reuse.segments import Segments, counterparts, segments
-from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
+from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap, equal_runs
 from dejakv.vectors import normalized
 
 REACH = 12
@@ -33,8 +33,8 @@ def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None =
     theirs = _padded(donors)
     mine = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
     source = np.full(len(target), -1, dtype=np.int64)
-    if target[0] == donors.ids[0]:
-        source[0] = 0
+    same = (start for start in donors.openings if donors.ids[start] == target[0])
+    source[0] = next(same, -1)  # a prompt's first token fits another prompt's first alone
     _copied(target, mine, theirs, source)
     _whole_sentences(target, donors, ends, source)
     left = np.flatnonzero(source < 0)
@@ -115,9 +115,9 @@ def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids)
         return
     mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
     # A prompt's first token opens it and is no part of its first sentence.
-    held: dict[bytes, list[int]] = {}
+    openings, held = set(donors.openings), dict[bytes, list[int]]()
     for start, stop in zip(theirs.starts.tolist(), theirs.stops.tolist(), strict=True):
-        begin = start + (start in donors.starts)
+        begin = start + (start in openings)
         held.setdefault(donors.ids[begin:stop].tobytes(), []).append(begin)
     for start, stop in zip(mine.starts.tolist(), mine.stops.tolist(), strict=True):
         begin = start + (start == 0)
@@ -238,18 +238,9 @@ def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.
 def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
     """Similarity from the length of common context: equal tokens .6 to 1, others half their cosine."""
     equal = donors.ids[source] == target
-    follows = np.zeros(len(target), dtype=bool)
-    follows[1:] = (
-        equal[1:]
-        & equal[:-1]
-        & (source[1:] == source[:-1] + 1)
-        & (donors.number[source[1:]] == donors.number[source[:-1]])
-    )
+    first, stop = equal_runs(target, donors, source)
     index = np.arange(len(target))
-    begin = np.maximum.accumulate(np.where(follows, 0, index))
-    starts_next = np.append(~follows[1:], True)
-    stop = np.minimum.accumulate(np.where(starts_next, index, len(target))[::-1])[::-1]
-    context = np.where(equal, 2 * np.minimum(index - begin, REACH) + np.minimum(stop - index, REACH), 0)
+    context = np.where(equal, 2 * np.minimum(index - first, REACH) + np.minimum(stop - 1 - index, REACH), 0)
     similarity = np.where(equal, 0.6 + 0.4 * np.minimum(context / 12.0, 1.0), 0.0).astype(np.float32)
     other = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
     if other.size:

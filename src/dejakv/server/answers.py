@@ -31,6 +31,7 @@ def provenance(answer: Answer) -> dict[str, Any]:
         "reuse": record.method,
         "score": record.score,
         "approximate": record.approximate,
+        "order": list(record.order),
         "tokens_reused": record.reused_tokens,
         "tokens_computed": record.computed_tokens,
     }

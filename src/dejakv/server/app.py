@@ -59,7 +59,8 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = Worker(Pipeline(engine, build_cache(config, engine)), settings.max_queue)
+        pipeline = Pipeline(engine, build_cache(config, engine), promotes=settings.promote)
+        worker = Worker(pipeline, settings.max_queue, settings.promote_after)
         app.state.service = Service(worker, templates, settings, settings.model)
         app.state.registry = registry_of(worker)
         yield
@@ -95,4 +96,5 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         cache_dir=settings.cache_dir,
         blend_quality=settings.blend_quality,
         blend_share=settings.blend_share,
+        max_generation=settings.max_generation,
     )

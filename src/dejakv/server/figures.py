@@ -23,6 +23,13 @@ class ServerCollector(Collector):
             requests.add_metric([outcome], getattr(worker, outcome))
         yield requests
         yield GaugeMetricFamily("dejakv_server_queue", "Requests that wait.", value=worker.waiting)
+        held_up = worker.idle.held_up
+        yield CounterMetricFamily(
+            "dejakv_server_held_up", "Requests that arrived while a prompt was promoted.", value=held_up.requests
+        )
+        yield CounterMetricFamily(
+            "dejakv_server_held_up_seconds", "Seconds that they waited for it.", value=held_up.seconds
+        )
 
 
 def registry_of(worker: Worker) -> CollectorRegistry:
@@ -36,6 +43,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
             encoder=encoder.stats if encoder is not None else None,
             stores={"chunks": cache.store.stats} if cache is not None else None,
             levels=(lambda: cache.stats(None)) if cache is not None else None,
+            promotions=(lambda: cache.promotions.counts) if cache is not None else None,
             requests=worker.totals,
         )
     )

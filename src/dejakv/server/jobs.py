@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ class Cancelled(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way. `pieces` ends with an Answer or an exception. `left` is called when it is cancelled."""
+    """A request on its way. `pieces` ends with an Answer or an exception. `left` is called when it is cancelled. `came`: when,
+    in seconds of the monotonic clock."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
     left: Callable[["Job"], object]
     no_store: bool = False
+    came: float = field(default_factory=time.monotonic)
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -88,11 +91,10 @@ class JobQueue:
             self._waiting.append(job)
             self._changed.notify()
 
-    def get(self) -> Job | None:
-        """The next job; waits for one. None once the queue is closed and empty."""
+    def get(self, seconds: float | None = None) -> Job | None:
+        """The next job; waits for one, at most so many seconds. None if none came, or the queue is closed and empty."""
         with self._changed:
-            while not self._waiting and not self._closed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._waiting or self._closed, seconds)
             return self._waiting.popleft() if self._waiting else None
 
     def drop(self, job: Job) -> bool:

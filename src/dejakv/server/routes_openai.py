@@ -77,7 +77,10 @@ def _request(
         raise InputError("tools are not supported: send the request without them")
     sampling = Sampling(tokens, body.temperature, body.top_p, body.seed)
     reuse = body.dejakv.reuse or "exact"  # clients that do not know DejaKV get exact answers only
-    return service.request(prompt, chunk, partition, sampling, media, reuse, body.dejakv.threshold)
+    asked = body.dejakv
+    return service.request(
+        prompt, chunk, partition, sampling, media, reuse, asked.threshold, tuple(asked.parts), asked.order
+    )
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request, kind: str) -> Any:

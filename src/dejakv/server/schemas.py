@@ -4,10 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dejakv.parts import MAX_PARTS
 from dejakv.server.settings import SIM_THRESHOLD
 
 Stop = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(min_length=1)]
+Parts = Annotated[list[Text], Field(max_length=MAX_PARTS)]
 
 
 class GenerateRequest(BaseModel):
@@ -77,13 +79,19 @@ class ClearResponse(BaseModel):
 
 
 class ReuseOptions(BaseModel):
-    """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`)."""
+    """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
+
+    `order="free"` says that the order of `parts` does not matter: texts of the prompt, word for word as they stand in it after the
+    chat template, one after the other with the same text between them. They may then be served in another order.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
     threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
+    parts: Parts = []
+    order: Literal["given", "free"] = "given"
 
 
 class StreamOptions(BaseModel):

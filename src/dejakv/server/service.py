@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
-from dejakv.request import Media, Request, Sampling
+from dejakv.request import Media, Order, Request, Sampling
 from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
@@ -42,6 +42,8 @@ class Service:
         media: tuple[Media, ...] = (),
         reuse: Reuse = "exact",
         threshold: float | None = None,
+        parts: tuple[str, ...] = (),
+        order: Order = "given",
     ) -> Request:
         """A request with an id of its own. Raises InputError for a request over the server's limits."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
@@ -59,7 +61,10 @@ class Service:
             0 < sampling.temperature < LEAST_TEMPERATURE
         ):  # logits divided by it would overflow; sampling is already greedy
             sampling = replace(sampling, temperature=0.0)
-        return Request(uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold)
+        return Request(
+            uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold, parts=parts,
+            order=order,
+        )  # fmt: skip
 
     def check_length(self, characters: int) -> None:
         """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dejakv.pictures import LIMITS
-from dejakv.reuse.quality import DEFAULT, BlendQuality
+from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
 
 SIM_THRESHOLD = 0.8
 """Least cosine of a donor on the server, and the default of a request's `sim_threshold` (SemShareKV's)."""
@@ -19,6 +19,9 @@ class ServerSettings(BaseSettings):
     reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
+    max_generation      rows that a blend computed serve later blends: how often approximate state may have gone into them
+    promote             a prompt that was answered approximately is computed exactly when no request waits, so that it is hit
+                        exactly when it comes again; `promote_after` seconds without a request
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
                         partition of its own. Without keys all callers share one partition
     operator_key        opens `/metrics` and the figures of all callers if API keys are required
@@ -53,6 +56,9 @@ class ServerSettings(BaseSettings):
     index_encoder: str = "model"
     blend_quality: BlendQuality = DEFAULT
     blend_share: float | None = Field(default=None, ge=0, le=1)
+    max_generation: int = Field(default=MAX_GENERATION, ge=0)
+    promote: bool = True
+    promote_after: float = Field(default=1.0, ge=0)
     api_keys: str | None = None
     api_keys_file: Path | None = None
     operator_key: str | None = None

@@ -8,16 +8,18 @@ from dejakv.metrics import RequestTotals
 from dejakv.pictures import before_decoding
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
+from dejakv.server.idle import Idle
 from dejakv.server.jobs import Cancelled, Job, JobQueue, QueueFullError
 
 _LAST_TOKEN_SECONDS = 5.0
 
 
 class Worker:
-    """Runs jobs on one thread until closed."""
+    """Runs jobs on one thread until closed. When none waits, it promotes prompts (see `Idle`). `promote_after`: seconds."""
 
-    def __init__(self, pipeline: Pipeline, max_queue: int) -> None:
+    def __init__(self, pipeline: Pipeline, max_queue: int, promote_after: float = 0.0) -> None:
         self.pipeline = pipeline
+        self.idle = Idle(pipeline, promote_after)
         self._queue = JobQueue(max_queue)
         self._running: Job | None = None
         self._stopped = 0
@@ -61,7 +63,14 @@ class Worker:
             self.pipeline.cache.close()
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while True:
+            job = self._queue.get(self.idle.patience)
+            if job is None:
+                if self._queue.closed:
+                    return
+                self.idle.promote()
+                continue
+            self.idle.serves(job)
             self._running = job
             try:
                 job.put(self._serve(job))

@@ -1,13 +1,25 @@
 """The interface of a store, and its unit: a chunk, the computed state of one prompt."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.identity import Span
+
+KV = "kv"
+"""Kind of a chunk with the exact state of a prompt."""
+
+NODE = "node"
+"""Kind of a chunk that holds rows for other chunks alone, and stands for no prompt: see `deltas`."""
+
+ROWS = "rows"
+"""Kind of a chunk with rows of a blended prompt that were computed in every layer. They serve later blends alone."""
+
+Rows = Sequence[tuple[int, int]]
+"""Ranges of rows `[start, stop)`, of the whole prompt."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,8 @@ class Tensor:
 class ChunkMeta:
     """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
 
-    id       `identity.exact_key` of the prompt
-    kind     `kv`: exact state of a prompt; other kinds are never used as such
+    id       `identity.exact_key` of the prompt; `identity.rows_key` of rows
+    kind     `KV`: exact state of a prompt; `NODE`: exact rows that several prompts share; others (`ROWS`) are never used as such
     space    the levels' space it is indexed in (`Query.space`)
     vectors  latent and text vectors by layer, so that a restart embeds nothing again
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
@@ -55,7 +67,7 @@ class ChunkMeta:
     chunk: str
     space: str = ""
     spans: tuple[Span, ...] = ()
-    kind: str = "kv"
+    kind: str = KV
     embedder: str = ""
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
     answer: str | None = None
@@ -72,18 +84,32 @@ class ChunkMeta:
         return len(self.token_ids)
 
 
+def as_node(meta: ChunkMeta) -> ChunkMeta:
+    """What remains of a prompt's description if its rows stay for others: nothing that tells of the prompt but its tokens."""
+    return replace(meta, kind=NODE, prompt="", chunk="", space="", embedder="", vectors={}, answer=None, metadata={})
+
+
+def may_split(held: ChunkMeta, node: ChunkMeta, rest: ChunkMeta) -> bool:
+    """Whether a held entry is still the one that was split into `node` and `rest`."""
+    return (held.parent, held.rows_from, held.kind) == (node.parent, node.rows_from, rest.kind)
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """State of a prompt. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as the model
-    cached it (rotated for positions 0..tokens-1)."""
+    """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
+    the model cached it (rotated for positions `meta.position` and following).
+
+    rows  rows of the tensor that are defined, None for all: see `LoadsRows`
+    """
 
     meta: ChunkMeta
     tensor: Tensor
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Counters since the store was opened; `entries` and `bytes` are its present content."""
+    """Counters since the store was opened; `entries` (prompts) and `bytes` are its present content."""
 
     entries: int = 0
     bytes: int = 0
@@ -97,7 +123,10 @@ class StoreStats:
 
 class Store(Protocol):
     """Thread-safe. Reading never raises: missing, foreign or damaged data is None and counted. Failed writing (full,
-    slow, read-only) returns False and is counted by reason."""
+    slow, read-only) returns False and is counted by reason.
+
+    The stores that keep chunks themselves keep parents and deltas as they come, and are `Parents`; what their callers use
+    is a `DeltaStore` around them, which splits and assembles."""
 
     def put(self, chunk: Chunk) -> bool: ...
 
@@ -151,4 +180,38 @@ class Notices(Protocol):
 
     def notice(self) -> bool:
         """Tells the listeners which entries other processes have removed. False if some may have been missed."""
+        ...
+
+
+@runtime_checkable
+class LoadsRows(Protocol):
+    """A store that can load a part of a prompt's state."""
+
+    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
+        """As `get`, but only the given rows need to be defined (`Chunk.rows`); what others hold is undefined."""
+        ...
+
+
+def load_rows(store: Store, id: str, rows: Rows) -> Chunk | None:
+    """A chunk in which at least these rows are defined."""
+    return store.get_rows(id, rows) if isinstance(store, LoadsRows) else store.get(id)
+
+
+@runtime_checkable
+class Parents(Protocol):
+    """A store whose chunks may hold only the rows that their parents do not.
+
+    `put` refuses a chunk whose parent is missing (`parent`). An entry with children is evicted after them. `delete` of one
+    turns it into a node, which goes with its last child. A replaced entry keeps its children.
+    """
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """Puts `node` between an entry and its parent: `rest` is the entry with the rows that remain to it.
+
+        All or nothing. False if the entry has changed or left, or `node` is there already.
+        """
+        ...
+
+    def discard(self, id: str) -> None:
+        """Removes an entry that cannot be read, and all that need its rows."""
         ...

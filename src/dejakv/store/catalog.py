@@ -2,7 +2,7 @@
 
 Every change is one short `BEGIN IMMEDIATE` transaction, so that a killed process leaves either all of it or nothing.
 Triggers keep the totals and a journal of removed ids, from which other processes learn of removals. The statements are in
-`catalog_rows`.
+`catalog_rows` and `catalog_tree`.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from dejakv.store.catalog_rows import COLUMNS, Row, Unreadable, row_of
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
 
-VERSION = 1
+VERSION = 2
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
 """Readers never wait for a writer, only for a process that recovers the log of a killed one."""
@@ -25,18 +25,29 @@ _SCHEMA = """
 CREATE TABLE chunks (
     id TEXT PRIMARY KEY, partition TEXT NOT NULL, epoch TEXT NOT NULL, meta BLOB NOT NULL,
     file TEXT NOT NULL, file_bytes INTEGER NOT NULL, checksum TEXT NOT NULL, nbytes INTEGER NOT NULL,
-    hits INTEGER NOT NULL, last_used INTEGER NOT NULL);
+    hits INTEGER NOT NULL, last_used INTEGER NOT NULL,
+    parent TEXT NOT NULL DEFAULT '', node INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX by_partition ON chunks (partition, nbytes);
 CREATE INDEX by_lru ON chunks (last_used);
 CREATE INDEX by_lfu ON chunks (hits, last_used);
 CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
 INSERT INTO totals VALUES (0, 0);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL);
+"""
+_PARENTS = """
+CREATE INDEX by_parent ON chunks (parent);
 CREATE TRIGGER added AFTER INSERT ON chunks BEGIN
-    UPDATE totals SET entries = entries + 1, bytes = bytes + new.nbytes; END;
+    UPDATE totals SET entries = entries + (new.node = 0), bytes = bytes + new.nbytes; END;
 CREATE TRIGGER dropped AFTER DELETE ON chunks BEGIN
-    UPDATE totals SET entries = entries - 1, bytes = bytes - old.nbytes;
+    UPDATE totals SET entries = entries - (old.node = 0), bytes = bytes - old.nbytes;
     INSERT INTO removed (id) VALUES (old.id); END;
+"""
+"""What version 2 does differently."""
+_FROM_1 = """
+ALTER TABLE chunks ADD COLUMN parent TEXT NOT NULL DEFAULT '';
+ALTER TABLE chunks ADD COLUMN node INTEGER NOT NULL DEFAULT 0;
+DROP TRIGGER added;
+DROP TRIGGER dropped;
 """
 _REASONS = {
     sqlite3.SQLITE_FULL: "full",
@@ -48,9 +59,11 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class RemovedElsewhere:
-    """Entries removed by other processes. `complete` is False if the journal no longer names all of them."""
+    """Prompts that other processes removed, and entries that they changed. `complete` is False if the journal no longer names
+    all of them."""
 
     ids: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
     complete: bool = True
 
 
@@ -69,6 +82,7 @@ class Catalog:
         self._version = (-1, -1)
         self._seen = 0
         self._removed: list[str] = []
+        self._changed: list[str] = []
         self._complete = True
         self._writes = 0
         try:
@@ -130,7 +144,8 @@ class Catalog:
         """Entries and bytes."""
         query, values = "SELECT entries, bytes FROM totals", ()
         if partition is not None:
-            query, values = "SELECT count(*), coalesce(sum(nbytes), 0) FROM chunks WHERE partition = ?", (partition,)
+            columns = "coalesce(sum(node = 0), 0), coalesce(sum(nbytes), 0)"
+            query, values = f"SELECT {columns} FROM chunks WHERE partition = ?", (partition,)
         with self._reader.use() as connection:
             entries, held = connection.execute(query, values).fetchone()
         return entries, held
@@ -142,11 +157,11 @@ class Catalog:
             if version != self._version:
                 self._read_journal(connection)
                 self._version = version
-            if not self._removed and self._complete:
+            if not self._removed and not self._changed and self._complete:
                 return RemovedElsewhere()
             with self._journal_lock:
-                found = RemovedElsewhere(tuple(self._removed), self._complete)
-                self._removed, self._complete = [], True
+                found = RemovedElsewhere(tuple(self._removed), tuple(self._changed), self._complete)
+                self._removed, self._changed, self._complete = [], [], True
         return found
 
     def close(self) -> None:
@@ -178,12 +193,14 @@ class Catalog:
     def _read_journal(self, connection: sqlite3.Connection) -> None:
         with self._journal_lock:
             found = connection.execute(
-                "SELECT seq, id, id IN (SELECT id FROM chunks) FROM removed WHERE seq > ? ORDER BY seq", (self._seen,)
+                "SELECT seq, id, id IN (SELECT id FROM chunks WHERE node = 0) FROM removed WHERE seq > ? ORDER BY seq",
+                (self._seen,),
             ).fetchall()
             if found:
                 self._complete = self._complete and found[0][0] == self._seen + 1
                 self._seen = found[-1][0]
                 self._removed.extend(id for _, id, back in found if not back)
+                self._changed.extend(id for _, id, back in found if back)
 
 
 def reason_of(error: sqlite3.Error) -> str:
@@ -202,14 +219,17 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Creates the tables of a new catalog. Raises: sqlite3.DatabaseError for a catalog of another version."""
+    """Creates the tables of a new catalog, and brings those of version 1 up to date.
+
+    Raises: sqlite3.DatabaseError for a catalog of another version.
+    """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        for statement in _statements(_SCHEMA):
+    if version not in (0, 1, VERSION):
+        raise Damaged(f"the catalog says it is of version {version}")
+    if version != VERSION:
+        for statement in _statements((_FROM_1 if version else _SCHEMA) + _PARENTS):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
-    elif version != VERSION:
-        raise Damaged(f"the catalog says it is of version {version}")
 
 
 def _last_removed(connection: sqlite3.Connection) -> int:

@@ -19,7 +19,8 @@ from dejakv.store.counters import logger
 from dejakv.store.directory import Directory, is_our_file
 from dejakv.store.marker import Marker, read_marker, write_marker
 
-LEGACY_VERSION = 1
+_CATALOG_VERSIONS = (1, 2)
+"""Of catalogs that may stand in a folder without a marker: made by 0.1.0, or left when a damaged marker was removed."""
 _LEGACY_TABLES = {"chunks", "totals", "removed"}
 _LOCK_SECONDS = 30.0
 
@@ -139,4 +140,4 @@ def _has_legacy_catalog(directory: Directory) -> bool:
     except sqlite3.Error as error:
         logger.warning("%s is not recognised as a catalog: %s", directory.path / names.CATALOG, error)
         return False
-    return version == LEGACY_VERSION and tables >= _LEGACY_TABLES and tables <= _LEGACY_TABLES | {"sqlite_sequence"}
+    return version in _CATALOG_VERSIONS and tables >= _LEGACY_TABLES and tables <= _LEGACY_TABLES | {"sqlite_sequence"}

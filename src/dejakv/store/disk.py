@@ -1,7 +1,7 @@
 """A store in a folder of this user: chunk files and a catalog, shared by processes, kept across restarts (see `names`)."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,26 +9,15 @@ from dejakv.errors import StoreError
 from dejakv.store import catalog as sql
 from dejakv.store import files, leftovers, names
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats
-from dejakv.store.catalog_rows import (
-    Removed,
-    Row,
-    Unreadable,
-    delete,
-    delete_damaged,
-    insert,
-    make_room,
-    note,
-    numbers_in,
-    numbers_of,
-)
-from dejakv.store.codec import CorruptChunk, Encoded, decode, encode
+from dejakv.store.catalog_rows import Removed, Row, Unreadable, delete, note, numbers_in, numbers_of, still_damaged
+from dejakv.store.catalog_tree import leave, remove, remove_below
+from dejakv.store.codec import CorruptChunk, decode
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import Counters, Listeners, logger
+from dejakv.store.disk_writer import DiskWriter, Refused, Written
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.known import Known, KnownRows
 from dejakv.store.layout import open_folder
-from dejakv.store.memory import stamped
-from dejakv.store.metacodec import encode_meta
 from dejakv.store.usage import Condemned, PendingUses, Pins
 
 _PENDING_USES = 256
@@ -40,6 +29,7 @@ class DiskStore:
     folder                  created with mode 0700; an existing one must be empty or a store
     max_bytes, max_entries  budgets for all processes together, 0 for none; an entry larger than the budget is refused
     policy                  `lru` or `lfu`
+    in_front                for a tier in front of another store: a chunk is a copy, with or without its parent
 
     Every load is verified. Loaded tensors of a megabyte and more are memory maps, so, as with any map, an I/O error of the
     disk during a read kills the process. Uses are noted in batches: a killed process loses the last ones.
@@ -49,17 +39,25 @@ class DiskStore:
     """
 
     def __init__(
-        self, folder: str | Path, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru"
+        self,
+        folder: str | Path,
+        max_bytes: int = 0,
+        max_entries: int = 0,
+        policy: PolicyName = "lru",
+        *,
+        in_front: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self._budget = Budget(max_bytes, max_entries)
-        self._policy = policy_named(policy)
+        budget = Budget(max_bytes, max_entries)
+        order = policy_named(policy)
         self._counters = Counters()
         self._listeners = Listeners()
         self._pins = Pins()
         self._uses = PendingUses()
         self._condemned = Condemned()
-        self._layout, self._catalog, damaged = open_folder(self.folder)
+        self._in_front = in_front
+        self._layout, self._catalog, damaged = open_folder(self.folder, in_front=in_front)
+        self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._pins, self._uses, in_front)
         self._known = KnownRows(self._catalog, self._listeners, self._discard)
         self._closed = False
         for _ in range(damaged):
@@ -67,22 +65,22 @@ class DiskStore:
         self._shrink()
 
     def put(self, chunk: Chunk) -> bool:
-        meta = stamped(chunk.meta, chunk.tensor)
         try:
-            encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
-            if self._budget.excess_bytes(encoded.nbytes + len(blob)):
-                return self._refuse(meta.partition, "too_large")
-            name = names.new_chunk(meta.id)
-            temporary = files.Entry(self._layout.temporary, names.temporary_of(name))
-            with files.written(temporary, (encoded.header, encoded.data)):
-                return self._commit(meta, blob, encoded, name, temporary)
-        except (StoreError, UnicodeError) as error:
-            logger.warning("a chunk cannot be stored: %s", error)
-            return self._refuse(meta.partition, "invalid")
-        except OSError as error:
-            return self._refuse(meta.partition, files.reason_of(error))
-        except sqlite3.Error as error:
-            return self._refuse(meta.partition, sql.reason_of(error))
+            self._wrote(self._writer.put(chunk))
+        except Refused as reason:
+            self._counters.refused(chunk.meta.partition, str(reason))
+            return False
+        self._counters.put(chunk.meta.partition)
+        return True
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """See `Parents`."""
+        try:
+            self._wrote(self._writer.split(node, rest))
+        except Refused as reason:
+            logger.info("chunk %s is not split: %s", rest.meta.id, reason)
+            return False
+        return True
 
     def get(self, id: str) -> Chunk | None:
         for _ in range(2):
@@ -126,12 +124,20 @@ class DiskStore:
     def delete(self, id: str) -> bool:
         try:
             with self._catalog.transaction() as connection:
-                gone = delete(connection, numbers_of(connection, [id]))
+                numbers = numbers_of(connection, [id])
+                plain = delete(connection, numbers) if self._in_front else []
+                gone = plain or [removed for number in numbers for removed in leave(connection, number)]
         except (sqlite3.Error, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return False
         self._finish(gone)
-        return bool(gone)
+        return any(removed.id == id and not removed.node for removed in gone)
+
+    def discard(self, id: str) -> None:
+        """See `Parents`."""
+        known = self._lookup(id)
+        if known is not None and self._condemned.add(known.row.number, known.row.file):
+            self._settle(wait=False)
 
     def clear(self, partition: str | None = None) -> int:
         """Also removes files that were set aside. On a full disk the tensors are removed first, to make room for the catalog's change.
@@ -205,63 +211,33 @@ class DiskStore:
         buffer = files.read_chunk(self._layout.chunks, row.file, row.file_bytes)
         return Chunk(known.meta, decode(row.id, buffer, row.checksum))
 
-    def _commit(self, meta: ChunkMeta, blob: bytes, encoded: Encoded, name: str, temporary: files.Entry) -> bool:
-        size = encoded.nbytes + len(blob)
-        row = Row(meta.id, meta.partition, meta.epoch, blob, name, encoded.nbytes, encoded.checksum, size)
-        uses = self._uses.take()
-        try:
-            with self._catalog.transaction() as connection:
-                note(connection, uses)
-                victims, reason = make_room(
-                    connection, self._policy, self._budget, self._pins.held(), id=meta.id, nbytes=size
-                )
-                if victims is None:
-                    return self._refuse(meta.partition, "pinned")
-                gone = delete(connection, [*victims, *numbers_of(connection, [meta.id])])
-                files.publish(temporary, self._layout.chunks, name)
-                insert(connection, row)
-        except BaseException:
-            self._uses.put_back(uses)
-            if not self._may_be_listed(row):
-                files.remove_chunk(self._layout.chunks, name)
-            raise
-        self._counters.put(meta.partition)
-        self._finish(gone, kept=meta.id, evicted=reason)
-        return True
-
-    def _may_be_listed(self, row: Row) -> bool:
-        """Whether an interrupted commit took effect nevertheless. If unknown, the file is left to the next sweep."""
-        try:
-            found = self._catalog.row(row.id)
-        except sqlite3.Error:
-            return True
-        return isinstance(found, Row) and found.file == row.file
-
     def _shrink(self) -> None:
         """Meets a budget smaller than the folder's content."""
         try:
-            with self._catalog.transaction() as connection:
-                victims, reason = make_room(connection, self._policy, self._budget)
-                gone = delete(connection, victims or ())
-        except sqlite3.Error as error:
+            gone, reason = self._writer.shrink()
+        except (sqlite3.Error, Refused) as error:
             logger.warning("the budget of %s is not met yet: %s", self.folder, error)
             return
-        self._finish(gone, evicted=reason)
+        self._wrote(Written(gone, gone, reason, ""))
 
     def _clear(self, partition: str | None) -> int:
         with self._catalog.transaction() as connection:
             gone = delete(connection, numbers_in(connection, partition))
         self._finish(gone)
-        return len(gone)
+        return sum(not removed.node for removed in gone)
 
-    def _finish(self, gone: list[Removed], kept: str | None = None, evicted: str | None = None) -> None:
-        """Forgets and unlinks removed entries, and tells the listeners; `kept` was only replaced. `evicted`: the reason."""
+    def _wrote(self, written: Written) -> None:
+        for removed in written.evicted:
+            if not removed.node:
+                self._counters.evicted(removed.partition, written.reason)
+        self._finish(written.gone, written.replaced)
+
+    def _finish(self, gone: Sequence[Removed], kept: str = "") -> None:
+        """Forgets and unlinks removed entries, and tells the listeners; `kept` was only replaced."""
         self._known.forget(removed.id for removed in gone)
         for removed in gone:
             if removed.id != kept:
                 self._uses.discard(removed.id)
-                if evicted is not None:
-                    self._counters.evicted(removed.partition, evicted)
             if removed.file is not None:
                 files.remove_chunk(self._layout.chunks, removed.file)
         self._listeners.tell(removed.id for removed in gone if removed.id != kept)
@@ -280,7 +256,8 @@ class DiskStore:
         try:
             with self._catalog.transaction(wait=wait) as connection:
                 note(connection, uses)
-                gone = delete_damaged(connection, condemned)
+                lost = remove(connection, still_damaged(connection, condemned))
+                needed = [] if self._in_front else remove_below(connection, [removed.id for removed in lost])
         except sqlite3.Error as error:
             busy = sql.reason_of(error) == "busy"
             if busy:
@@ -288,13 +265,9 @@ class DiskStore:
             if wait or not busy:
                 logger.warning("uses and damage cannot be noted in %s: %s", self.folder, error)
             return
-        for removed in gone:
+        for removed in lost:
             if removed.file is not None:
                 owner = names.owner_of(removed.partition)
                 leftovers.set_aside_chunk(self._layout.root, self._layout.chunks, removed.file, owner)
-        self._finish(gone)
+        self._finish([*needed, *lost])
         self._condemned.forget(condemned)
-
-    def _refuse(self, partition: str, reason: str) -> bool:
-        self._counters.refused(partition, reason)
-        return False

@@ -4,8 +4,6 @@ lru  least recently used                  (last_used)
 lfu  least often used, then least recently (hits, last_used)
 """
 
-import heapq
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,77 +62,3 @@ class Budget:
 
     def excess_entries(self, total: int) -> int:
         return max(0, total - self.max_entries) if self.max_entries else 0
-
-
-class EvictionOrder:
-    """Entries of a store in memory, in the order of eviction. `touch` costs O(log n), amortised.
-
-    A heap: a use pushes a new item, and the old one is skipped later; it is rebuilt when more than half is old.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._clock = 0
-        self._entries: dict[str, tuple[int, Usage]] = {}
-        self._heap: list[tuple[tuple[int, ...], str]] = []
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def size(self, id: str) -> int:
-        """Size of the entry in bytes; 0 if it is unknown."""
-        return self._entries.get(id, (0, Usage()))[0]
-
-    def add(self, id: str, nbytes: int) -> None:
-        """A new entry, or a known one with new content: its past uses are forgotten."""
-        self.remove(id)
-        self.bytes += nbytes
-        self._set(id, nbytes, hits=0)
-
-    def touch(self, id: str) -> None:
-        """Notes a use of a known entry."""
-        nbytes, usage = self._entries[id]
-        self._set(id, nbytes, hits=usage.hits + 1)
-
-    def remove(self, id: str) -> None:
-        self.bytes -= self._entries.pop(id, (0, Usage()))[0]
-
-    def evict(self, nbytes: int, entries: int, protected: Collection[str] = ()) -> list[str] | None:
-        """Removes entries until at least `nbytes` and `entries` are free.
-
-        Returns their ids; or None, without any change, if the entries that are not `protected` do not suffice.
-        """
-        chosen: list[tuple[tuple[int, ...], str]] = []
-        kept: list[tuple[tuple[int, ...], str]] = []
-        freed = 0
-        while (freed < nbytes or len(chosen) < entries) and self._heap:
-            item = heapq.heappop(self._heap)
-            if not self._current(item):
-                continue
-            if item[1] in protected:
-                kept.append(item)
-            else:
-                chosen.append(item)
-                freed += self._entries[item[1]][0]
-        possible = freed >= nbytes and len(chosen) >= entries
-        for item in kept if possible else kept + chosen:
-            heapq.heappush(self._heap, item)
-        if not possible:
-            return None
-        for _, id in chosen:
-            self.remove(id)
-        return [id for _, id in chosen]
-
-    def _set(self, id: str, nbytes: int, *, hits: int) -> None:
-        self._clock += 1
-        usage = Usage(hits, self._clock)
-        self._entries[id] = (nbytes, usage)
-        heapq.heappush(self._heap, (self._policy.priority(usage), id))
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._heap = [(self._policy.priority(used), key) for key, (_, used) in self._entries.items()]
-            heapq.heapify(self._heap)
-
-    def _current(self, item: tuple[tuple[int, ...], str]) -> bool:
-        entry = self._entries.get(item[1])
-        return entry is not None and self._policy.priority(entry[1]) == item[0]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import NODE, ChunkMeta
 from dejakv.store.catalog import Catalog
 from dejakv.store.catalog_rows import Row, Unreadable
 from dejakv.store.codec import CorruptChunk
@@ -60,7 +60,8 @@ class KnownRows:
             if isinstance(row, Unreadable):
                 raise CorruptChunk(f"row {row.number} of the catalog is damaged")
             meta = decode_meta(row.meta)
-            if (meta.id, meta.partition, meta.epoch) != (row.id, row.partition, row.epoch):
+            described = (meta.id, meta.partition, meta.epoch, meta.parent, meta.kind == NODE)
+            if described != (row.id, row.partition, row.epoch, row.parent, row.node == 1):
                 raise CorruptChunk(f"chunk {row.id}: its row describes another one")
         except CorruptChunk as error:
             self._damaged(row, error)
@@ -82,6 +83,7 @@ class KnownRows:
 
     def _notice(self) -> bool:
         removed = self._catalog.removed_elsewhere()
+        self.forget(removed.changed)
         if removed.ids or not removed.complete:
             with self._lock:
                 self._rows.clear()

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.errors import StoreError
-from dejakv.store import catalog_rows, leftovers, names
+from dejakv.store import catalog_rows, catalog_tree, leftovers, names
 from dejakv.store.catalog import Catalog
 from dejakv.store.claim import entrance, identify
 from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
+from dejakv.store.files import remove_chunk
 from dejakv.store.in_use import InUse
-from dejakv.store.marker import write_marker
+from dejakv.store.marker import FORMAT, Marker, update_marker, write_marker
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class Layout:
             part.close()
 
 
-def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
+def open_folder(folder: Path, *, in_front: bool = False) -> tuple[Layout, Catalog, int]:
     """A store's folder and its catalog, created if necessary, and the number of damaged rows.
+
+    in_front  chunks may be without their parents
 
     Raises: StoreError if the folder cannot be used.
     """
@@ -45,7 +48,9 @@ def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
                 write_marker(inside)
             layout = _layout(inside)
             try:
-                catalog, damaged = _open_catalog(layout)
+                if marker is not None and marker.format != FORMAT:
+                    _convert(layout, marker)
+                catalog, damaged = _open_catalog(layout, in_front)
             except BaseException:
                 layout.close()
                 raise
@@ -56,6 +61,16 @@ def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
         raise StoreError(
             f"{folder} cannot be a cache folder ({error}): give a folder you may write to, with free space"
         ) from error
+
+
+def _convert(layout: Layout, marker: Marker) -> None:
+    """Makes a folder one of this version's format; the catalog brings itself up to date."""
+    if not layout.in_use.alone():
+        raise StoreError(
+            f"the store in {layout.root.path} has the format of an older DejaKV and other processes use it: end them first"
+        )
+    update_marker(layout.root, marker)
+    layout.in_use.share()
 
 
 def _make_private(directory: Directory) -> None:
@@ -88,7 +103,7 @@ def _part(root: Directory, name: str) -> Directory:
     return root.sub(name, make=True)
 
 
-def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
+def _open_catalog(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
     root = layout.root
     for name in (*names.CATALOG_PARTS, names.DAMAGED):
         status = root.status(name)
@@ -101,7 +116,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     known = root.status(names.CATALOG) is not None
     if known and root.status(names.DAMAGED) is None:
         try:
-            return _swept(layout)
+            return _swept(layout, in_front)
         except sqlite3.Error as error:
             if not is_damage(error) and not _says_read_only_but_is_not(root, error):
                 raise
@@ -119,7 +134,7 @@ def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     # SQLite creates the file, and no descriptor of it is ever closed here: see `connection`.
     connect(root.path / names.CATALOG, "rwc").close()
     os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
-    catalog, damaged = _swept(layout)
+    catalog, damaged = _swept(layout, in_front)
     layout.in_use.share()
     return catalog, damaged + known
 
@@ -130,7 +145,7 @@ def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
     return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
 
 
-def _swept(layout: Layout) -> tuple[Catalog, int]:
+def _swept(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
     """The catalog, made consistent with the files, and the number of rows that were damaged or had lost their file."""
     root = layout.root
 
@@ -149,9 +164,13 @@ def _swept(layout: Layout) -> tuple[Catalog, int]:
             present = leftovers.sweep(layout.chunks, layout.temporary, set(known))
             lost = [number for file, number in known.items() if file not in present]
             gone += catalog_rows.delete(connection, lost)
+            needed = [] if in_front else catalog_tree.prune(connection)
     except BaseException:
         catalog.close()
         raise
     if gone:
         logger.warning("%d damaged rows of %s are removed", len(gone), root.path)
+    for removed in needed:
+        if removed.file is not None:
+            remove_chunk(layout.chunks, removed.file)
     return catalog, len(gone)

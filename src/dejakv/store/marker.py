@@ -10,8 +10,9 @@ from dejakv.errors import StoreError
 from dejakv.store.directory import Directory, is_our_file
 from dejakv.store.names import MARKER, NEW_MARKER
 
-FORMAT = 1
-"""Of the whole folder. Stores made before there was a marker are read as this format."""
+FORMAT = 2
+"""Of the whole folder. Format 1 knew no parents: every chunk was whole. Stores made before there was a marker are like it."""
+_FORMATS = (1, FORMAT)
 _MAX_BYTES = 4096
 
 
@@ -46,7 +47,7 @@ def read_marker(directory: Directory) -> Marker | None:
     except (ValueError, RecursionError):
         said = None
     match said:
-        case {"format": int(number), "id": str(id)} if number == FORMAT:
+        case {"format": int(number), "id": str(id)} if number in _FORMATS:
             return Marker(id, number)
         case {"format": int(number)} if number > FORMAT:
             raise StoreError(
@@ -60,15 +61,30 @@ def read_marker(directory: Directory) -> Marker | None:
             )
 
 
+def update_marker(directory: Directory, marker: Marker) -> None:
+    """Notes that the folder has this version's format. In place, because processes hold locks on the file; one digit changes,
+    so that it cannot be half written. Raises: OSError."""
+    descriptor = directory.open_file(MARKER, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, _text(Marker(marker.id)), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_marker(directory: Directory) -> Marker:
     """Makes a folder a store. Call it while no other process can. Raises: OSError."""
     marker = Marker(secrets.token_hex(16))
     directory.remove(NEW_MARKER)  # left by a process killed here
     descriptor = directory.open_file(NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        os.write(descriptor, json.dumps(asdict(marker)).encode() + b"\n")
+        os.write(descriptor, _text(marker))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.rename(NEW_MARKER, MARKER, src_dir_fd=directory.descriptor, dst_dir_fd=directory.descriptor)
     return marker
+
+
+def _text(marker: Marker) -> bytes:
+    return json.dumps(asdict(marker)).encode() + b"\n"

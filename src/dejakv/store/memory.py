@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import StoreError
-from dejakv.store.base import Chunk, ChunkMeta, StoreStats, Tensor
+from dejakv.store.base import NODE, Chunk, ChunkMeta, StoreStats, Tensor, as_node, may_split
 from dejakv.store.codec import check
 from dejakv.store.counters import Counters, Listeners, logger
-from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
+from dejakv.store.eviction import Budget, PolicyName, policy_named
+from dejakv.store.order import EvictionOrder, Leaving
 from dejakv.store.usage import Pins
 
 
@@ -38,14 +39,18 @@ class MemoryStore:
 
     max_bytes, max_entries  budgets, 0 for none; an entry larger than the budget is refused (`too_large`)
     policy                  `lru` or `lfu`
+    in_front                for a tier in front of another store: a chunk is a copy, with or without its parent
 
     A writable array is copied on `put`; a read-only one is kept as it is. Arrays from `get` are read-only, because
     they are shared.
     """
 
-    def __init__(self, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru") -> None:
+    def __init__(
+        self, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru", *, in_front: bool = False
+    ) -> None:
         self._budget = Budget(max_bytes, max_entries)
         self._order = EvictionOrder(policy_named(policy))
+        self._in_front = in_front
         self._chunks: dict[str, Chunk] = {}
         self._bytes_of: Counter[str] = Counter()
         self._entries_of: Counter[str] = Counter()
@@ -59,29 +64,41 @@ class MemoryStore:
             chunk = _frozen(chunk)
         except StoreError as error:
             logger.warning("a chunk cannot be stored: %s", error)
-            self._counters.refused(chunk.meta.partition, "invalid")
-            return False
-        id, partition, size = chunk.meta.id, chunk.meta.partition, footprint(chunk)
+            return self._refuse(chunk, "invalid")
+        id, parent, size = chunk.meta.id, self._parent_of(chunk), footprint(chunk)
+        if self._budget.excess_bytes(size):
+            return self._refuse(chunk, "too_large")
         with self._lock:
-            if self._budget.excess_bytes(size):
-                self._counters.refused(partition, "too_large")
+            if parent and not self._can_follow(chunk.meta, parent):
+                return self._refuse(chunk, "parent")
+            more = chunk.meta.kind != NODE and not self._order.is_prompt(id)
+            leaving = self._room(size - self._order.size(id), more, {id}, parent)
+            if leaving is None:
+                return self._refuse(chunk, "pinned" if self._pins.held() else "too_large")
+            told = [*leaving, *self._apply(self._order.add(id, size, parent, node=chunk.meta.kind == NODE))]
+            self._hold(chunk)
+            self._counters.put(chunk.meta.partition)
+        self._listeners.tell(told)
+        return True
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """See `Parents`."""
+        node, rest = _frozen(node), _frozen(rest)
+        size, left = footprint(node), footprint(rest)
+        with self._lock:
+            old = self._chunks.get(rest.meta.id)
+            if old is None or node.meta.id in self._chunks or not may_split(old.meta, node.meta, rest.meta):
                 return False
-            bytes_over = self._budget.excess_bytes(self._order.bytes - self._order.size(id) + size)
-            entries_over = self._budget.excess_entries(len(self._order) + (id not in self._chunks))
-            evicted = self._order.evict(bytes_over, entries_over, {id} | self._pins.held())
-            if evicted is None:
-                self._counters.refused(partition, "pinned")
+            more = node.meta.kind != NODE
+            leaving = self._room(
+                size + left - footprint(old), more, self._order.to_split(rest.meta.id), node.meta.parent
+            )
+            if leaving is None:
                 return False
-            for other in evicted:
-                self._counters.evicted(self._chunks[other].meta.partition, "bytes" if bytes_over else "entries")
-                self._drop(other)
-            self._drop(id)
-            self._order.add(id, size)
-            self._chunks[id] = chunk
-            self._bytes_of[partition] += size
-            self._entries_of[partition] += 1
-            self._counters.put(partition)
-        self._listeners.tell(evicted)
+            self._order.split(node.meta.id, size, rest.meta.id, left, is_node=not more)
+            self._hold(node)
+            self._hold(rest)
+        self._listeners.tell(leaving)
         return True
 
     def get(self, id: str) -> Chunk | None:
@@ -107,18 +124,24 @@ class MemoryStore:
 
     def delete(self, id: str) -> bool:
         with self._lock:
-            known = self._drop(id)
-        if known:
-            self._listeners.tell([id])
+            known = self._order.is_prompt(id)
+            gone = self._apply(self._order.discard(id) if self._in_front else self._order.remove(id))
+        self._listeners.tell(gone)
         return known
+
+    def discard(self, id: str) -> None:
+        """See `Parents`."""
+        with self._lock:
+            gone = self._apply(self._order.discard(id))
+        self._listeners.tell(gone)
 
     def clear(self, partition: str | None = None) -> int:
         with self._lock:
-            ids = [meta.id for meta in self.metas(partition)]
-            for id in ids:
-                self._drop(id)
-        self._listeners.tell(ids)
-        return len(ids)
+            metas = list(self.metas(partition))
+            for meta in metas:
+                self._apply(self._order.discard(meta.id))
+        self._listeners.tell(meta.id for meta in metas)
+        return sum(meta.kind != NODE for meta in metas)
 
     def stats(self, partition: str | None = None) -> StoreStats:
         with self._lock:
@@ -154,16 +177,53 @@ class MemoryStore:
         """Forgets everything without telling the listeners."""
         with self._lock:
             for id in list(self._chunks):
-                self._drop(id)
+                self._apply(self._order.discard(id))
 
-    def _drop(self, id: str) -> bool:
+    def _parent_of(self, chunk: Chunk) -> str:
+        return "" if self._in_front else chunk.meta.parent
+
+    def _can_follow(self, meta: ChunkMeta, parent: str) -> bool:
+        held = self._chunks.get(parent)
+        return held is not None and (held.meta.partition, held.meta.epoch) == (meta.partition, meta.epoch)
+
+    def _room(self, nbytes: int, more: bool, protected: set[str], parent: str) -> list[str] | None:
+        """Evicts what must leave for so many bytes, and for a prompt if there is one more; which they were, None if it is
+        not possible."""
+        bytes_over = self._budget.excess_bytes(self._order.bytes + nbytes)
+        entries_over = self._budget.excess_entries(len(self._order) + more)
+        leaving = self._order.evict(bytes_over, entries_over, protected | self._pins.held(), parent)
+        if leaving is None:
+            return None
+        for id in (*leaving.gone, *leaving.nodes):
+            if self._chunks[id].meta.kind != NODE:
+                self._counters.evicted(self._chunks[id].meta.partition, "bytes" if bytes_over else "entries")
+        return self._apply(leaving)
+
+    def _apply(self, leaving: Leaving) -> list[str]:
+        """Follows the order; returns whom to tell of."""
+        for id in leaving.gone:
+            self._let_go(id)
+        for id in leaving.nodes:
+            chunk = self._chunks[id]
+            self._hold(Chunk(as_node(chunk.meta), chunk.tensor))
+            self._order.resize(id, footprint(self._chunks[id]))
+        return [*leaving.gone, *leaving.nodes]
+
+    def _hold(self, chunk: Chunk) -> None:
+        self._let_go(chunk.meta.id)
+        self._chunks[chunk.meta.id] = chunk
+        self._bytes_of[chunk.meta.partition] += footprint(chunk)
+        self._entries_of[chunk.meta.partition] += chunk.meta.kind != NODE
+
+    def _let_go(self, id: str) -> None:
         chunk = self._chunks.pop(id, None)
-        if chunk is None:
-            return False
-        self._bytes_of[chunk.meta.partition] -= footprint(chunk)
-        self._entries_of[chunk.meta.partition] -= 1
-        self._order.remove(id)
-        return True
+        if chunk is not None:
+            self._bytes_of[chunk.meta.partition] -= footprint(chunk)
+            self._entries_of[chunk.meta.partition] -= chunk.meta.kind != NODE
+
+    def _refuse(self, chunk: Chunk, reason: str) -> bool:
+        self._counters.refused(chunk.meta.partition, reason)
+        return False
 
 
 def _frozen(chunk: Chunk) -> Chunk:

@@ -6,6 +6,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.eviction import PolicyName
 from dejakv.store.memory import MemoryStore
@@ -30,7 +31,7 @@ def open_store(
     max_write_rate: int = 0,
     partitions: int = 1,
 ) -> Store:
-    """A store of chunks; close it when done. A limit of 0 is no limit.
+    """A store of chunks; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
 
     folder_or_url  None or `memory://` keeps chunks in this process's memory; a folder keeps them on disk, where it must be
                    empty, missing or a store; `redis://`, `rediss://` or `unix://` keeps them in a Redis server
@@ -47,18 +48,19 @@ def open_store(
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
     store: Store
     if folder_or_url is None or url == _MEMORY:
-        store = MemoryStore(max_bytes, max_entries, policy)
+        store = MemoryStore(max_bytes, max_entries, policy, in_front=redis_url is not None)
     else:
         if url is None:
-            store = DiskStore(folder_or_url, max_bytes, max_entries, policy)
+            store = DiskStore(folder_or_url, max_bytes, max_entries, policy, in_front=redis_url is not None)
         else:
             store = _in_redis(url, max_bytes, max_entries, policy)
         if memory_bytes:
-            front = MemoryStore(memory_bytes, max_entries, policy)
-            store = TieredStore(shared_out(front, partitions, memory_bytes, max_entries, policy), store, memory_fill)
+            front = MemoryStore(memory_bytes, max_entries, policy, in_front=True)
+            front = shared_out(front, partitions, memory_bytes, max_entries, policy, in_front=True)
+            store = TieredStore(front, store, memory_fill)
     if redis_url is not None:
         store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
-    store = shared_out(store, partitions, max_bytes, max_entries, policy)
+    store = DeltaStore(shared_out(store, partitions, max_bytes, max_entries, policy))
     return store if rules == Admission() else AdmittingStore(store, rules)
 
 

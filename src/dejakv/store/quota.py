@@ -8,10 +8,11 @@ import threading
 from dataclasses import replace
 
 from dejakv.errors import ConfigError, StoreError
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.base import NODE, Chunk, ChunkMeta, Store, StoreStats
 from dejakv.store.counters import Counters, logger
-from dejakv.store.eviction import Budget, EvictionOrder, PolicyName, policy_named
+from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.metacodec import encode_meta
+from dejakv.store.order import EvictionOrder
 from dejakv.store.wrapper import WrapperStore
 
 _HEADER = 1024
@@ -24,12 +25,20 @@ class QuotaStore(WrapperStore):
     partitions              their number; entries of further ones are stored, but then the inner store may have to evict
     max_bytes, max_entries  budgets of the inner store, 0 for none
     policy                  eviction order within a partition
+    in_front                as the inner store's
 
     The order of use is that of this process. Raises: ConfigError if there are fewer entries than partitions.
     """
 
     def __init__(
-        self, inner: Store, partitions: int, max_bytes: int = 0, max_entries: int = 0, policy: PolicyName = "lru"
+        self,
+        inner: Store,
+        partitions: int,
+        max_bytes: int = 0,
+        max_entries: int = 0,
+        policy: PolicyName = "lru",
+        *,
+        in_front: bool = False,
     ) -> None:
         if 0 < max_entries < partitions:
             raise ConfigError(
@@ -39,6 +48,7 @@ class QuotaStore(WrapperStore):
         super().__init__(inner)
         self._quota = Budget(_part(max_bytes, partitions), _part(max_entries, partitions))
         self._policy = policy_named(policy)
+        self._in_front = in_front
         self._orders: dict[str, EvictionOrder] = {}
         self._owner: dict[str, str] = {}
         self._counters = Counters()
@@ -49,33 +59,39 @@ class QuotaStore(WrapperStore):
 
     def put(self, chunk: Chunk) -> bool:
         meta = chunk.meta
-        partition = meta.partition
-        try:
-            size = _size(meta, chunk.tensor.nbytes)
-        except StoreError as error:
-            logger.warning("a chunk cannot be stored: %s", error)
-            self._counters.refused(partition, "invalid")
+        size = self._size(chunk)
+        if size is None:
             return False
         if self._quota.excess_bytes(size):
-            self._counters.refused(partition, "too_large")
+            self._counters.refused(meta.partition, "too_large")
             return False
-        self._meet_others(partition)
+        self._meet_others(meta.partition)
+        with self._lock:
+            order = self._order_of(meta.partition)
+            more = meta.kind != NODE and not order.is_prompt(meta.id)
+            room = self._room(order, size - order.size(meta.id), more, {meta.id}, self._parent_of(chunk))
+        if not self._leave(meta.partition, room) or not self.inner.put(chunk):
+            return False
+        with self._lock:
+            order.add(meta.id, size, self._parent_of(chunk), node=meta.kind == NODE)
+            self._owner[meta.id] = meta.partition
+        return True
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        size, left = self._size(node), self._size(rest)
+        id, partition = rest.meta.id, rest.meta.partition
         with self._lock:
             order = self._order_of(partition)
-            held = order.size(meta.id)
-            evicted = order.evict(
-                self._quota.excess_bytes(order.bytes - held + size),
-                self._quota.excess_entries(len(order) + (not held)),
-                {meta.id},
-            )
-        for id in evicted or ():  # never None: evicting all other entries always suffices
-            if self.inner.delete(id):
-                self._counters.evicted(partition, "quota")
-        if not self.inner.put(chunk):
+            if size is None or left is None or id not in order:
+                return False
+            more = node.meta.kind != NODE
+            room = self._room(order, size + left - order.size(id), more, order.to_split(id), node.meta.parent)
+        if not self._leave(partition, room) or not super().split(node, rest):
             return False
         with self._lock:
-            self._order_of(partition).add(meta.id, size)
-            self._owner[meta.id] = partition
+            if id in order:
+                order.split(node.meta.id, size, id, left, is_node=not more)
+                self._owner[node.meta.id] = partition
         return True
 
     def get(self, id: str) -> Chunk | None:
@@ -96,14 +112,48 @@ class QuotaStore(WrapperStore):
         super().touch(id)
         self._used(id)
 
+    def _room(
+        self, order: EvictionOrder, nbytes: int, more: bool, protected: set[str], parent: str
+    ) -> list[str] | None:
+        """The prompts that must leave, in the order's own opinion already gone; None if that does not suffice."""
+        leaving = order.evict(
+            self._quota.excess_bytes(order.bytes + nbytes),
+            self._quota.excess_entries(len(order) + more),
+            protected,
+            parent,
+        )
+        return None if leaving is None else [*leaving.gone, *leaving.nodes]
+
+    def _leave(self, partition: str, victims: list[str] | None) -> bool:
+        """Takes victims out of the inner store, where nodes go by themselves."""
+        if victims is None:
+            self._counters.refused(partition, "too_large")
+            return False
+        for id in victims:
+            if self.inner.delete(id):
+                self._counters.evicted(partition, "quota")
+        return True
+
+    def _parent_of(self, chunk: Chunk) -> str:
+        return "" if self._in_front else chunk.meta.parent
+
+    def _size(self, chunk: Chunk) -> int | None:
+        try:
+            return _size(chunk.meta, chunk.tensor.nbytes)
+        except StoreError as error:
+            logger.warning("a chunk cannot be stored: %s", error)
+            self._counters.refused(chunk.meta.partition, "invalid")
+            return None
+
     def _order_of(self, partition: str) -> EvictionOrder:
         return self._orders.setdefault(partition, EvictionOrder(self._policy))
 
     def _learn(self, meta: ChunkMeta) -> None:
         with self._lock:
             order = self._order_of(meta.partition)
-            if not order.size(meta.id):
-                order.add(meta.id, _size(meta, meta.nbytes))
+            if meta.id not in order:
+                parent = "" if self._in_front else meta.parent
+                order.add(meta.id, _size(meta, meta.nbytes), parent, node=meta.kind == NODE)
                 self._owner[meta.id] = meta.partition
 
     def _meet_others(self, partition: str) -> None:
@@ -117,19 +167,24 @@ class QuotaStore(WrapperStore):
     def _used(self, id: str) -> None:
         with self._lock:
             order = self._orders.get(self._owner.get(id, ""))
-            if order is not None and order.size(id):
+            if order is not None and id in order:
                 order.touch(id)
 
     def _left(self, id: str) -> None:
         with self._lock:
-            order = self._orders.get(self._owner.pop(id, ""))
+            order = self._orders.get(self._owner.get(id, ""))
             if order is not None:
-                order.remove(id)
+                for gone in order.remove(id).gone:
+                    self._owner.pop(gone, None)
 
 
-def shared_out(store: Store, partitions: int, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
+def shared_out(
+    store: Store, partitions: int, max_bytes: int, max_entries: int, policy: PolicyName, *, in_front: bool = False
+) -> Store:
     """The store itself for one partition, otherwise divided into equal parts."""
-    return store if partitions == 1 else QuotaStore(store, partitions, max_bytes, max_entries, policy)
+    if partitions == 1:
+        return store
+    return QuotaStore(store, partitions, max_bytes, max_entries, policy, in_front=in_front)
 
 
 def _part(budget: int, partitions: int) -> int:

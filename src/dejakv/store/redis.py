@@ -3,8 +3,11 @@
 The server sees the content of prompts: use a password and TLS (`rediss://`) on a shared network.
 Keys, all in one hash slot: `dejakv:{<namespace>}:` and
     m:<id>  c:<id>       description (`metacodec`) and tensor (a safetensors file, `codec`)
-    order                sorted set of ids in the order of eviction
-    sizes  parts  held   hashes id -> bytes, id -> partition, partition -> bytes;  p:<partition> the set of its ids
+    n:<id>               a prompt's description as a node, should it become one
+    order  nodes         sorted set of ids in the order of eviction, and the set of those that are nodes
+    sizes  parts  held   hashes id -> bytes, id -> partition, partition -> bytes
+    p:<partition>  q:<partition>  sets of its ids, and of those that are nodes
+    parents  k:<id>      hash id -> its parent's id, and the set of an id's children
     bytes  clock         total, and a count of uses
 """
 
@@ -15,20 +18,24 @@ import numpy as np
 
 from dejakv.errors import ConfigError, MissingExtraError, StoreError
 from dejakv.identity import digest_of
-from dejakv.store.base import Chunk, ChunkMeta, StoreStats
+from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, StoreStats, as_node
 from dejakv.store.breaker import Breaker
 from dejakv.store.codec import CorruptChunk, decode, encode
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.memory import stamped
 from dejakv.store.metacodec import decode_meta, encode_meta
-from dejakv.store.redis_scripts import DROP, PUT, TOUCH
+from dejakv.store.redis_scripts import DISCARD, DROP, PUT, SPLIT, TOUCH
 
 _PAGE = 256
 
 
 class Unreachable(StoreError):
     """The server does not answer, or failed lately and is not asked. Stores catch it."""
+
+
+class TooLarge(StoreError):
+    """A chunk is above a limit. Stores catch it."""
 
 
 class RedisStore:
@@ -67,29 +74,14 @@ class RedisStore:
         self._client, self._errors = _connect(url, timeout)
 
     def put(self, chunk: Chunk) -> bool:
-        meta = stamped(chunk.meta, chunk.tensor)
-        try:
-            encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
-            size = encoded.nbytes + len(blob)
-            if self._budget.excess_bytes(size) or chunk.tensor.nbytes > self._max_chunk:
-                return self._refuse(meta.partition, "too_large")
-            values = (
-                *(meta.id, meta.partition, size, self._budget.max_bytes, self._budget.max_entries, self._policy.name),
-                *(blob, encoded.header + encoded.data.tobytes()),
-            )
-            gone = self._ask(lambda client: client.eval(PUT, 1, self._prefix, *values))
-        except Unreachable:
-            return self._refuse(meta.partition, "unreachable")
-        except (StoreError, UnicodeError) as error:
-            logger.warning("a chunk cannot be stored: %s", error)
-            return self._refuse(meta.partition, "invalid")
-        except self._errors.RedisError as error:
-            return self._refuse(meta.partition, _reason_of(error))
-        self._counters.put(meta.partition)
-        for _, partition, reason in gone:
-            self._counters.evicted(partition.decode(), reason.decode())
-        self._listeners.tell(other.decode() for other, _, _ in gone)
+        if not self._write(PUT, chunk):
+            return False
+        self._counters.put(chunk.meta.partition)
         return True
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """See `Parents`."""
+        return self._write(SPLIT, node, rest)
 
     def get(self, id: str) -> Chunk | None:
         def read(client: Any) -> list[Any]:
@@ -102,7 +94,7 @@ class RedisStore:
         if blob is None or body is None:
             if blob is not None or body is not None:
                 # The server itself evicted one of the two: the rest of the entry is useless.
-                self.delete(id)
+                self.discard(id)
             self._counters.miss()
             return None
         meta = self._decoded(id, blob)
@@ -132,10 +124,13 @@ class RedisStore:
                     yield meta
 
     def delete(self, id: str) -> bool:
-        known = bool(self._try(lambda client: client.eval(DROP, 1, self._prefix, id), 0))
-        if known:
-            self._listeners.tell([id])
-        return known
+        gone = self._try(lambda client: client.eval(DROP, 1, self._prefix, id), [])
+        self._tell(gone)
+        return any(other.decode() == id for other, _, _ in gone)
+
+    def discard(self, id: str) -> None:
+        """See `Parents`."""
+        self._tell(self._try(lambda client: client.eval(DISCARD, 1, self._prefix, id), []))
 
     def clear(self, partition: str | None = None) -> int:
         return sum(self.delete(id) for id in self._ids(partition))
@@ -146,13 +141,14 @@ class RedisStore:
         def read(client: Any) -> list[Any]:
             pipe = client.pipeline(transaction=False)
             if partition is None:
-                pipe.zcard(self._prefix + "order").get(self._prefix + "bytes")
+                pipe.zcard(self._prefix + "order").scard(self._prefix + "nodes").get(self._prefix + "bytes")
             else:
-                pipe.scard(self._key("p", partition)).hget(self._prefix + "held", partition)
+                pipe.scard(self._key("p", partition)).scard(self._key("q", partition))
+                pipe.hget(self._prefix + "held", partition)
             return pipe.execute()
 
-        entries, held = self._try(read, [0, 0])
-        return self._counters.stats(partition, entries=entries, bytes=int(held or 0))
+        entries, nodes, held = self._try(read, [0, 0, 0])
+        return self._counters.stats(partition, entries=entries - nodes, bytes=int(held or 0))
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self._listeners.add(listener)
@@ -212,7 +208,45 @@ class RedisStore:
     def _discard(self, id: str, cause: CorruptChunk, partition: str | None) -> None:
         logger.warning("a damaged chunk is removed: %s", cause)
         self._counters.corrupt(partition)
-        self.delete(id)
+        self.discard(id)
+
+    def _write(self, script: str, *chunks: Chunk) -> bool:
+        """Runs a script that takes chunks. False if they are refused, which is counted."""
+        partition = chunks[0].meta.partition
+        limits = (self._budget.max_bytes, self._budget.max_entries)
+        try:
+            values = [value for chunk in chunks for value in self._values(chunk)]
+            answer = self._ask(lambda client: client.eval(script, 1, self._prefix, *limits, *values))
+        except TooLarge:
+            return self._refuse(partition, "too_large")
+        except Unreachable:
+            return self._refuse(partition, "unreachable")
+        except (StoreError, UnicodeError) as error:
+            logger.warning("a chunk cannot be stored: %s", error)
+            return self._refuse(partition, "invalid")
+        except self._errors.RedisError as error:
+            return self._refuse(partition, _reason_of(error))
+        if isinstance(answer, bytes):
+            return self._refuse(partition, answer.decode())
+        for _, of, reason in answer:
+            if reason:
+                self._counters.evicted(of.decode(), reason.decode())
+        self._tell(answer)
+        return True
+
+    def _values(self, chunk: Chunk) -> tuple[Any, ...]:
+        """A chunk as the scripts take it. Raises: StoreError; TooLarge for one above a limit."""
+        meta = stamped(chunk.meta, chunk.tensor)
+        encoded, blob = encode(meta.id, chunk.tensor), encode_meta(meta)
+        left = encode_meta(as_node(meta)) if meta.kind == KV else b""
+        size = encoded.nbytes + len(blob) + len(left)
+        if self._budget.excess_bytes(size) or chunk.tensor.nbytes > self._max_chunk:
+            raise TooLarge(f"chunk {meta.id} has {size} bytes")
+        body = encoded.header + encoded.data.tobytes()
+        return meta.id, meta.partition, size, meta.parent, int(meta.kind == NODE), blob, body, left
+
+    def _tell(self, gone: list[list[bytes]]) -> None:
+        self._listeners.tell(id.decode() for id, _, _ in gone)
 
     def _refuse(self, partition: str, reason: str) -> bool:
         self._counters.refused(partition, reason)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from dejakv.store.base import Chunk, ChunkMeta, Notices, Pinning, Store, StoreStats, Touches
+from dejakv.store.base import NODE, Chunk, ChunkMeta, Notices, Parents, Pinning, Store, StoreStats, Touches
 from dejakv.store.counters import Counters, Listeners
 
 Fill = Literal["write", "read"]
@@ -17,7 +17,8 @@ class TieredStore:
           most chunks are never read. A chunk refused by the back still goes to the front
 
     An entry is in the store while either tier has it; listeners are called once neither has. An entry removed from the
-    back (also by another process) is removed from the front as well.
+    back (also by another process) is removed from the front as well. Parents are the back's alone: the front has copies of
+    chunks, with or without theirs, and a chunk that has a parent is refused with the back.
     """
 
     def __init__(self, front: Store, back: Store, fill: Fill = "write") -> None:
@@ -37,6 +38,8 @@ class TieredStore:
     def put(self, chunk: Chunk) -> bool:
         """True if at least one tier took it: with a full disk there is still the memory."""
         behind = self.back.put(chunk)
+        if not behind and chunk.meta.parent:
+            return False
         if behind and self._fill == "read":
             self.front.delete(chunk.meta.id)  # an older chunk with this id
             before = False
@@ -87,6 +90,19 @@ class TieredStore:
     def delete(self, id: str) -> bool:
         before, behind = self.front.delete(id), self.back.delete(id)
         return before or behind
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """See `Parents`."""
+        if not isinstance(self.back, Parents) or not self.back.split(node, rest):
+            return False
+        self.front.delete(rest.meta.id)  # the entry as it was
+        return True
+
+    def discard(self, id: str) -> None:
+        """See `Parents`."""
+        if isinstance(self.back, Parents):
+            self.back.discard(id)
+        self.front.delete(id)
 
     def clear(self, partition: str | None = None) -> int:
         # Clearing the back also removes its entries from the front: the rest was only in the front.
@@ -145,7 +161,8 @@ class TieredStore:
 
     def _left_front(self, id: str) -> None:
         self._only_in_front.discard(id)
-        if self.back.meta(id) is None:
+        behind = self.back.meta(id)
+        if behind is None or behind.kind == NODE:
             self._listeners.tell([id])
 
     def _left_back(self, id: str) -> None:

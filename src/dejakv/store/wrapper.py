@@ -2,7 +2,18 @@
 
 from collections.abc import Callable, Iterator
 
-from dejakv.store.base import Admits, Chunk, ChunkMeta, Pinning, Store, StoreStats, Touches
+from dejakv.store.base import (
+    Admits,
+    Chunk,
+    ChunkMeta,
+    Parents,
+    Pinning,
+    Rows,
+    Store,
+    StoreStats,
+    Touches,
+    load_rows,
+)
 
 
 class WrapperStore:
@@ -13,6 +24,7 @@ class WrapperStore:
         self._admits = inner if isinstance(inner, Admits) else None
         self._touches = inner if isinstance(inner, Touches) else None
         self._pins = inner if isinstance(inner, Pinning) else None
+        self._parents = inner if isinstance(inner, Parents) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether this prompt's state should be captured; True if the inner store does not decide."""
@@ -23,6 +35,19 @@ class WrapperStore:
 
     def get(self, id: str) -> Chunk | None:
         return self.inner.get(id)
+
+    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
+        """See `LoadsRows`; the whole chunk if the inner store loads no parts."""
+        return load_rows(self.inner, id, rows)
+
+    def split(self, node: Chunk, rest: Chunk) -> bool:
+        """See `Parents`; False if the inner store knows no parents."""
+        return self._parents is not None and self._parents.split(node, rest)
+
+    def discard(self, id: str) -> None:
+        """See `Parents`."""
+        if self._parents is not None:
+            self._parents.discard(id)
 
     def meta(self, id: str) -> ChunkMeta | None:
         return self.inner.meta(id)

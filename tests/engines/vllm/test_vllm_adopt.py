@@ -103,14 +103,12 @@ def test_completions_too(app, server):
     assert server.bodies[1]["prompt"] == FIRST
 
 
-def test_second_coming_is_exact_and_promoted(app, server):
+def test_a_prompt_that_was_adopted_is_adopted_again(app, server):
+    """There is no idle promotion here; who wants it exact asks for that."""
     _post(app, _chat(FIRST), "one")
-    assert _post(app, _chat(NEAR), "one")[1]["method"] == "adopt"
-    told = _post(app, _chat(NEAR), "one")[1]
-    assert told["method"] == "none"
-    assert told["reason"].startswith("promoted")
-    assert server.bodies[2]["messages"][0]["content"] == NEAR
-    assert _post(app, _chat(NEAR), "one")[1]["reason"].startswith("this very prompt")
+    for _ in range(2):
+        assert _post(app, _chat(NEAR), "one")[1]["method"] == "adopt"
+    assert [body["messages"][0]["content"] for body in server.bodies[1:]] == [FIRST, FIRST]
 
 
 def test_partition_is_the_key(app, server):

@@ -86,7 +86,6 @@ def state_of(engine: VLLMEngine) -> dict[str, Any]:
         "counts": dict(side.counts._values),
         "stored": sorted(meta.id for meta in worker.store.metas()),
         "levels": side.lookups.cache.stats(partition_of("cache:default")),
-        "promotions": list(side.lookups.cache.finder.promotions._partitions),
         "encoded": engine._encoder_runs(),
         "filed": {bytes(key) for key in pool.cached_block_hash_to_block._cache},
         "free": pool.get_num_free_blocks(),

@@ -203,9 +203,10 @@ def test_blend_beside_adapters(tmp_path, loras, truths):
                 assert kept.told["method"] in ("none", "exact")
                 assert kept.told["reason"] == NO_BLEND or kept.computed <= 32
                 assert kept.tokens == truths[name]["NEAR"]
-        promoted = _ask(engine, NEAR, None, wish={"mode": "blend"})
-        assert not promoted.told["approximate"]
-        assert promoted.tokens == truths[None]["NEAR"]
+        again = _ask(engine, NEAR, None, wish={"mode": "blend"})
+        assert again.told["approximate"]  # it is blended again
+        exact = _ask(engine, NEAR, None, wish={"mode": "exact"})
+        assert exact.tokens == truths[None]["NEAR"]
 
 
 @contextlib.contextmanager

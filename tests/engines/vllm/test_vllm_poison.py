@@ -60,11 +60,6 @@ def _blend(engine, prompt, donor, **options):
     return output
 
 
-def _forget_promotions(engine):
-    """A prompt that was blended runs exactly the next time; these tests want it blended again."""
-    engine.connector._scheduler.lookups.cache.finder.promotions.clear()
-
-
 def _ladder(engine, truth):
     """Climbs the ladder; the names of the wrong answers, and how many requests were blended."""
     single, batch, _ = truth
@@ -77,7 +72,6 @@ def _ladder(engine, truth):
             wrong.append(name)
 
     engine.reset_prefix_cache()
-    _forget_promotions(engine)
     first = _blend(engine, NEAR[0], donor)
     assert first.told["method"] == "blend", first.told
     assert first.tokens != single["B"].tokens, "the blend must be wrong, or the ladder shows nothing"
@@ -93,7 +87,6 @@ def _ladder(engine, truth):
 
     wishes = [{**BLEND, "donor": donor} if blended else {"no_store": True} for _, _, blended in MIX]
     prompts = [prompt + TAIL if longer else prompt for prompt, longer, _ in MIX]
-    _forget_promotions(engine)
     outputs = engine.ask(prompts, max_tokens=24, wish=wishes)
     for index, output in enumerate(outputs):
         if not output.told["approximate"] and output.tokens != batch[index].tokens:
@@ -120,26 +113,20 @@ def test_ladder_detects_poison(engine, truth, monkeypatch):
     engine.reset_prefix_cache()
 
 
-def test_promotion(engine, truth):
-    """An approximately served prompt never becomes a donor; its second coming runs exactly, is stored, and is found."""
+def test_a_blended_prompt_is_blended_again_and_is_exact_for_who_asks_for_that(engine, truth):
+    """An approximately served prompt never becomes a donor. When it comes again it is not computed in full in the user's way; one
+    that comes as exact is computed, stored, and found."""
     single, _, _ = truth
     prompt = NEAR[0]
-    _forget_promotions(engine)
     engine.reset_prefix_cache()
     stored = len(list(worker_side().store.metas()))
-    wish = {"mode": "blend"}
-    (first,) = engine.ask([prompt], max_tokens=8, wish=wish)
-    engine.settle()
-    assert first.told["approximate"], first.told
-    assert len(list(worker_side().store.metas())) == stored
-    engine.reset_prefix_cache()
-    (second,) = engine.ask([prompt], max_tokens=8, wish=wish)
-    engine.settle()
-    assert not second.told["approximate"]
-    assert "promoted" in second.told["reason"]
-    assert second.tokens == single["B"].tokens
-    assert len(list(worker_side().store.metas())) == stored + 1
-    engine.reset_prefix_cache()
-    (third,) = engine.ask([prompt], max_tokens=8, wish=wish)
-    assert third.told["method"] == "exact"
-    assert third.tokens == single["B"].tokens
+    for wish, approximate in (({"mode": "blend"}, True), ({"mode": "blend"}, True), ({"mode": "exact"}, False)):
+        (output,) = engine.ask([prompt], max_tokens=8, wish=wish)
+        engine.settle()
+        engine.reset_prefix_cache()
+        assert output.told["approximate"] == approximate, output.told
+        assert len(list(worker_side().store.metas())) == stored + (not approximate)
+    assert output.tokens == single["B"].tokens
+    (last,) = engine.ask([prompt], max_tokens=8, wish={"mode": "blend"})
+    assert last.told["method"] == "exact"
+    assert last.tokens == single["B"].tokens

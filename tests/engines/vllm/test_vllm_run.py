@@ -113,18 +113,14 @@ def test_blend_is_blended_by_the_connector(blended: Ran) -> None:
     assert blended.computed("cache") < blended.computed("none")
 
 
-def test_blended_state_is_not_kept_and_its_prompt_is_promoted(blended: Ran) -> None:
-    """The second coming runs exactly, in full, and is stored; the third starts from that."""
-    once = {record["key"] for record in blended.records(method="blend")}
-    assert not any(record["stored"] for record in blended.records(method="blend"))
-    again = [r for r in blended.records() if r["key"] in once and r["method"] != "blend"]
-    assert again
-    assert "promoted" in again[0]["reason"]
-    assert again[0]["stored"]
-    assert not again[0]["approximate"]
-    assert again[0]["computed_tokens"] == again[0]["prompt_tokens"]
-    donors = {record["donor"] for record in blended.records(method="blend")}
-    assert donors.isdisjoint(once)
+def test_blended_state_is_not_kept_and_its_prompt_is_blended_again(blended: Ran) -> None:
+    """Nothing approximate is stored or gives state; when its prompt comes again it is blended, not computed in full."""
+    mixed = blended.records(method="blend")
+    once = {record["key"] for record in mixed}
+    assert not any(record["stored"] for record in mixed)
+    assert len(once) < len(mixed)
+    assert not [record for record in blended.records() if record["key"] in once and record["method"] != "blend"]
+    assert {record["donor"] for record in mixed}.isdisjoint(once)
 
 
 def test_a_run_says_how_near_each_arm_stayed(shapes: Ran, blended: Ran) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.counts import Counts
@@ -19,7 +20,6 @@ from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.errors import ConfigError, ModelError
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dejakv.engines.base import ComputedRows
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
 from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.blend_rows import MadeOf, computed_rows
 from dejakv.engines.transformers.blend_seams import Seams
-from dejakv.engines.transformers.kv import to_torch
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
-from dejakv.reuse.need import Need, exact_prefix
+from dejakv.reuse.need import Need
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
@@ -25,14 +27,19 @@ from dejakv.store.base import Tensor as Stored
 
 @dataclass
 class PlannedBlend:
-    """What `TransformersEngine.run(planned=...)` takes."""
+    """What `TransformersEngine.generate` takes. `made_of`: what it was planned from, where its rows are to be kept."""
 
     cache: BlendCache
+    made_of: MadeOf | None = None
 
     def computed_tokens(self) -> int:
         """Prompt rows computed, the mean over layers rounded up."""
         trace = self.cache.trace
         return math.ceil(trace.share * trace.tokens - 1e-9)
+
+    def rows(self) -> ComputedRows | None:
+        """After the run: what later blends may take from it."""
+        return computed_rows(self.cache, self.made_of) if self.made_of is not None else None
 
 
 @torch.no_grad()
@@ -69,14 +76,11 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    ids = np.asarray(target, dtype=np.int64)
-    exact = exact_prefix(ids, donors, found)
-    left = torch.from_numpy((needed.left | exact) & ~needed.forced).to(device)
-    runs = runs_of(ids, donors, found, exact) if offsets else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, runs)
-    free = ~(forced | left)
-    chosen = schedule.rows(complete, tokens) - int(forced.sum()) if complete < len(layers) else 0
-    if selector.asks and 0 < chosen < int(free.sum()):  # else there is nothing to choose
+    left = torch.from_numpy(needed.left).to(device)
+    runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, needed.exact, runs)
+    chosen = schedule.rows(complete, tokens, needed.exact) - needed.forced.sum() if complete < len(layers) else 0
+    if selector.asks and 0 < chosen < (~(needed.forced | needed.left)).sum():  # else there is nothing to choose
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
@@ -95,21 +99,22 @@ def rearrange(
     tokens = len(found)
     here = torch.arange(tokens, device=device)
     out: Tensor | None = None
-    number = donors.number[found.source]
+    number, stops = donors.number[found.source], donors.stops
     for index, (stored, length) in enumerate(zip(states, donors.lengths, strict=True)):
         rows = np.flatnonzero(number == index)
         if not rows.size and len(states) > 1:
             continue
-        state = to_torch(stored)
+        state = borrowed(stored)
         if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
             raise ModelError(
                 f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
                 f"{len(seams.layers)} layers: it is of another model"
             )
+        held = torch.from_numpy(donors.rows[found.source[rows]])
         source = torch.from_numpy(donors.positions[found.source[rows]]).to(device)
-        taken = state[:, first:].index_select(3, source.cpu()).to(device=device, dtype=dtype)
+        taken = state[:, first:].index_select(3, held).to(device=device, dtype=dtype)
         at = here[torch.from_numpy(rows).to(device)]
-        taken[0] = seams.move(taken[0], at, source, length, tokens, first)
+        taken[0] = seams.move(taken[0], at, source, stops[index], tokens, first)
         if rows.size == tokens:
             return taken
         if out is None:

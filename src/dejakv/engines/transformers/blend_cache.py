@@ -80,8 +80,8 @@ class RowPlan:
     forced      `[tokens]` bool: computed in every layer, whatever the share
     threshold   by need: rows whose deviation is above it are computed even beyond the share; None for the share alone
     scores      `[tokens]` scores made elsewhere (selector `query`)
-    left        `[tokens]` bool: rows not worth choosing, since their state is exact or the budget does not pay for the rest of
-                their sentence
+    left        `[tokens]` bool: rows not to be chosen (see `Need`)
+    exact       rows from the beginning that are exact; the share is of the others
     runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     """
 
@@ -92,6 +92,7 @@ class RowPlan:
     threshold: float | None = None
     scores: Tensor | None = None
     left: Tensor | None = None
+    exact: int = 0
     runs: Ids | None = None
 
 
@@ -137,7 +138,7 @@ class BlendCache(Cache):
             self._begin(hidden, kwargs)
         assert self.active is not None
         plan, cache = self.plan, self.blends[index]
-        wanted = plan.schedule.rows(index, self.tokens)
+        wanted = plan.schedule.rows(index, self.tokens, plan.exact)
         if wanted < self.active.numel():
             scores = self._scores(index, layer, hidden, kwargs)
             forced = plan.forced[self.active]

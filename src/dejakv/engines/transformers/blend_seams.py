@@ -43,6 +43,11 @@ class Seams:
     direct: bool = False
     _tables: dict[tuple[str | None, int], Tables] = field(default_factory=dict, repr=False)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether a position is rotated alike in prompts of any length."""
+        return getattr(self.rotary, "rope_type", "default") in FIXED
+
     def values(self, index: int, layer: Any, hidden: Tensor, like: Tensor) -> Tensor | None:
         """V of the rows from the layer's input, `[batch, kv_heads, rows, head_dim]`; None where only the layer knows how."""
         if not self.direct:
@@ -52,8 +57,7 @@ class Seams:
 
     def tables(self, length: int, kind: str | None) -> Tables:
         """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Kept for the next."""
-        fixed = getattr(self.rotary, "rope_type", "default") in FIXED
-        rows = max(512, 1 << (length - 1).bit_length()) if fixed else length
+        rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
         held = self._tables.get((kind, rows))
         if held is None:
             if len(self._tables) >= 8:
@@ -79,8 +83,8 @@ class Seams:
 
         source_length, target_length  tokens of the prompts: tables may depend on them (dynamic NTK, longrope)
         """
-        fixed = getattr(self.rotary, "rope_type", "default") in FIXED or source_length == target_length
-        if not len(keys) or (fixed and torch.equal(target, source)):
+        same = self.fixed or source_length == target_length
+        if not len(keys) or (same and torch.equal(target, source)):
             return keys
         movers = self.movers[first:]
         moved = keys if all(m == movers[0] for m in movers) else keys.clone()

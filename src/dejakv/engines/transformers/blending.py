@@ -8,6 +8,7 @@ from typing import Any
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
 from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.blend_rows import MadeOf
 from dejakv.errors import ModelError
 from dejakv.reuse.blend import BlendConfig, BlendReport, find, not_worth
 from dejakv.reuse.selector import Selector
@@ -27,15 +28,20 @@ def plan_blend(
     if prepared.spans and places_by_picture(engine.model):
         return None, BlendReport(tokens, reason="pictures change this model's positions: its keys cannot be moved")
     try:
-        layers = len(seams_of(engine.model).layers)
+        seams = seams_of(engine.model)
+        layers = len(seams.layers)
     except ModelError as error:
         return None, BlendReport(tokens, reason=str(error))
     target = with_media(prepared.token_ids, prepared.spans)
-    held = Donors.of(*(with_media(chunk.meta.token_ids, chunk.meta.spans) for chunk in chunks))
+    metas = [chunk.meta for chunk in chunks]
+    held = Donors.of(
+        *(with_media(meta.token_ids, meta.spans) for meta in metas), first=[meta.position for meta in metas]
+    )
     begun = time.perf_counter()
-    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer))
+    exact = [chunk.meta.generation == chunk.meta.position == 0 for chunk in chunks]
+    found, needed = find(target, held, engine.embed_tokens, config, sentence_ends(engine.tokenizer), exact)
     report = BlendReport(tokens, forced_share=needed.share, map_s=time.perf_counter() - begun)
-    reason = not_worth(config, needed.share, layers)
+    reason = not_worth(config, needed, layers)
     if reason:
         return None, replace(report, reason=reason)
     states = [chunk.tensor for chunk in chunks]
@@ -44,6 +50,8 @@ def plan_blend(
         config.schedule_for(layers), Selector(config.selector, config.seed),
         threshold=config.threshold if config.by_need else None, offsets=config.offsets,
     )  # fmt: skip
+    if seams.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
+        planned.made_of = MadeOf(target, held, found, metas)
     return planned, report
 
 

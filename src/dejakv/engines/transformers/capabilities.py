@@ -75,7 +75,7 @@ def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 1
     """
     if not found.reuse:
         return found
-    ids = _some_tokens(model, tokens)
+    ids = some_tokens(model, tokens)
     try:
         cache = plain_cache()
         whole = _last_logits(model, ids, cache)
@@ -108,7 +108,8 @@ def _last_logits(model: Any, ids: torch.Tensor, cache: Any, past: int = 0) -> to
     return out.logits[0, -1].float()
 
 
-def _some_tokens(model: Any, count: int) -> torch.Tensor:
+def some_tokens(model: Any, count: int) -> torch.Tensor:
+    """Token ids `[1, count]` that stand for plain text in whatever vocabulary the model has."""
     config = model.config
     vocabulary = int(config.get_text_config(decoder=True).vocab_size)
     special = {

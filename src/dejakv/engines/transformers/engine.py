@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
+from dejakv.costs import Costs
 from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.blending import later
 from dejakv.engines.transformers import decoding
@@ -20,17 +22,18 @@ from dejakv.engines.transformers.capabilities import (
     check_attention,
     from_config,
     self_check,
+    some_tokens,
     without_adapter_wrapper,
 )
 from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.continuation import continuation
+from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Clock
 from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
-from dejakv.engines.transformers.prefix_cost import PrefixCost
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
@@ -66,7 +69,8 @@ class TransformersEngine(WatchedModel, Embeddings):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
-        self._prefix_cost = PrefixCost.of(self.model, self._attention)
+        timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
+        self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
         self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
         self._follow()
 
@@ -158,6 +162,8 @@ class TransformersEngine(WatchedModel, Embeddings):
             return report
         planning = time.perf_counter() - begun
         completion = self._run(prepared, planned, sampling, on_token)
+        if not completion.encoder_runs:
+            self._meter.blended(completion.computed_tokens, report.tokens, planning + completion.ttft_s)
         loaded = sum(chunk.tensor.nbytes for chunk in donors)
         completion = replace(completion, bytes_loaded=completion.bytes_loaded + loaded)
         return later(completion, planning, replace(told(planned, report), plan_s=planning))
@@ -222,7 +228,7 @@ class TransformersEngine(WatchedModel, Embeddings):
                     on_token=on_token,
                 )
             # A model that changed while it ran made state that is of neither.
-            kept = planned is None and bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+            kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
             self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
@@ -232,6 +238,8 @@ class TransformersEngine(WatchedModel, Embeddings):
                 on_token(token, pieces.add(token))
         now = time.perf_counter()
         computed = planned.computed_tokens() if planned is not None else n - held
+        if planned is None and clock.first and not runs and beams == 1:
+            self._meter.computed(computed, n, clock.first - clock.began - inject)
         return Completion(
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             token_ids=tokens,
@@ -242,15 +250,23 @@ class TransformersEngine(WatchedModel, Embeddings):
             latency_s=now - clock.began,
             inject_s=inject,
             bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if cache is not None and kept else None,
+            capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
+            rows=planned.rows() if planned is not None and kept else None,
             shared=not isinstance(output, torch.Tensor),
             continued=continuation(self.model, cache, ids, place),
             details={"output": output},
         )
 
-    def prefix_pays(self, held: int, tokens: int) -> bool:
-        """Whether a prompt of `tokens` tokens is faster from the state of its first `held` tokens than in full."""
-        return self._prefix_cost.pays(held, tokens)
+    def costs(self, *, timed: bool = True) -> Costs:
+        """See `KnowsCosts`."""
+        if timed and not self._meter.timed:
+            with self._lock:
+                self._meter.time()
+        return self._meter.costs()
+
+    def loaded(self, nbytes: int, seconds: float) -> None:
+        """See `KnowsCosts`."""
+        self._meter.loaded(nbytes, seconds)
 
     def _cache(self, start: Start | None, held: int) -> Cache | None:
         if not self.capabilities.reuse:

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.errors import ModelError
 from dejakv.store.base import Tensor
-
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_BITS = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
 
 
 def plain_cache() -> Cache:
@@ -34,11 +30,11 @@ def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.
             f"a state of shape {state.shape} is not [2, layers, heads, >={tokens} tokens, head_dim]: it was stored by "
             "something else; clear the cache directory"
         )
-    if state.dtype != _NAMES.get(dtype):
+    if state.dtype != NAMES.get(dtype):
         raise ModelError(
             f"a state in {state.dtype} cannot continue in {dtype}: load the model in the dtype it was stored in"
         )
-    stacked = to_torch(state)[:, :, :, :tokens]
+    stacked = borrowed(state)[:, :, :, :tokens]
     if device.type != "cpu":
         stacked = stacked.contiguous().to(device, non_blocking=True)
     cache = DynamicCache()
@@ -67,28 +63,9 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
         return None
     if any(part.shape != parts[0].shape or part.dtype != parts[0].dtype for part in parts):
         return None
-    if parts[0].dtype not in _NAMES:
+    if parts[0].dtype not in NAMES:
         return None
-    return to_numpy(torch.stack(parts).unflatten(0, (2, len(layers))))
-
-
-def to_torch(tensor: Tensor) -> torch.Tensor:
-    """The same memory as a CPU tensor, never to be written to (it may be a read-only map, or another request's)."""
-    data = _viewable(np.asarray(tensor.data))
-    if tensor.dtype not in _BITS or data.dtype != _BITS[tensor.dtype]:
-        raise ModelError(f"a state of dtype {tensor.dtype} held as {data.dtype} is unknown: clear the cache directory")
-    out = torch.from_numpy(data.view(np.int16) if tensor.dtype == "BF16" else data)
-    return out.view(torch.bfloat16) if tensor.dtype == "BF16" else out
-
-
-def to_numpy(tensor: torch.Tensor) -> Tensor:
-    """The values on the CPU as a contiguous array; bfloat16 as uint16 bit patterns."""
-    name = _NAMES.get(tensor.dtype)
-    if name is None:
-        raise ModelError(f"{tensor.dtype} cannot be stored: load the model in float32, bfloat16 or float16")
-    plain = tensor.detach().cpu().contiguous()
-    array = plain.view(torch.int16).numpy().view(np.uint16) if name == "BF16" else plain.numpy()
-    return Tensor(array, name)
+    return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())
 
 
 def _filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
@@ -96,15 +73,3 @@ def _filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
     layer.keys, layer.values = keys, values
     layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
     return layer
-
-
-class _Memory:
-    """Another array's memory, declared writable: torch warns of read-only arrays although it only reads here."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._keep = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _viewable(array: NDArray[Any]) -> NDArray[Any]:
-    return array if array.flags.writeable or array.size == 0 else np.asarray(_Memory(array))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 
 from dejakv.errors import InputError, ModelError
 from dejakv.pictures import decoded
@@ -42,8 +43,12 @@ class PictureBook:
     image_token: str = ""
     image_token_id: int | None = None
     held: int = 4
-    _known: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
+    _known: LRUCache[str, Picture] = field(default_factory=lambda: LRUCache(_KNOWN))
     _pixels: OrderedDict[str, Mapping[str, torch.Tensor]] = field(default_factory=OrderedDict)
+
+    def empty(self) -> "PictureBook":
+        """A book that knows no picture yet."""
+        return PictureBook(self.processor, self.image_token, self.image_token_id, self.held)
 
     def get(self, media: Media) -> Picture:
         """Raises: InputError if the bytes are no readable picture."""
@@ -61,8 +66,6 @@ class PictureBook:
         self._known[digest] = picture
         self._pixels[digest] = pixels
         self._pixels.move_to_end(digest)
-        while len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
         while len(self._pixels) > self.held:
             self._pixels.popitem(last=False)
 

@@ -1,10 +1,10 @@
 """The model's tower behind the encoder registry: a picture known by its digest does not run it again."""
 
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.features import ImageRows, rows_from
@@ -35,7 +35,7 @@ class Vision:
     whole: bool | None = None
     uncounted: int = 0
     runs: int = 0
-    books: OrderedDict[str, PictureBook] = field(default_factory=OrderedDict[str, PictureBook])
+    books: LRUCache[str, PictureBook] = field(default_factory=lambda: LRUCache(_PARTITIONS))
 
     @classmethod
     def of(cls, model: Any, processor: Any, registry: Any) -> "Vision":
@@ -48,12 +48,10 @@ class Vision:
 
     def book_of(self, partition: str) -> PictureBook:
         """The pictures of one partition; those of the latest partitions are kept."""
-        if partition not in self.books:
-            self.books[partition] = replace(self.book, _known=OrderedDict(), _pixels=OrderedDict())
-        self.books.move_to_end(partition)
-        if len(self.books) > _PARTITIONS:
-            self.books.popitem(last=False)
-        return self.books[partition]
+        book = self.books.get(partition)
+        if book is None:
+            book = self.books[partition] = self.book.empty()
+        return book
 
     def rows(self, prepared: Prepared, start: int) -> tuple[ImageRows | None, int]:
         """The rows of all image tokens from `start` on, and how many pictures ran through the tower for them.

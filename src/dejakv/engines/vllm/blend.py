@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.engines.vllm.llama import Decoder
-from dejakv.engines.vllm.tensors import borrowed
 from dejakv.errors import InputError
 from dejakv.reuse.blend import BlendConfig, find, not_worth
 from dejakv.reuse.schedule import Schedule
@@ -86,7 +86,7 @@ class Blender:
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         found, must = find(ids, Donors.of(chunk.meta.token_ids), self._embed, self.config, self._ends)
-        reason = not_worth(self.config, must.share, len(self.decoder.layers))
+        reason = not_worth(self.config, must, len(self.decoder.layers))
         if reason:
             raise InputError(reason)
         source = torch.from_numpy(found.source).to(self.device)

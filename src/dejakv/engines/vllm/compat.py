@@ -213,8 +213,16 @@ def without_adapters(model: Any) -> Any:
 
 
 def render(llm: Any, prompt: Any) -> Any:
-    """A prompt as vLLM's engine takes it: token ids with media expanded (`entrypoints/common/offline.py`)."""
-    return llm._preprocess_cmpl_one(prompt)
+    """A prompt as vLLM's engine takes it: token ids with media expanded (`entrypoints/common/offline.py`).
+
+    Raises: ValueError for a prompt that vLLM refuses.
+    """
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        return llm._preprocess_cmpl_one(prompt)
+    except VLLMClientError as error:  # no ValueError in 0.32
+        raise ValueError(str(error)) from error
 
 
 def scheduler_of(llm: Any) -> Any:

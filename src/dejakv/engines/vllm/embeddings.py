@@ -1,11 +1,12 @@
 """The served model's input embeddings, read from its weight files: for text embeddings in a process without the model."""
 
 import json
-from collections import OrderedDict
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from dejakv.errors import ModelError
@@ -29,15 +30,15 @@ class InputEmbeddings:
         self.epoch = epoch
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._ids: LRUCache[str, tuple[int, ...]] = LRUCache(_TEXTS_KEPT)
+        self._lock = threading.Lock()
         self._table = self._read()
 
     def text_of(self, token_ids: tuple[int, ...]) -> str:
         """A prompt's tokens as text. Its embedding will be asked for next, so its tokens are kept for that."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        self._ids[text] = tuple(token for token in token_ids if token not in self._special)
-        if len(self._ids) > _TEXTS_KEPT:
-            self._ids.popitem(last=False)
+        with self._lock:
+            self._ids[text] = tuple(token for token in token_ids if token not in self._special)
         return text
 
     def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -46,7 +47,9 @@ class InputEmbeddings:
 
     def embed_text(self, text: str) -> NDArray[np.float32]:
         """Mean of a text's token embeddings, of length one: `[hidden]` float32."""
-        ids = self._ids.get(text) or tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        with self._lock:
+            known = self._ids.get(text)
+        ids = known or tuple(self._tokenizer.encode(text, add_special_tokens=False))
         if not ids:
             return np.zeros(self._table.shape[1], dtype=np.float32)
         return normalized(self.embed_tokens(ids).mean(axis=0))

@@ -33,7 +33,10 @@ _MEDIA_KEPT = 1_000
 
 
 class VLLMEngine(ModelEmbeddings):
-    """Serves one model with vLLM, one request at a time. Made by `from_pretrained`; `close` ends it."""
+    """Serves one model with vLLM, one request at a time (a lock keeps others waiting).
+
+    Made by `from_pretrained`; `close` ends it.
+    """
 
     name = "vllm"
     most_donors = 1
@@ -83,7 +86,8 @@ class VLLMEngine(ModelEmbeddings):
             self._shared.media[medium.digest] = medium
             while len(self._shared.media) > _MEDIA_KEPT:
                 self._shared.media.popitem(last=False)
-        rendered = self._render({"prompt": request.prompt}, request.media)
+        with self._shared.lock:
+            rendered = self._render({"prompt": request.prompt}, request.media)
         ids = tuple(rendered["prompt_token_ids"])
         self._check_length(len(ids))
         return Prepared(request, ids, spans_of(rendered, request.media), rendered)
@@ -99,7 +103,9 @@ class VLLMEngine(ModelEmbeddings):
         """Answers. `start` need not be put in: vLLM or the connector hold the state of what was asked before, and
         `computed_tokens` says what they did not. Raises: InputError."""
         cached = self.arm == "cache"
-        return self._run(prepared, {"mode": "exact" if cached else "off", "no_store": not cached}, sampling, on_token)
+        wish = {"mode": "exact" if cached else "off", "no_store": not cached}
+        with self._shared.lock:
+            return self._run(prepared, wish, sampling, on_token)
 
     def blend(
         self,
@@ -123,7 +129,8 @@ class VLLMEngine(ModelEmbeddings):
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
-        return named.with_report(self._run(prepared, wish, sampling, on_token, config))
+        with self._shared.lock:
+            return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
     def _run(
         self,
@@ -182,12 +189,13 @@ class VLLMEngine(ModelEmbeddings):
         trace = self._trace(tokens)
         params = self._params({"mode": "off"}, trace, max_tokens=len(tokens), temperature=0.0, ignore_eos=True)
         side = compat.scheduler_of(self._shared.llm).connector.scheduler_side
-        named.blend_as(blending)  # other requests may have been blended in other ways since
-        side.repeating = what_to_repeat(told, count)
-        try:
-            ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params)
-        finally:
-            side.repeating = None
+        with self._shared.lock:
+            named.blend_as(blending)  # other requests may have been blended in other ways since
+            side.repeating = what_to_repeat(told, count)
+            try:
+                ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params)
+            finally:
+                side.repeating = None
         again = (ran.output.kv_transfer_params or {}).get("dejakv") or {}
         return trace if repeated(told, again) else None
 

@@ -4,6 +4,7 @@
 import itertools
 import os
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ class Offline:
     traced: bool
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
     media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store."""

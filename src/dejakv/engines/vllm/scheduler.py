@@ -13,7 +13,6 @@ from typing import Any
 from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.lookups import Found, Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
@@ -32,8 +31,8 @@ class SchedulerSide:
     ranks        workers that each carry out every order for their part of the heads, and answer it
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
-    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted, stored nor
-                 promoted, and nobody finds their blocks; None: requests are served
+    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted nor
+                 stored, and nobody finds their blocks; None: requests are served
     """
 
     settings: ConnectorSettings
@@ -225,8 +224,6 @@ class SchedulerSide:
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
-        elif tracked.approximate and found is not None and not tracked.repeats:
-            self.lookups.cache.finder.promotions.note(found.key, partition_of(tracked.request.cache_salt))
         tracked.loaded = loaded
 
     def _deadline(self) -> float:

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm.blend import Blender, Draft
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
-from dejakv.engines.vllm.tensors import borrowed, to_store
 from dejakv.engines.vllm.watch import Watch
 from dejakv.errors import InputError, ModelError
 from dejakv.models.memory import is_out_of_memory
 from dejakv.store.admission import AdmittingStore
-from dejakv.store.base import Chunk, Store
+from dejakv.store.base import Chunk, Store, load_rows
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -171,10 +171,11 @@ class WorkerSide:
         return make
 
     def _fetch(self, load: Load) -> "_Fetched | str":
-        """In a thread: the chunk, whole and verified, and the part that is needed of it."""
+        """In a thread: the chunk, verified, and the part that is needed of it."""
         assert self.paged is not None
         try:
-            chunk = self.store.get(load.donor)
+            # Of a blend's donor every row may be of use.
+            chunk = self.store.get(load.donor) if load.blend else load_rows(self.store, load.donor, [(0, load.stop)])
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             return f"the store failed: {type(error).__name__}: {error}"
         if chunk is None:

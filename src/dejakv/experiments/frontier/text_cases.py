@@ -45,13 +45,13 @@ class TextCases:
 
     def settings(self) -> dict[str, object]:
         """See Cases."""
-        text = digest_of(*(passage.text for passage in _passages()))
+        text = digest_of(*(passage.text for passage in passages_of_manuals()))
         return {"passages": self.passages, "text": text[:16]}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
         """See Cases."""
         rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
-        texts = _passages()
+        texts = passages_of_manuals()
         chosen = rng.sample(range(len(texts)), self.passages + 1)
         *passages, spare = [texts[i] for i in chosen]
         asks = number % 2 == 0
@@ -93,7 +93,7 @@ class TextCases:
 
 
 @cache
-def _passages() -> tuple[Passage, ...]:
+def passages_of_manuals() -> tuple[Passage, ...]:
     """Documentation of the standard library as running text, without code examples. It depends on the Python version."""
     flat = (Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages)
     return tuple(p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text)

@@ -1,7 +1,7 @@
 """The runs that cover a prompt: longest first, from donors that are used already where there is a choice."""
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,12 +74,15 @@ def cover(
     *,
     worth: int = 1,
     most: int = MAX_CANDIDATES,
+    generation_of: Callable[[str], int] = lambda _: 0,
 ) -> Cover:
     """Covers a prompt `[n]` with runs of at least `least` tokens that segments of the index hold.
 
-    The run that adds most tokens comes first; of equal ones that of a donor in use, then that of the donor which holds most of
-    the prompt, then the newest. What a longer run has covered is cut off; what is left is taken if it is `worth` tokens long.
+    The run that adds most tokens comes first; of equal ones that of the least generation, then that of a donor in use, then that
+    of the donor which holds most of the prompt, then the newest. What a longer run has covered is cut off; what is left is taken if it is `worth` tokens long.
     At most `most` places are compared, or one for each of the prompt's fingerprints if those are more.
+
+    generation_of  of a segment's state (see `ChunkMeta`): 0 if it is exact
 
     Complete for `least >= GUARANTEED` where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
     """
@@ -89,13 +92,17 @@ def cover(
     found = verified(target, places, holders.names, tokens_of, least)
     runs = [
         Run(start, stop - start, holders.names[number], start + shift)
-        for start, stop, number, shift in _chosen(found, len(target), worth)
+        for start, stop, number, shift in _chosen(
+            found, len(target), worth, lambda number: generation_of(holders.names[number])
+        )
     ]
     runs.sort(key=lambda run: run.start)
     return Cover(len(target), tuple(runs), len(places), places.dropped, found.gone)
 
 
-def _chosen(found: Runs, n: int, worth: int) -> Iterator[tuple[int, int, int, int]]:
+def _chosen(
+    found: Runs, n: int, worth: int, generation_of: Callable[[int], int]
+) -> Iterator[tuple[int, int, int, int]]:
     """Pieces that do not overlap: start, stop, segment number, diagonal. Greedy, over a heap in which what has been covered since
     is noticed when a run comes up."""
     donors, donor = np.unique(found.numbers, return_inverse=True)
@@ -105,20 +112,24 @@ def _chosen(found: Runs, n: int, worth: int) -> Iterator[tuple[int, int, int, in
     of_donor: list[list[int]] = [[] for _ in donors]
     for row, (_, _, which, _) in enumerate(rows):
         of_donor[which].append(row)
-    # (tokens, in use or not, tokens that the donor holds, age), the best first; a new donor is the higher number.
-    heap = [(start - stop, 1, -held[which], -which, row) for row, (start, stop, which, _) in enumerate(rows)]
+    generation = [generation_of(number) for number in donors.tolist()]
+    # (tokens, generation, in use or not, tokens that the donor holds, age), the best first; a new donor is the higher number.
+    heap = [
+        (start - stop, generation[which], 1, -held[which], -which, row)
+        for row, (start, stop, which, _) in enumerate(rows)
+    ]
     heapq.heapify(heap)
     free = np.ones(n, np.bool_)
     used: set[int] = set()
     done: set[int] = set()
     while heap:
-        gain, unused, most, age, row = heapq.heappop(heap)
+        gain, approximate, unused, most, age, row = heapq.heappop(heap)
         start, stop, which, shift = rows[row]
         left = int(np.count_nonzero(free[start:stop]))
         if row in done or not left:
             continue
         if left < -gain or unused != (which not in used):
-            heapq.heappush(heap, (-left, int(which not in used), most, age, row))
+            heapq.heappush(heap, (-left, approximate, int(which not in used), most, age, row))
             continue
         done.add(row)
         taken = [(a, b) for a, b in _stretches(free[start:stop], start) if b - a >= worth]
@@ -130,7 +141,7 @@ def _chosen(found: Runs, n: int, worth: int) -> Iterator[tuple[int, int, int, in
             for other in of_donor[which]:  # they now come before equal runs of others
                 if other not in done:
                     begin, end, _, _ = rows[other]
-                    heapq.heappush(heap, (begin - end, 0, most, age, other))
+                    heapq.heappush(heap, (begin - end, approximate, 0, most, age, other))
 
 
 def _stretches(free: NDArray[np.bool_], start: int) -> Iterator[tuple[int, int]]:

@@ -53,6 +53,7 @@ class CopiedText:
         self._counts = CountsOf()
         self._indexes: dict[Space, CopiedIndex] = {}
         self._space_of: dict[str, Space] = {}
+        self._generations: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -82,6 +83,8 @@ class CopiedText:
                 if self._indexes.get(space) is index:  # not dropped for being empty meanwhile
                     if added:
                         self._space_of[meta.id] = space
+                        if meta.generation:
+                            self._generations[meta.id] = meta.generation
                     break
         if index.nbytes > self.max_bytes:
             gone = index.shrink(self.max_bytes - self.max_bytes // 8)
@@ -89,6 +92,7 @@ class CopiedText:
             with self._lock:
                 for id in gone:
                     self._space_of.pop(id, None)
+                    self._generations.pop(id, None)
         self._drop_if_empty(space, index)
         return added
 
@@ -96,6 +100,7 @@ class CopiedText:
         """Makes a chunk unfindable; False for one that is not held."""
         with self._lock:
             space = self._space_of.pop(id, None)
+            self._generations.pop(id, None)
             index = None if space is None else self._indexes.get(space)
         if space is None or index is None:
             return False
@@ -110,7 +115,10 @@ class CopiedText:
         index = self._indexes.get((partition, epoch))
         found = Cover(len(target))
         if index is not None:
-            found = cover(target, index, self._tokens_of, self.least, worth=self.worth)
+            found = cover(
+                target, index, self._tokens_of, self.least, worth=self.worth,
+                generation_of=lambda id: self._generations.get(id, 0),
+            )  # fmt: skip
             index.used(found.donors)
         self._counts.add(
             partition, searches=1, hits=int(bool(found.runs)), tokens=found.tokens, covered=found.covered,

@@ -30,6 +30,8 @@ class PrefixIndex:
         self._blocks: dict[str, list[str]] = {}
 
     def add(self, meta: ChunkMeta) -> None:
+        if meta.id in self._blocks:
+            return
         hashes = block_hashes(meta.partition, meta.epoch, meta.token_ids, meta.spans)
         with self._lock:
             if meta.id in self._blocks:
@@ -47,14 +49,15 @@ class PrefixIndex:
                     del self._holders[block]
 
     def longest(
-        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = ()
+        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
     ) -> PrefixHit | None:
-        """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long.
+        """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long; `whole`: one longer.
 
         Of the chunks that share the most blocks the latest eight are compared token by token: the rest could add no more
         than a part of one block.
         """
         hashes = block_hashes(partition, epoch, token_ids, spans)
+        most = len(token_ids) - (not whole)
         with self._lock:
             candidates = [list(self._holders[block])[-8:] for block in reversed(hashes) if block in self._holders]
         best: PrefixHit | None = None
@@ -63,7 +66,7 @@ class PrefixIndex:
                 meta = self._store.meta(donor)
                 if meta is None:
                     continue
-                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), len(token_ids) - 1)
+                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
                 if tokens > (best.tokens if best else 0):
                     best = PrefixHit(donor, tokens)
             if best is not None:  # shallower blocks matter only where all holders of this one are gone
@@ -72,3 +75,16 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+@dataclass(frozen=True)
+class EpochPrefixes:
+    """The index as one model's prompts see it (`arrange.Prefixes`)."""
+
+    index: PrefixIndex
+    epoch: str
+
+    def held(self, token_ids: Sequence[int], partition: str) -> int:
+        """How many leading tokens a stored prompt of the partition shares."""
+        hit = self.index.longest(partition, self.epoch, token_ids) if token_ids else None
+        return hit.tokens if hit is not None else 0

@@ -1,0 +1,49 @@
+"""Between torch tensors and the store's framework-free ones, without a copy."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dejakv.errors import ModelError
+from dejakv.store.base import Tensor
+
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_HELD = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
+
+
+class _Borrowed:
+    """A read-only array's memory, offered as if it could be written to: torch knows no read-only tensors."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array  # numpy keeps this object as long as the view, and with it the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def to_store(tensor: torch.Tensor) -> Tensor:
+    """A contiguous tensor in host memory as the store takes it. bfloat16 becomes uint16 bit patterns.
+
+    Raises: ModelError for a dtype that is not stored.
+    """
+    name = NAMES.get(tensor.dtype)
+    if name is None:
+        raise ModelError(f"{tensor.dtype} cannot be stored: load the model in float32, bfloat16 or float16")
+    if name == "BF16":
+        return Tensor(tensor.view(torch.int16).numpy().view(np.uint16), name)
+    return Tensor(tensor.numpy(), name)
+
+
+def borrowed(tensor: Tensor) -> torch.Tensor:
+    """The other way: the store's own memory. It may be a memory map or shared, so it must never be written to.
+
+    Raises: ModelError for data of another dtype than it says.
+    """
+    data = np.ascontiguousarray(tensor.data)
+    if tensor.dtype not in _HELD or data.dtype != _HELD[tensor.dtype]:
+        raise ModelError(f"a state of dtype {tensor.dtype} held as {data.dtype} is unknown: clear the cache directory")
+    if not data.flags.writeable and data.size:
+        data = np.asarray(_Borrowed(data))
+    if tensor.dtype == "BF16":
+        return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(data)

@@ -1,0 +1,103 @@
+"""The ways to run a prompt: what each would take, and what speaks against it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dejakv.costs import Costs
+from dejakv.find.ask import Ask
+from dejakv.find.found import Found
+from dejakv.find.ways import Plan
+from dejakv.store.base import ChunkMeta
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, the seconds it would take (None: not known), and why it may not run (empty: it may)."""
+
+    plan: Plan
+    seconds: float | None = None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f" {self.seconds:.2g} s"
+        return f"{self.plan.name}{took}{f' ({self.refused})' if self.refused else ''}"
+
+
+class PlanGuard(Protocol):
+    """Judges plans as the other guards judge donors."""
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        """Why an approximate plan for a prompt of `tokens` tokens may not run, in words; empty if it may.
+
+        exact  the exact plan that would run instead
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LeastGain:
+    """Refuses plans that save fewer than `tokens` tokens beyond the exact one."""
+
+    tokens: int
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        gain = plan.reused - exact.reused
+        if gain >= self.tokens:
+            return ""
+        return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {self.tokens} are asked for"
+
+
+@dataclass(frozen=True)
+class MostRows:
+    """Refuses blends that compute more than `share` of the prompt's rows: they are hardly blends, and still approximate."""
+
+    share: float
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        rows = tokens - plan.reused
+        if plan.method != "blend" or rows <= self.share * tokens:
+            return ""
+        return f"rows: blend would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
+
+
+def exact_ways(tokens: int, found: Found, costs: Costs | None) -> Iterator[Candidate]:
+    """Those that change no answer and are there for every prompt: in full, and behind the exact prefix."""
+    yield Candidate(Plan("none"), costs.full(tokens) if costs else None)
+    if found.prefix is not None:
+        hit, meta = found.prefix
+        took = costs.prefix(hit.tokens, tokens) if costs else None
+        yield Candidate(Plan("prefix", (meta,), None, hit.tokens), took)
+
+
+def approximate_ways(
+    tokens: int, found: Found, ask: Ask, costs: Costs | None, *, share: float, most: int
+) -> Iterator[Candidate]:
+    """What the donors are good for, by the method that was asked for.
+
+    share  rows that a blend computes at least, of those that are not exact; what is not copied is computed beyond it
+    most   donors that a blend takes
+    """
+    donors = found.donors
+    if ask.method == "adopt":
+        plan = Plan("adopt", donors, found.match, tokens - 1)
+        # The donor's own prompt runs, all but its last token from its state.
+        length = donors[0].num_tokens
+        yield Candidate(plan, costs.prefix(length - 1, length) if costs else None)
+        return
+    hit, meta = found.prefix if found.prefix is not None else (None, None)
+    if hit is None or meta is None or meta.id in [donor.id for donor in donors]:
+        yield _blend(tokens, found, donors, hit.tokens if hit else 0, costs, share)
+        return
+    yield _blend(tokens, found, donors, 0, costs, share)
+    if costs is not None and most > 1:  # an engine without costs holds its prefixes itself
+        yield _blend(tokens, found, (*donors[: most - 1], meta), hit.tokens, costs, share)
+
+
+def _blend(
+    tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
+) -> Candidate:
+    new = tokens - max(found.copied, kept) if found.copied is not None else 0
+    rows = max(1, round((tokens - kept) * share), new)
+    plan = Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept)
+    return Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)

@@ -1,0 +1,54 @@
+"""What the worker does when no request waits: prompts that were answered approximately are computed exactly, one at a time."""
+
+import time
+from dataclasses import dataclass
+
+from dejakv.pictures import before_decoding
+from dejakv.pipeline import Pipeline
+from dejakv.server.jobs import Job
+
+
+@dataclass
+class HeldUp:
+    """Requests that arrived while a prompt was promoted: how many, and the seconds for which they waited for it."""
+
+    requests: int = 0
+    seconds: float = 0.0
+
+
+class Idle:
+    """Promotes prompts of one pipeline, for the thread that owns the model.
+
+    after  seconds without a request before the first promotion: traffic has pauses in which the next request is near
+    """
+
+    def __init__(self, pipeline: Pipeline, after: float) -> None:
+        self._pipeline = pipeline
+        self._after = after
+        self._resting = True
+        self._ran = (0.0, 0.0)
+        self.held_up = HeldUp()
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds for which the worker is to wait for a request before it calls `promote`; None: there is nothing to promote."""
+        cache = self._pipeline.cache
+        if cache is None or not len(cache.promotions):
+            return None
+        return self._after if self._resting else 0.0
+
+    def promote(self) -> None:
+        """Computes one prompt exactly."""
+        before_decoding.set(None)  # it belonged to the last request
+        began = time.monotonic()
+        self._pipeline.promote_one()
+        self._ran = began, time.monotonic()
+        self._resting = False
+
+    def serves(self, job: Job) -> None:
+        """A request goes before what still waits."""
+        self._resting = True
+        began, ended = self._ran
+        if began <= job.came < ended:
+            self.held_up.requests += 1
+            self.held_up.seconds += ended - job.came

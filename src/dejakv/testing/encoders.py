@@ -1,0 +1,142 @@
+"""Conformance suites for encoders: subclass, give a `make`, and let pytest collect it.
+
+class TestMine(TextEncoderTests):
+    def make(self) -> TextEncoder: return MyEncoder()
+"""
+
+import threading
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from dejakv.encoders.base import ImageEncoder, TextEncoder, Vector
+from dejakv.errors import InputError
+from dejakv.request import Media
+
+ATOL = 1e-4
+
+
+class TextEncoderTests:
+    """What every `TextEncoder` must do."""
+
+    def make(self) -> TextEncoder:
+        raise NotImplementedError("a conformance suite needs `make`: return a text encoder")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def encoder(cls) -> TextEncoder:
+        return cls().make()
+
+    @pytest.mark.parametrize("text", ["Where is the red ball?", "x", "Grüße, 世界", "line\nline", "word " * 3_000])
+    def test_a_text_is_a_unit_vector(self, encoder: TextEncoder, text: str) -> None:
+        assert_unit(encoder.encode(text), encoder.dim)
+
+    def test_encoding_is_repeatable(self, encoder: TextEncoder) -> None:
+        one, two = encoder.encode("a green lamp"), encoder.encode("a green lamp")
+        np.testing.assert_allclose(one, two, atol=ATOL)
+
+    def test_other_texts_have_other_vectors(self, encoder: TextEncoder) -> None:
+        one, other = encoder.encode("a green lamp in the hall"), encoder.encode("who wrote this letter")
+        assert float(one @ other) < 1 - 1e-3
+
+    def test_many_are_encoded_in_order_as_one_by_one(self, encoder: TextEncoder) -> None:
+        texts = ["a red ball", "a much longer text about a green lamp and a key", "hall", "a red ball"]
+        many = encoder.encode_many(texts)
+        assert len(many) == len(texts)
+        for vector, text in zip(many, texts, strict=True):
+            np.testing.assert_allclose(vector, encoder.encode(text), atol=ATOL)
+        assert list(encoder.encode_many([])) == []
+
+    @pytest.mark.parametrize("text", ["", " \n\t"])
+    def test_a_text_without_words_is_refused(self, encoder: TextEncoder, text: str) -> None:
+        with pytest.raises(InputError):
+            encoder.encode(text)
+        with pytest.raises(InputError):
+            encoder.encode_many(["fine", text])
+
+    def test_the_fingerprint_stays(self, encoder: TextEncoder) -> None:
+        assert encoder.fingerprint
+        before = encoder.fingerprint
+        encoder.encode("a red ball")
+        assert encoder.fingerprint == before
+        assert self.make().fingerprint == before
+
+    def test_what_is_returned_is_the_callers(self, encoder: TextEncoder) -> None:
+        first = encoder.encode("a red ball")
+        kept = first.copy()
+        if first.flags.writeable:
+            first[:] = 0
+        np.testing.assert_allclose(encoder.encode("a red ball"), kept, atol=ATOL)
+
+    def test_threads_get_their_own_vectors(self, encoder: TextEncoder) -> None:
+        texts = [f"item number {place} is here" for place in range(8)]
+        alone = [encoder.encode(text) for text in texts]
+        got: dict[int, Vector] = {}
+
+        def encode(place: int) -> None:
+            got[place] = encoder.encode(texts[place])
+
+        threads = [threading.Thread(target=encode, args=(place,)) for place in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for place, vector in enumerate(alone):
+            np.testing.assert_allclose(got[place], vector, atol=ATOL)
+
+
+class ImageEncoderTests:
+    """What every `ImageEncoder` must do."""
+
+    def make(self) -> ImageEncoder:
+        raise NotImplementedError("a conformance suite needs `make`: return an image encoder")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def encoder(cls) -> ImageEncoder:
+        return cls().make()
+
+    @pytest.mark.parametrize(("size", "kind"), [((64, 64), "PNG"), ((40, 90), "JPEG"), ((3, 200), "PNG")])
+    def test_a_picture_is_a_unit_vector(self, encoder: ImageEncoder, size: tuple[int, int], kind: str) -> None:
+        vector = encoder.encode(picture(10, size, kind))
+        assert_unit(vector, len(vector))
+        assert len(encoder.encode(picture(200))) == len(vector)
+
+    def test_equal_bytes_have_equal_vectors_and_other_pictures_others(self, encoder: ImageEncoder) -> None:
+        one, again, other = encoder.encode(picture(10)), encoder.encode(picture(10)), encoder.encode(picture(250))
+        np.testing.assert_allclose(one, again, atol=ATOL)
+        assert float(np.abs(one - other).max()) > ATOL
+
+    @pytest.mark.parametrize("data", [b"", b"no picture", b"\x89PNG\r\n\x1a\n broken"])
+    def test_what_is_no_picture_is_refused(self, encoder: ImageEncoder, data: bytes) -> None:
+        with pytest.raises(InputError):
+            encoder.encode(Media(data))
+
+    def test_partitions_do_not_change_the_vector(self, encoder: ImageEncoder) -> None:
+        one, other = encoder.encode(picture(10), "tenant a"), encoder.encode(picture(10), "tenant b")
+        np.testing.assert_allclose(one, other, atol=ATOL)
+
+    def test_the_fingerprint_stays(self, encoder: ImageEncoder) -> None:
+        before = encoder.fingerprint
+        encoder.encode(picture(10))
+        assert before
+        assert encoder.fingerprint == before
+
+
+def picture(shade: int, size: tuple[int, int] = (64, 64), kind: str = "PNG") -> Media:
+    """A picture whose left half is of this shade."""
+    from PIL import Image
+
+    image = Image.new("RGB", size, (255 - shade, shade, 90))
+    image.paste((shade, 30, 60), (0, 0, size[0] // 2, size[1]))
+    buffer = BytesIO()
+    image.save(buffer, kind)
+    return Media(buffer.getvalue())
+
+
+def assert_unit(vector: Vector, dim: int) -> None:
+    """A float32 vector `[dim]` of length 1."""
+    assert vector.shape == (dim,)
+    assert vector.dtype == np.float32
+    assert float(np.linalg.norm(vector)) == pytest.approx(1.0, abs=1e-3)

@@ -1,0 +1,187 @@
+"""The conformance suite of engines. Subclass, give a `make`, and let pytest collect it.
+
+class TestMine(EngineTests):
+    def make(self) -> Engine: return MyEngine(...)
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dejakv.engines.base import Blends, Completion, Engine, FollowsWeights, HoldsState, Prepared, Start
+from dejakv.errors import InputError, ModelChangedError
+from dejakv.request import Request, Sampling
+from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.store.base import Chunk, ChunkMeta
+
+TEXT = " ".join(f"the {colour} {thing} is in the {place} ." for colour, thing, place in [
+    ("red", "ball", "garden"), ("old", "book", "kitchen"), ("small", "key", "office"), ("green", "lamp", "hall"),
+] * 3)  # fmt: skip
+
+
+class EngineTests:
+    """What every engine must do. `make` is called once for the class; greedy answers must not depend on what ran before.
+
+    text(topic)  prompts of some dozens of tokens that all begin alike and end differently
+    """
+
+    sampling = Sampling(max_new_tokens=6)
+
+    def make(self) -> Engine:
+        raise NotImplementedError("a conformance suite needs `make`: return an engine")
+
+    def text(self, topic: int) -> str:
+        return f"{TEXT} where is item {topic} ?"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls) -> Iterator[Engine]:
+        engine = cls().make()
+        yield engine
+        close = getattr(engine, "close", None)
+        if close is not None:
+            close()
+
+    def prepared(self, engine: Engine, topic: int) -> Prepared:
+        """A prompt under the engine's epoch, as a pipeline hands it over."""
+        made = engine.prepare(Request(f"r{topic}", self.text(topic), self.text(topic)))
+        return replace(made, epoch=engine.epoch)
+
+    def whole(self, engine: Engine, topic: int) -> Completion:
+        return engine.run(self.prepared(engine, topic), sampling=self.sampling)
+
+    def test_it_has_a_name_and_an_epoch_that_stays(self, engine: Engine) -> None:
+        assert engine.name
+        assert engine.epoch
+        assert engine.epoch == engine.epoch
+
+    def test_preparing_is_repeatable_and_keeps_the_request(self, engine: Engine) -> None:
+        one, two = self.prepared(engine, 1), self.prepared(engine, 1)
+        assert one.token_ids == two.token_ids
+        assert one.request == two.request
+        assert all(type(token) is int and token >= 0 for token in one.token_ids)
+        assert self.prepared(engine, 2).token_ids != one.token_ids
+
+    @pytest.mark.parametrize("prompt", ["", "  \n"])
+    def test_an_empty_prompt_is_refused(self, engine: Engine, prompt: str) -> None:
+        with pytest.raises(InputError, match="empty"):
+            engine.prepare(Request("r", prompt, prompt))
+
+    def test_a_prompt_longer_than_the_context_is_refused(self, engine: Engine) -> None:
+        with pytest.raises(InputError, match=r"context|long"):
+            engine.prepare(Request("r", "red ball " * 100_000, "c"))
+
+    def test_a_run_tells_what_it_took(self, engine: Engine) -> None:
+        done = self.whole(engine, 1)
+        assert 1 <= len(done.token_ids) <= self.sampling.max_new_tokens
+        assert done.prompt_tokens == len(self.prepared(engine, 1).token_ids)
+        assert 1 <= done.computed_tokens <= done.prompt_tokens
+        assert 0 < done.ttft_s <= done.latency_s
+        assert done.encoder_runs == 0
+
+    def test_greedy_answers_repeat(self, engine: Engine) -> None:
+        first = self.whole(engine, 1)
+        self.whole(engine, 2)
+        again = self.whole(engine, 1)
+        assert (again.token_ids, again.text) == (first.token_ids, first.text)
+
+    def test_sampling_is_repeatable_by_its_seed(self, engine: Engine) -> None:
+        warm = replace(self.sampling, temperature=1.5, seed=7)
+        runs = [engine.run(self.prepared(engine, 1), sampling=warm).token_ids for _ in range(2)]
+        assert runs[0] == runs[1]
+
+    def test_every_token_is_streamed_and_the_pieces_make_the_text(self, engine: Engine) -> None:
+        heard: list[tuple[int, str]] = []
+        done = engine.run(
+            self.prepared(engine, 3), sampling=self.sampling, on_token=lambda token, text: heard.append((token, text))
+        )
+        assert tuple(token for token, _ in heard) == done.token_ids
+        assert "".join(text for _, text in heard).strip() == done.text.strip()
+
+    def test_threads_get_their_own_answers(self, engine: Engine) -> None:
+        alone = [self.whole(engine, topic).token_ids for topic in range(4)]
+        got: dict[int, tuple[int, ...]] = {}
+
+        def ask(topic: int) -> None:
+            got[topic] = self.whole(engine, topic).token_ids
+
+        threads = [threading.Thread(target=ask, args=(topic,)) for topic in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert [got[topic] for topic in range(4)] == alone
+
+    def test_state_that_was_captured_gives_the_same_answer(self, engine: Engine) -> None:
+        chunk = self.captured(engine, 4)
+        done = self.whole(engine, 4)
+        for held in (1, chunk.meta.num_tokens // 2, chunk.meta.num_tokens - 1):
+            again = engine.run(self.prepared(engine, 4), start=Start(chunk, held), sampling=self.sampling)
+            assert again.token_ids == done.token_ids
+            assert again.computed_tokens == done.prompt_tokens - held
+
+    def test_another_prompt_goes_on_from_what_both_begin_with(self, engine: Engine) -> None:
+        chunk, prepared = self.captured(engine, 5), self.prepared(engine, 6)
+        pairs = zip(chunk.meta.token_ids, prepared.token_ids, strict=False)
+        common = next(place for place, (one, other) in enumerate(pairs) if one != other)
+        assert common > 8, "texts of a suite begin alike"
+        again = engine.run(prepared, start=Start(chunk, common), sampling=self.sampling)
+        assert again.token_ids == self.whole(engine, 6).token_ids
+
+    def test_a_changed_model_is_noticed_before_anything_is_computed(self, engine: Engine) -> None:
+        if not isinstance(engine, FollowsWeights):
+            pytest.skip("this engine does not follow its weights")
+        heard: list[int] = []
+        with pytest.raises(ModelChangedError):
+            engine.run(
+                replace(self.prepared(engine, 1), epoch="another"),
+                sampling=self.sampling,
+                on_token=lambda token, _: heard.append(token),
+            )
+        assert not heard
+
+    def test_a_blend_from_the_prompts_own_state_answers_the_same(self, engine: Engine) -> None:
+        if not isinstance(engine, Blends):
+            pytest.skip("this engine does not blend")
+        chunk, whole = self.captured(engine, 7), self.whole(engine, 7)
+        done = engine.blend(self.prepared(engine, 7), [chunk], BlendConfig(share=0.0), sampling=self.sampling)
+        assert isinstance(done, Completion)
+        report = done.details["blend"]
+        assert report.blended
+        assert done.token_ids == whole.token_ids
+        assert done.computed_tokens < done.prompt_tokens
+
+    def test_what_cannot_be_blended_is_told_with_the_reason(self, engine: Engine) -> None:
+        if not isinstance(engine, Blends):
+            pytest.skip("this engine does not blend")
+        chunk = self.captured(engine, 7)
+        foreign = Chunk(replace(chunk.meta, epoch="another"), chunk.tensor)
+        done = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig(), sampling=self.sampling)
+        report = done if isinstance(done, BlendReport) else done.details["blend"]
+        assert not report.blended
+        assert report.reason
+
+    def test_token_and_text_embeddings(self, engine: Engine) -> None:
+        ids = self.prepared(engine, 1).token_ids[:5]
+        rows = engine.embed_tokens(ids)
+        assert rows.shape[0] == 5
+        assert rows.dtype == np.float32
+        text = engine.embed_text("the red ball")
+        assert text.shape == rows.shape[1:]
+        assert float(np.linalg.norm(text)) == pytest.approx(1.0, abs=1e-4)
+
+    def captured(self, engine: Engine, topic: int) -> Chunk:
+        """A prompt's own state as a chunk: `[2, layers, kv_heads, tokens, head_dim]`."""
+        if isinstance(engine, HoldsState):
+            pytest.skip("this engine keeps its state")
+        prepared = self.prepared(engine, topic)
+        tensor = engine.run(prepared, sampling=self.sampling).capture()
+        if tensor is None:
+            pytest.skip("this engine hands out no state")
+        assert tensor.shape[0] == 2
+        assert tensor.shape[3] == len(prepared.token_ids)
+        text = prepared.request.prompt
+        return Chunk(ChunkMeta(f"c{topic}", "default", engine.epoch, prepared.token_ids, text, text), tensor)

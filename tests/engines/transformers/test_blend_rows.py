@@ -1,0 +1,66 @@
+"""Rows of a blend, taken from one position and used at another: keys are where a hand-computed rotation puts them."""
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.transformers import blend_models as models
+
+from dejakv.engines.transformers.blend import rearrange
+from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.kv import captured, plain_cache, to_torch
+from dejakv.reuse.token_map import Donors, TokenMap
+from dejakv.store.base import Tensor
+
+N, FIRST, STOP = 60, 20, 52
+
+
+def state_of(model, ids):
+    cache = plain_cache()
+    with torch.inference_mode():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return captured(cache, ids.shape[1])
+
+
+def ids_of(n=N):
+    return torch.from_numpy(np.random.default_rng(5).integers(3, 90, (1, n)))
+
+
+def whole_map(source):
+    return TokenMap(np.asarray(source), np.ones(len(source), np.float32), np.zeros(len(source), np.int64))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama+yarn", "qwen2"])
+def test_a_run_is_moved_from_its_own_position(name):
+    """The run alone gives what the whole prompt gives: row index and position are kept apart."""
+    model = models.tiny(name)
+    ids = ids_of()
+    state = state_of(model, ids)
+    run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
+    target = list(range(FIRST, STOP))
+    whole = rearrange(seams_of(model), [state], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32)
+    part = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
+    alone = rearrange(seams_of(model), [run], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    assert torch.equal(whole, alone)
+    wrong = Donors.of(ids[0, FIRST:STOP].tolist())  # as if it had been computed from position 0
+    assert not torch.equal(
+        whole, rearrange(seams_of(model), [run], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    )
+
+
+def test_moved_keys_equal_a_rotation_by_hand():
+    """Half-split rotary embedding: each pair of numbers turns by the difference of positions times its frequency."""
+    model = models.tiny("llama")
+    ids = ids_of()
+    state = state_of(model, ids)
+    run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
+    donors = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
+    moved = rearrange(seams_of(model), [run], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    keys = to_torch(run)[0].double()
+    half = keys.shape[-1] // 2
+    base = model.config.rope_parameters["rope_theta"]
+    frequency = 1.0 / base ** (torch.arange(half, dtype=torch.float64) / half)
+    angle = -FIRST * frequency
+    one, other = keys[..., :half], keys[..., half:]
+    by_hand = torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
+    assert (moved[0].double() - by_hand).abs().max() <= 2e-5
+    assert torch.equal(moved[1], to_torch(run)[1])

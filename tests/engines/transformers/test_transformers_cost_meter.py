@@ -1,0 +1,134 @@
+"""What work takes is counted from the model's shape and follows what was seen; a prefix that makes a request slower is not used."""
+
+from dataclasses import replace
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.costs import SEEN
+from dejakv.datasets.docs import prompt_of
+from dejakv.engines.base import KnowsCosts
+from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
+from dejakv.pipeline import Pipeline
+from dejakv.request import Request, Sampling
+
+SMOLLM2 = Shape(row=2 * 106_000_000, pair=4 * 30 * 576, whole=0.5, token_bytes=46_080)
+
+
+def test_the_shape_is_the_models() -> None:
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=50,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64 + 2 * 32
+    assert Shape.of(model, "sdpa") == Shape(2 * 3 * layer, 4 * 3 * 64, 0.5, 2 * 3 * 2 * 16 * 4)
+
+
+def test_layers_may_have_any_name() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+    shape = Shape.of(model, "sdpa")
+    assert shape.row > 2 * 2 * 12 * 8 * 8
+    assert CostMeter(shape, lambda rows: rows).costs().row > 0
+
+
+def test_every_prefix_pays_where_whole_prompts_have_a_mask_too() -> None:
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=50))
+    costs = CostMeter(Shape.of(model, "eager"), None).costs()
+    assert costs.prefix(1, 10_000) < costs.full(10_000)
+
+
+def test_a_model_that_cannot_be_timed_is_counted() -> None:
+    meter = CostMeter(SMOLLM2, None)
+    meter.time()
+    costs = meter.costs()
+    assert costs.row == COUNTED * SMOLLM2.row
+    assert costs.byte == 0
+    assert costs == CostMeter(SMOLLM2, None).costs()
+
+
+def test_the_model_is_run_once_and_only_when_asked() -> None:
+    rows: list[int] = []
+    meter = CostMeter(SMOLLM2, rows.append)
+    assert not rows
+    meter.time()
+    seen = len(rows)
+    meter.time()
+    assert 2 <= len(rows) == seen
+    assert meter.costs().row > 0
+
+
+@pytest.mark.parametrize("slower", [0.25, 4.0])
+def test_costs_follow_what_requests_took(slower: float) -> None:
+    meter = CostMeter(SMOLLM2, None)
+    before = meter.costs()
+    meter.computed(600, 600, slower * before.full(600))
+    assert meter.costs() == before  # one request may have been held up by anything
+    for _ in range(10):
+        meter.computed(600, 600, slower * before.full(600))
+    assert meter.costs().row == pytest.approx(slower * before.row)
+    assert meter.costs().pair == pytest.approx(slower * before.pair)
+
+
+def test_prefixes_and_blends_teach_as_whole_prompts_do() -> None:
+    meter = CostMeter(SMOLLM2, None)
+    costs = meter.costs()
+    for _ in range(10):
+        meter.computed(300, 900, costs.rows(300, 900))
+        meter.blended(200, 900, costs.rows(200, 900) + 900 * 0.2 * costs.row)
+    assert meter.costs().row == pytest.approx(costs.row)
+    assert meter.costs().blend == pytest.approx(0.2 * costs.row)
+    assert costs.blend == pytest.approx(BLEND_ROWS * costs.row)
+
+
+def test_a_slow_spell_does_not_rule_a_plan_out_for_good() -> None:
+    meter = CostMeter(SMOLLM2, None)
+    before = meter.costs()
+    for _ in range(10):
+        meter.blended(200, 900, 100 * before.full(900))
+        meter.loaded(LEAST_BYTES, 10.0)
+    assert meter.costs().blend > 10 * before.blend
+    for _ in range(SEEN):
+        meter.computed(900, 900, before.full(900))
+    after = meter.costs()
+    assert after.blend == pytest.approx(before.blend)
+    assert after.byte == before.byte
+
+
+def test_short_work_teaches_nothing() -> None:
+    meter = CostMeter(SMOLLM2, None)
+    before = meter.costs()
+    for _ in range(10):
+        meter.computed(1, 600, 0.01)
+        meter.blended(1, 600, 0.01)
+        meter.loaded(1000, 1.0)
+    assert meter.costs() == before
+
+
+def test_the_engine_is_timed_when_a_cache_needs_it(docs_engine) -> None:
+    assert docs_engine.costs(timed=False).row > 0
+    assert isinstance(docs_engine, KnowsCosts)
+    assert docs_engine.costs().row > 0
+    assert docs_engine.costs().token_bytes > 0
+
+
+def test_a_request_is_computed_in_full_where_that_is_faster(docs_engine) -> None:
+    """The documents model is narrow, so attention is most of its work: a few held tokens of many do not pay."""
+    words = [f"fact {number} is here." for number in range(200)]
+    first, second = (prompt_of(" ".join(["Ann lives in Paris.", *order]), "Where?") for order in (words, words[::-1]))
+    cache = build_cache(SemanticCacheConfig(index_encoder="model"), docs_engine)
+    with_cache = Pipeline(docs_engine, cache)
+    try:
+        records = []
+        for prompt in (first, second, first):
+            request = Request("r", prompt, prompt, sampling=Sampling(1))
+            records.append(with_cache.answer(request).record)
+            cache.flush()
+    finally:
+        cache.close()
+    held = [replace(record, request_id="").method for record in records]
+    assert held == ["none", "none", "exact"]
+    assert records[1].computed_tokens == records[1].prompt_tokens
+    assert records[1].statuses["kv_cache"] == "miss"

@@ -1,0 +1,57 @@
+"""The description of a blend's own rows, and what came from a donor."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dejakv.engines.base import ComputedRows, Prepared
+from dejakv.find.rows import derived, described_rows
+from dejakv.identity import exact_key
+from dejakv.request import Request
+from dejakv.store.base import ROWS, ChunkMeta, Tensor
+from dejakv.store.metacodec import decode_meta, encode_meta
+
+TOKENS = tuple(range(1000, 1100))
+PREPARED = Prepared(Request("r", "a prompt", "a chunk", partition="p"), TOKENS, epoch="e")
+ROWS_COMPUTED = ComputedRows(
+    ((10, 60),), ("d1", "d2"), 2, lambda first, stop: Tensor(np.zeros((2, 1, 1, stop - first, 1), np.float32), "F32")
+)
+
+
+def meta_of(
+    prepared: Prepared = PREPARED, rows: ComputedRows = ROWS_COMPUTED, key: str = "k", at: int = 10
+) -> ChunkMeta:
+    return described_rows(prepared, key, rows, at, at + 50)
+
+
+def test_rows_are_described_by_place_generation_and_provenance() -> None:
+    meta = meta_of()
+    assert (meta.kind, meta.position, meta.generation, meta.token_ids) == (ROWS, 10, 2, TOKENS[10:60])
+    assert (meta.prompt, meta.chunk, meta.space, meta.answer, dict(meta.vectors)) == ("", "", "", None, {})
+    assert meta.metadata == {"request": "r", "prompt": "k", "donors": ["d1", "d2"]}
+    assert decode_meta(encode_meta(meta)) == meta
+
+
+def test_everything_that_rows_depend_on_is_in_their_id() -> None:
+    others = [
+        replace(PREPARED, epoch="f"),
+        replace(PREPARED, request=replace(PREPARED.request, partition="q")),
+        replace(PREPARED, token_ids=TOKENS[1:]),
+    ]
+    ids = [meta_of(), *(meta_of(other) for other in others), meta_of(key="l"), meta_of(at=11)]
+    ids += [meta_of(rows=replace(ROWS_COMPUTED, generation=3)), meta_of(rows=replace(ROWS_COMPUTED, donors=("d1",)))]
+    keys = [meta.id for meta in ids]
+    assert len(set(keys)) == len(keys)
+    assert meta_of().id == keys[0]
+    assert keys[0] != exact_key("p", "e", TOKENS[10:60], ())
+
+
+def test_what_came_from_a_donor_is_told_through_all_generations() -> None:
+    first = replace(meta_of(), id="1")
+    second = replace(meta_of(), id="2", metadata={"donors": ["1", "x"]})
+    third = replace(meta_of(), id="3", metadata={"donors": ["2", "1"]})
+    prompt = replace(meta_of(), id="d1", metadata={})
+    metas = [prompt, third, second, first]
+    assert sorted(derived(metas, "d1")) == ["1", "2", "3"]
+    assert derived(metas, "x") == ["2", "3"]
+    assert derived(metas, "3") == []

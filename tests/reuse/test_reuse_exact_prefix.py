@@ -1,0 +1,64 @@
+"""What a donor shares with a prompt from its first token on is the prompt's own state: nothing of it is computed in a blend."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dejakv.reuse.blend import BlendConfig, find, not_worth
+from dejakv.reuse.exact_prefix import with_prefix
+from dejakv.reuse.need import Need
+from dejakv.reuse.schedule import Schedule
+from dejakv.reuse.token_map import Donors, token_map
+
+TEXT = np.arange(100, 180)
+OTHER = np.arange(500, 560)
+PROMPT = np.concatenate([TEXT[:50], OTHER, TEXT[50:]])
+DOT = np.array([0])
+
+
+def embed(ids: np.ndarray) -> np.ndarray:
+    return np.eye(8, dtype=np.float32)[np.asarray(ids) % 8]
+
+
+def test_the_exact_prefix_is_neither_forced_nor_chosen() -> None:
+    donors = Donors.of(np.concatenate([OTHER, PROMPT[:50]]), TEXT)
+    found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True, True])
+    assert needed.exact == 50
+    assert (found.source[:50] == len(OTHER) + 50 + np.arange(50)).all()
+    assert (found.similarity[:50] == 1).all()
+    assert not needed.forced[:50].any()
+    assert needed.left[:50].all()
+    assert needed.forced[-1]
+
+
+def test_approximate_state_is_no_exact_prefix() -> None:
+    donors = Donors.of(TEXT, OTHER)
+    for exact in ((), (False, True)):
+        assert find(PROMPT, donors, embed, BlendConfig(), DOT, exact)[1].exact == 0
+
+
+def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None:
+    donors = Donors.of(PROMPT)
+    found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True])
+    assert needed.exact == len(PROMPT) - 1
+    assert needed.forced.sum() == 1
+    assert len(found) == len(PROMPT)
+
+
+def test_the_longest_prefix_of_several_donors_is_taken() -> None:
+    donors = Donors.of(PROMPT[:20], OTHER, PROMPT[:70], PROMPT[:60])
+    map = token_map("align", PROMPT, donors, embed)
+    found, held = with_prefix(map, PROMPT, donors, [True, True, True, True])
+    assert held == 70
+    assert (donors.number[found.source[:70]] == 2).all()
+
+
+def test_the_share_is_of_the_rows_behind_the_prefix() -> None:
+    schedule = Schedule((1.0, 0.2))
+    assert [schedule.rows(layer, 100, 50) for layer in (0, 1)] == [100, 10]
+    forced = np.zeros(100, bool)
+    forced[-5:] = True
+    needed = Need(forced, forced, 5, ~forced, exact=50)
+    config = BlendConfig(selector="query", share=0.2, max_computed=0.1)
+    assert not not_worth(config, needed, 4)
+    assert "20% of the rows, and no more than 10% pay" in not_worth(config, replace(needed, exact=0), 4)

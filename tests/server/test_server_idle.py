@@ -1,0 +1,132 @@
+"""Idle time on the server: prompts are promoted one at a time, and a request goes before what still waits."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.asking import DOCUMENT, EXACT, FACT, OTHER, request
+from tests.serving import until
+
+from dejakv.build import build_cache
+from dejakv.datasets.docs import ask
+from dejakv.pipeline import Pipeline
+from dejakv.request import Request
+from dejakv.server.app import create_app
+from dejakv.server.settings import ServerSettings
+from dejakv.server.worker import Worker
+
+BLEND = replace(EXACT, reuse="blend", semantic_text=False)
+MIXED = f"{OTHER.text} {DOCUMENT.text}"
+
+
+def question(seed: int) -> str:
+    return ask(FACT if seed else OTHER.facts[2], random.Random(seed))
+
+
+class Told(Pipeline):
+    """Tells in which order it served and promoted. `during` is called within the first promotion."""
+
+    def __init__(self, engine: Any, cache: Any) -> None:
+        super().__init__(engine, cache, promotes=True)
+        self.order: list[str] = []
+        self.during: Callable[[], None] = lambda: None
+
+    def answer(self, request: Request, **named: Any) -> Any:
+        self.order.append("answered")
+        return super().answer(request, **named)
+
+    def promote_one(self) -> bool:
+        self.order.append("promoted")
+        self.during()
+        self.during = lambda: None
+        return super().promote_one()
+
+
+@pytest.fixture
+def pipeline(engine: Any) -> Iterator[Told]:
+    cache = build_cache(BLEND, engine, background=False)
+    yield Told(engine, cache)
+    cache.close()
+
+
+def test_a_request_that_arrives_waits_for_one_promotion_at_most(pipeline: Told) -> None:
+    pipeline.answer(request(question(0)))
+    waiting = [request(question(seed), MIXED) for seed in (0, 1)]
+    for wanted in waiting:
+        assert pipeline.answer(wanted).record.method == "blend"
+    pipeline.order.clear()
+
+    async def scenario() -> None:
+        loop, jobs, arrived = asyncio.get_running_loop(), [], asyncio.Event()
+
+        def arrive() -> None:
+            jobs.append(worker.submit(request("Who?", DOCUMENT.text)))
+            arrived.set()
+
+        def during() -> None:
+            loop.call_soon_threadsafe(arrive)
+            asyncio.run_coroutine_threadsafe(arrived.wait(), loop).result()
+
+        pipeline.during = during
+        worker = Worker(pipeline, 4)
+        await arrived.wait()
+        await jobs[0].answer()
+        await asyncio.to_thread(until, lambda: pipeline.cache.stats("default").promotions == 2)
+        assert pipeline.order == ["promoted", "answered", "promoted"]
+        held_up = worker.idle.held_up
+        assert held_up.requests == 1
+        assert held_up.seconds > 0
+        for wanted in waiting:
+            assert (await worker.submit(wanted).answer()).record.method == "exact"
+        await asyncio.to_thread(worker.close, 20)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_promoted_between_requests_that_follow_each_other(pipeline: Told) -> None:
+    """Traffic has pauses: `promote_after` is the least that counts as idle time."""
+    pipeline.answer(request(question(0)))
+    pipeline.answer(request(question(0), MIXED))
+    pipeline.order.clear()
+
+    async def scenario() -> None:
+        worker = Worker(pipeline, 8, promote_after=60.0)
+        for _ in range(2):
+            await worker.submit(request(question(1), MIXED)).answer()
+        await asyncio.to_thread(worker.close, 20)
+
+    asyncio.run(scenario())
+    assert pipeline.order == ["answered", "answered"]
+    assert len(pipeline.cache.promotions) == 2
+
+
+def test_the_server_promotes_when_it_is_idle_and_says_so(engine: Any) -> None:
+    settings = ServerSettings(reuse="blend", promote_after=0.0, max_new_tokens=64)
+    with TestClient(create_app(settings, engine)) as client:
+        prompts = [request(question(0)).prompt, request(question(0), MIXED).prompt]
+        bodies = [{"prompt": prompt, "max_new_tokens": 2} for prompt in prompts]
+        client.post("/v1/generate", json=bodies[0])
+        assert client.post("/v1/generate", json=bodies[1]).json()["reuse"] == "blend"
+        until(lambda: "dejakv_promotions_total 1.0" in client.get("/metrics").text)
+        assert client.post("/v1/generate", json=bodies[1]).json()["reuse"] == "exact"
+        told = client.get("/metrics").text
+        for line in (
+            "dejakv_promotions_waiting 0.0",
+            "dejakv_promotions_failed_total 0.0",
+            "dejakv_server_held_up_total",
+        ):
+            assert line in told
+
+
+def test_a_server_may_be_told_not_to(engine: Any) -> None:
+    settings = ServerSettings(reuse="blend", promote=False, max_new_tokens=64)
+    with TestClient(create_app(settings, engine)) as client:
+        for context in (DOCUMENT.text, MIXED):
+            body = {"prompt": request(question(0), context).prompt, "max_new_tokens": 2}
+            told = client.post("/v1/generate", json=body).json()
+        assert told["reuse"] == "blend"
+        assert len(client.app.state.service.worker.pipeline.cache.promotions) == 0

@@ -1,0 +1,236 @@
+"""Rows of blended prompts over the whole path: they serve later blends, and nothing else ever sees them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.asking import DOCUMENT, EXACT, FACT, OTHER, request, uncached
+
+from dejakv.build import build_cache
+from dejakv.datasets.docs import ask, make_document
+from dejakv.find.ask import Ask
+from dejakv.find.copied.fingerprints import GUARANTEED
+from dejakv.pipeline import Answer, Pipeline
+from dejakv.request import Request
+from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
+
+BLEND = replace(EXACT, reuse="blend", semantic_text=False)
+THIRD, FOURTH = (make_document(random.Random(seed), facts=20) for seed in (11, 12))
+QUESTION = ask(FACT, random.Random(1))
+
+
+def joined(*texts: str) -> Request:
+    """A prompt that holds these texts, in this order."""
+    return request(QUESTION, " ".join(texts))
+
+
+def rows_in(cache: Any) -> list[ChunkMeta]:
+    return sorted((meta for meta in cache.store.metas() if meta.kind == ROWS), key=lambda meta: meta.position)
+
+
+def holding(pipeline: Pipeline) -> tuple[Answer, list[ChunkMeta]]:
+    """A pipeline that has answered DOCUMENT exactly and OTHER inside a blend: that answer, and the rows kept."""
+    pipeline.answer(joined(DOCUMENT.text))
+    answer = pipeline.answer(joined(OTHER.text, DOCUMENT.text))
+    assert answer.record.method == "blend", answer.record.reason
+    return answer, rows_in(pipeline.cache)
+
+
+def chunk_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix == ".safetensors")
+
+
+def test_new_text_of_a_blended_prompt_is_kept_and_serves_the_next_blend(docs_engine: Any, served: Any) -> None:
+    pipeline, plain = served(BLEND), served(replace(BLEND, max_generation=0))
+    answer, rows = holding(pipeline)
+    assert not holding(plain)[1]
+    prompt = docs_engine.prepare(joined(OTHER.text, DOCUMENT.text)).token_ids
+    assert sum(meta.num_tokens for meta in rows) > 0.7 * len(docs_engine.prepare(joined(OTHER.text)).token_ids)
+    for meta in rows:
+        chunk = pipeline.cache.store.get(meta.id)
+        assert meta.num_tokens >= GUARANTEED
+        assert meta.token_ids == prompt[meta.position : meta.position + meta.num_tokens]
+        assert chunk.tensor.shape[3] == meta.num_tokens
+        assert (meta.generation, meta.metadata["prompt"]) == (1, answer.record.key)
+        assert set(meta.metadata["donors"]) == {answer.record.donor}
+    assert pipeline.cache.stats("default").rows_kept == sum(meta.num_tokens for meta in rows)
+    wanted = joined(THIRD.text, OTHER.text)
+    found, missed = pipeline.answer(wanted), plain.answer(wanted)
+    assert (found.record.method, found.record.level) == ("blend", "copied")
+    assert found.record.donor in {meta.id for meta in rows}
+    assert missed.record.method in ("none", "prefix")
+    assert found.record.computed_tokens < 0.8 * missed.record.computed_tokens
+
+
+def test_rows_are_never_served_as_exact(docs_engine: Any, served: Any) -> None:
+    """The ladder: the blended prompt, the new text alone, what begins with it and what continues it, all asked exactly."""
+    pipeline = served(BLEND)
+    _, rows = holding(pipeline)
+    ids = {meta.id for meta in rows}
+    asked = [
+        joined(OTHER.text, DOCUMENT.text),
+        joined(OTHER.text),
+        joined(OTHER.text, THIRD.text),
+        joined(THIRD.text, OTHER.text),
+    ]
+    for wanted in [*asked, *asked]:
+        answer = pipeline.answer(replace(wanted, reuse="exact"))
+        assert answer.record.method in ("none", "prefix", "exact")
+        assert answer.record.donor not in ids
+        assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+    finder = pipeline.cache.finder
+    assert ids.isdisjoint(finder._prefix._blocks)
+    assert ids <= {meta.id for meta in rows_in(pipeline.cache)}
+    for level in finder.levels:
+        assert len(level) == len([meta for meta in pipeline.cache.store.metas() if meta.kind == KV])
+    prepared = replace(docs_engine.prepare(joined(FOURTH.text)), epoch=docs_engine.epoch)
+    for mode in ("exact", "adopt", "blend"):
+        assert pipeline.cache.find(prepared, Ask(mode, donor=rows[0].id)).plan.method in ("none", "prefix")
+
+
+def test_generations_are_counted_and_bounded(served: Any) -> None:
+    for bound in (1, 2):
+        pipeline = served(replace(BLEND, max_generation=bound))
+        holding(pipeline)
+        answer = pipeline.answer(joined(THIRD.text, OTHER.text))
+        assert answer.record.method == "blend"
+        assert max(meta.generation for meta in rows_in(pipeline.cache)) == bound
+        later = pipeline.answer(joined(FOURTH.text, THIRD.text))
+        assert (later.record.method == "blend") == (bound == 2)
+
+
+def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engine: Any, tmp_path: Path) -> None:
+    config = replace(BLEND, cache_dir=str(tmp_path / "cache"), max_generation=2)
+    first = Pipeline(docs_engine, build_cache(config, docs_engine))
+    for texts in ((DOCUMENT.text,), (OTHER.text, DOCUMENT.text), (THIRD.text, OTHER.text)):
+        first.answer(joined(*texts))
+        first.cache.flush()
+    first.cache.close()
+    for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
+        cache = build_cache(replace(config, max_generation=bound), docs_engine)
+        answer = Pipeline(docs_engine, cache).answer(joined(FOURTH.text, THIRD.text), no_store=True)
+        assert answer.record.method in methods
+        cache.close()
+
+
+def test_another_partition_or_model_never_finds_rows(docs_engine: Any, served: Any) -> None:
+    pipeline = served(BLEND)
+    holding(pipeline)
+    wanted = joined(THIRD.text, OTHER.text)
+    prepared = replace(docs_engine.prepare(wanted), epoch="another epoch")
+    assert pipeline.cache.find(prepared).plan.method == "none"
+    answer = pipeline.answer(replace(wanted, partition="other"))
+    assert answer.record.method == "none"
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_clearing_and_eviction_take_rows_along(served: Any) -> None:
+    pipeline = served(BLEND)
+    _, rows = holding(pipeline)
+    wanted = joined(THIRD.text, OTHER.text)
+    for meta in rows[1:]:
+        pipeline.cache.store.delete(meta.id)
+    assert {meta.id for meta in rows_in(pipeline.cache)} == {rows[0].id}
+    pipeline.cache.clear("default")
+    assert not list(pipeline.cache.store.metas())
+    assert pipeline.answer(wanted, no_store=True).record.method == "none"
+
+
+@pytest.mark.parametrize("admission", [{"second_sight": True}, {"min_tokens": 10_000}])
+def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any, admission: dict[str, Any]) -> None:
+    open_to_all = served(BLEND)
+    open_to_all.answer(joined(DOCUMENT.text))
+    pipeline = served(replace(BLEND, **admission))
+    for meta in list(open_to_all.cache.store.metas()):
+        chunk = open_to_all.cache.store.get(meta.id)
+        pipeline.cache.store.inner.put(chunk)
+        pipeline.cache.finder.add(meta)
+    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    assert not rows_in(pipeline.cache)
+    assert sum(pipeline.cache.store.stats().refused.values()) > 0
+
+
+def test_a_request_that_keeps_nothing_keeps_no_rows(served: Any) -> None:
+    pipeline = served(BLEND)
+    pipeline.answer(joined(DOCUMENT.text))
+    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert not rows_in(pipeline.cache)
+    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text), no_store=True).record.method == "blend"
+
+
+def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
+    config = replace(BLEND, cache_dir=str(tmp_path / "cache"), memory_bytes=0)
+    cache = build_cache(config, docs_engine, background=False)
+    pipeline = Pipeline(docs_engine, cache)
+    pipeline.answer(joined(DOCUMENT.text))
+    before = set(chunk_files(tmp_path))
+    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    damaged = [path for path in chunk_files(tmp_path) if path not in before]
+    assert len(damaged) == len(rows_in(cache)) > 0
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[-1000] ^= 1
+        path.write_bytes(content)
+    wanted = joined(THIRD.text, OTHER.text)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method in ("none", "prefix")
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+    assert cache.store.stats().corrupt == len(damaged)
+    assert not rows_in(cache)
+    cache.close()
+
+
+def test_rows_of_another_shape_leave_the_request_answered(docs_engine: Any, served: Any) -> None:
+    pipeline = served(BLEND)
+    _, rows = holding(pipeline)
+    for meta in rows:
+        tensor = pipeline.cache.store.get(meta.id).tensor
+        pipeline.cache.store.put(Chunk(meta, Tensor(tensor.data[:, 1:].copy(), tensor.dtype)))
+        pipeline.cache.finder.add(meta)
+    wanted = joined(THIRD.text, OTHER.text)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method in ("none", "prefix")
+    assert "another model" in answer.record.reason
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_rows_are_copied_before_a_caller_gets_the_state(docs_engine: Any, served: Any) -> None:
+    """A caller who is handed the cache may change it at once: what is stored was taken before."""
+    pipeline = served(BLEND)
+    _, rows = holding(pipeline)
+    kept = {meta.id: pipeline.cache.store.get(meta.id).tensor.data.copy() for meta in rows}
+    other = served(BLEND)
+    other.answer(joined(DOCUMENT.text))
+    engine = _Handing(docs_engine)
+    other.engine = engine
+    other.cache._writer._background = True  # the writer comes to it later than the caller
+    assert other.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    engine.spoil()
+    other.cache.flush()
+    again = {meta.id: other.cache.store.get(meta.id).tensor.data for meta in rows_in(other.cache)}
+    assert {id: (data == again[id]).all() for id, data in kept.items()} == dict.fromkeys(kept, True)
+
+
+class _Handing:
+    """An engine that hands the caller its state as well, as `generate` does with `return_dict_in_generate`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._caches: Sequence[Any] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def blend(self, *given: Any, **named: Any) -> Any:
+        done = self._engine.blend(*given, **named)
+        self._caches = done.rows.capture.__closure__ or ()
+        return replace(done, shared=True)
+
+    def spoil(self) -> None:
+        for cell in self._caches:
+            for layer in cell.cell_contents.blends:
+                layer.keys.zero_()
+                layer.values.zero_()
