@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 from typer.testing import CliRunner
@@ -12,10 +13,12 @@ from dejakv.experiments.frontier import run_frontier
 from dejakv.experiments.frontier.bench import Bench
 from dejakv.experiments.frontier.cells import cells, text_cells
 from dejakv.experiments.frontier.docs_cases import make_case
+from dejakv.experiments.frontier.plot import figure_of
 from dejakv.experiments.frontier.report import rows_of, table
 from dejakv.experiments.frontier.text_cases import KINDS, TextCases
 from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.quality import QUALITIES
+from dejakv.reuse.selector import SELECTORS
 
 SOME = (
     "context/similarity/within/0/0",
@@ -34,6 +37,7 @@ def test_a_small_run_and_its_rows(tmp_path):
         assert row["n"] == 2
         assert 0 <= row["lo"] <= row["accuracy"] <= row["hi"] <= 1
         assert row["kl"] >= 0
+        assert row["kl_mean_interval"][0] <= row["kl_mean"] <= row["kl_mean_interval"][1] + 1e-5
         assert row["ttft_ratio"] > 0
     edits = {(row["selector"], row["budget"], row["share"]): row for row in rows if row["kind"] == "edit"}
     assert edits["full", "share", 1.0]["stale_rate"] == 0.0
@@ -75,6 +79,38 @@ def test_cells_left_out_at_first_are_added_later(tmp_path):
     assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 3
 
 
+def test_other_ways_are_measured_in_the_same_folder_later(tmp_path):
+    given = {"facts": 5, "kinds": ("reorder",)}
+    run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:1])
+    later = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[2:3])
+    assert [row["selector"] for row in later["rows"]] == ["full", "kv"]
+    assert json.loads((tmp_path / "settings.json").read_text())["cells"] == [SOME[0], SOME[2]]
+    both = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:3:2])
+    assert len(both["rows"]) == 3
+    assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_kept_answer_saves_full_computation_and_gives_the_same_rows(tmp_path):
+    from dejakv.engines.transformers.engine import TransformersEngine
+
+    engine = TransformersEngine.from_pretrained("docs-lm")
+    case = make_case("reorder", 1, 6, Bench(engine).encode)
+    chosen = [cell for cell in cells() if cell.name == SOME[2]]
+    first = Bench(engine, steps=2, answers=tmp_path / "answers").run(case, chosen)["rows"]
+    (file,) = (tmp_path / "answers").iterdir()
+
+    def measured(known):
+        rows = Bench(engine, steps=2, answers=tmp_path / "answers").run(case, chosen, known)["rows"]
+        return {name: {**row, "seconds": 0} for name, row in rows.items()}
+
+    wanted = {name: {**row, "seconds": 0} for name, row in first.items()}
+    assert measured(()) == wanted
+    assert measured(("full",)) == {SOME[2]: wanted[SOME[2]]}
+    file.write_bytes(file.read_bytes()[:100])
+    assert measured(("full",)) == wanted
+    assert measured(("full",)) == {SOME[2]: wanted[SOME[2]]}
+
+
 def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
     words: dict[str, int] = {}
 
@@ -92,7 +128,7 @@ def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
 def test_every_map_selector_and_share_is_among_the_cells():
     made = cells()
     assert {cell.map for cell in made} == {"context", "embedding", "lsh", "align"}
-    assert {cell.selector for cell in made} == {"value", "kv", "similarity", "query", "random"}
+    assert {cell.selector for cell in made} == set(SELECTORS)
     assert {cell.share for cell in made if cell.selector == "value"} == {0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0}
     assert len({cell.name for cell in made}) == len(made)
     assert any(cell.main for cell in made)
@@ -133,6 +169,69 @@ def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
     assert made[0]["stale_rate"] == 0.5
     assert made[0]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     assert "0.500" in table(made)
+
+
+def frontier_rows(kinds, noise=False):
+    """Rows of a report with two ways of blending, one by need."""
+    given = {"accuracy": 0.9, "kl_mean": 0.1, "top1": 0.9, "quality": "", "offsets": False, "complete": 0}
+    rows = []
+    for kind in kinds:
+        rows.append({**given, "kind": kind, "selector": "full", "map": "", "budget": "share"})
+        if noise:
+            rows.append({**given, "kind": kind, "selector": "noise", "map": "", "budget": "share"})
+        for budget in ("share", "need"):
+            made = {**given, "kind": kind, "selector": "query", "map": "context", "budget": budget}
+            rows += [{**made, "share": share, "last_share": share} for share in (0.1, 0.2)]
+    return rows
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_the_picture_has_a_panel_for_each_kind_and_its_legend_beside_them(count):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure = figure_of(frontier_rows(KINDS[:count]))
+    figure.draw_without_rendering()
+    assert [panel.get_title() for panel in figure.axes] == list(KINDS[:count])
+    assert all(panel.lines for panel in figure.axes)
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert not any(box.overlaps(panel.get_tightbbox()) for panel in figure.axes)
+    plt.close(figure)
+
+
+def test_the_picture_shows_divergence_where_there_is_a_noise_floor():
+    from matplotlib import pyplot as plt
+
+    for noise, label in ((True, "KL along the answer, nats"), (False, "accuracy")):
+        figure = figure_of(frontier_rows(KINDS[:1], noise))
+        assert figure.axes[0].get_ylabel() == label
+        lines = {line.get_label(): line for line in figure.axes[0].lines}
+        assert list(lines["by need, query, 0 complete"].get_xdata()) == [10, 20]
+        plt.close(figure)
+
+
+def test_help_and_docstring_tell_the_length_of_a_passage():
+    from tokenizers import Tokenizer
+
+    from dejakv.cli.frontier import frontier_command
+
+    recipe = resources.files("dejakv").joinpath("models/recipes/smollm2-135m/tokenizer.json")
+    tokenizer = Tokenizer.from_str(recipe.read_text(encoding="utf-8"))
+    cases = TextCases(4)
+    few, many = (
+        [
+            len(made.make("edit", number, lambda text: tuple(tokenizer.encode(text).ids), 0).target)
+            for number in range(40)
+        ]
+        for made in (cases, TextCases(5))
+    )
+    assert (sum(many) - sum(few)) / 40 == pytest.approx(140, abs=15)
+    told = frontier_command.__annotations__["facts"].__metadata__[0].help
+    assert "passages in a prompt, about 140 tokens each" in told
+    assert "`passages` in a prompt, of about 140 tokens each" in (TextCases.__doc__ or "")
 
 
 def test_bad_input_is_refused(tmp_path):

@@ -10,12 +10,14 @@ from dejakv.experiments.frontier import run_frontier
 KINDS = ("edit", "instruction", "reorder", "apart")
 PAPER = "embedding/kv/share/1/0.2"
 """SemShareKV's map, with K and V compared: 20% of the rows behind one complete layer."""
+ATTENTION = "context/query/need/0/0.2"
+"""What the question attends to, as many rows as the default computes."""
 
 
 @pytest.fixture(scope="module")
 def report(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("frontier")
-    only = ("strict", "default", "loose", PAPER)
+    only = ("strict", "default", "loose", ATTENTION, PAPER)
     return run_frontier(str(smollm2), 1, folder, facts=3, kinds=KINDS, only=only)
 
 
@@ -45,6 +47,11 @@ def test_the_default_is_ahead_of_the_published_map_at_its_share(report: dict[str
     assert mean(report, "default", "kl") < 0.5 * mean(report, "embedding", "kl")
     assert mean(report, "default", "kl_mean") < 0.5 * mean(report, "embedding", "kl_mean")
     assert mean(report, "default", "top1") > mean(report, "embedding", "top1")
+
+
+def test_offsets_take_a_good_part_of_the_divergence_that_attention_alone_leaves(report: dict[str, Any]) -> None:
+    assert mean(report, "default", "mean_share") <= mean(report, "query", "mean_share") + 0.01
+    assert mean(report, "default", "kl_mean") < 0.7 * mean(report, "query", "kl_mean")
 
 
 def test_an_edited_passage_is_answered_as_it_is_now(report: dict[str, Any]) -> None:

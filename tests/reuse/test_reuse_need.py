@@ -105,6 +105,18 @@ def test_without_known_sentence_ends_fixed_lengths_do():
     assert made.forced.sum() == made.tail
 
 
+def test_the_first_rows_of_each_run_fill_the_budget():
+    """LegoLink. The run that the donor begins with too is exact, and needs none."""
+    target = [*DONOR[:19], *DONOR[37:55], *DONOR[19:37], *DONOR[55:]]
+    n = len(target)
+    plain = found_for(target, exact=19)
+    made = found_for(target, rule="first", budget=(plain.forced.sum() + 6) / (n - 19), exact=19)
+    added = np.flatnonzero(made.forced & ~plain.forced)
+    assert added.tolist() == [19, 20, 21, 37, 38, 39]
+    assert (found_for(target, rule="first", budget=0.0, exact=19).forced == plain.forced).all()
+    assert (found_for(target, rule="first", exact=19).forced == plain.forced).all()
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(ConfigError, match="rule 'all'"):
         found_for(DONOR, rule="all")

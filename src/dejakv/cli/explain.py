@@ -21,7 +21,7 @@ def explain_command(
     selector: Annotated[
         str | None,
         typer.Option(
-            help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."
+            help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
         ),
     ] = None,
     share: Annotated[

@@ -17,7 +17,7 @@ def frontier_command(
     facts: Annotated[
         int | None,
         typer.Option(
-            help="docs-lm: facts in a document, about 10 tokens each (default: 20); other models: passages in a prompt, about 130 tokens each (default: 4)."
+            help="docs-lm: facts in a document, about 10 tokens each (default: 20); other models: passages in a prompt, about 140 tokens each (default: 4)."
         ),
     ] = None,
     kind: Annotated[

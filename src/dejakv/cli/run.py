@@ -169,7 +169,9 @@ def run_command(
     ] = None,
     blend_selector: Annotated[
         Text,
-        _blend(help="How rows are ranked: value, kv, similarity, query or random (default: set by --blend-quality)."),
+        _blend(
+            help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
+        ),
     ] = None,
     max_generation: Annotated[
         Number,

@@ -51,6 +51,6 @@ class AttentionProbe(TorchFunctionMode):
             scores = scores.masked_fill(torch.arange(length, device=key.device)[None] > at[:, None], -math.inf)
         return scores.softmax(-1).sum((0, 1, 2))
 
-    def total(self, tokens: int) -> Tensor:
-        """Summed over layers, `[tokens]`. Attention sinks beyond the tokens (GPT-OSS) are cut off."""
-        return torch.stack([weight[:tokens] for weight in self.weights]).sum(0)
+    def total(self, tokens: int, first: int = 0) -> Tensor:
+        """Summed over layers from `first` on, `[tokens]`. Attention sinks beyond the tokens (GPT-OSS) are cut off."""
+        return torch.stack([weight[:tokens] for weight in self.weights[first:]]).sum(0)

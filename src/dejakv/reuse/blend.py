@@ -24,11 +24,13 @@ class BlendConfig:
     """How to blend.
 
     map             token map: context, embedding, lsh, align
-    selector        what ranks rows: value, kv, similarity, query, random
+    selector        what ranks rows: value, kv, similarity, query, prophet, random
     share           share of rows in the layers that are not complete (their mean, if the schedule falls with depth)
     by_need         rows that changed, the rest of their sentences, and rows that deviate by more than `threshold` are
                     computed even beyond the share; without it as many of these sentences as the share pays for
-    rule            overrides what is forced: `changed`, `edits` or `none` (see `need`)
+    rule            overrides what is forced: `changed`, `edits`, `first` or `none` (see `need`)
+    offsets         rows that are not computed move by what the computed ones near them show (`reuse.offsets`; in the
+                    transformers engine)
     schedule        constant, linear, exponential, or a list of shares such as `1,0.3,0.1`
     complete        layers computed completely at the beginning; None: one for the selectors that compare K or V (they see
                     nothing in the first layer, whose state depends on the token alone), else none
@@ -45,6 +47,7 @@ class BlendConfig:
     share: Share = QUALITIES[DEFAULT].share
     by_need: bool = True
     rule: Rule | None = None
+    offsets: bool = True
     schedule: str = "constant"
     complete: Count | None = None
     tail: Positive | None = None
@@ -142,7 +145,8 @@ def find(
     found, held = with_prefix(found, target, donors, exact)
     needed = need(
         target, donors, found, ends=ends, rule=config.forced(), tail=config.tail,
-        min_similarity=config.min_similarity, budget=None if config.by_need else config.share,
+        min_similarity=config.min_similarity,
+        budget=None if config.by_need and config.rule != "first" else config.share,
         exact=max(held, first),
     )  # fmt: skip
     return found, needed

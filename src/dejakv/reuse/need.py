@@ -14,7 +14,7 @@ from dejakv.errors import ConfigError
 from dejakv.reuse.segments import Segments, rarity, segments, weights_of
 from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches
 
-Rule = Literal["changed", "edits", "none"]
+Rule = Literal["changed", "edits", "first", "none"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 COPIED = 6
@@ -68,7 +68,8 @@ def need(
 
     rule            `changed`: every token that differs from its donor token, and the rest of its sentence;
                     `edits`: only what changed inside copied text, and sentences that are new (reworded ones are left to
-                    the selector); `none`: the tail alone
+                    the selector); `first`: what `changed` has, and then the first rows of every copied run up to the
+                    budget (LegoLink of EPIC, arXiv 2410.15332); `none`: the tail alone
     tail            rows at the end that are the question; None: the last sentence of at least 4 tokens (at most 64)
     min_similarity  below it a token is always computed
     budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
@@ -96,14 +97,18 @@ def need(
         new = _new_sentences(target, donors, found, parts, there)
         unknown = new[parts.number] & (differs | (found.context < COPIED))
         lost = differs | _foreign(target, donors, found, parts, there)
-        changed = edits | (lost if rule == "changed" else unknown) | weak
+        changed = edits | (unknown if rule == "edits" else lost) | weak
         changed[n - rows :] = False
         changed[:exact] = False
         wanted = rest_of_sentence(changed, parts) & ~forced
-        taken = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
+        whole = budget is None or rule == "first"
+        rest = 0 if budget is None else round(budget * (n - exact))
+        taken = wanted if whole else _affordable(wanted, edits, new, parts, rest - rows)
         forced, left = forced | taken, wanted & ~taken
-        if budget is None:
+        if whole:
             forced |= _islands(target, donors, found, forced)
+        if rule == "first":
+            forced |= _first_rows(target, donors, found, forced, exact, rest)
     forced[:exact] = False
     left[:exact] = True
     return Need(forced, changed, rows, left, exact)
@@ -136,6 +141,19 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
     first = np.full(len(parts), len(changed), dtype=np.int64)
     np.minimum.at(first, parts.number[changed], index[changed])
     return index >= first[parts.number]
+
+
+def _first_rows(
+    target: Ids, donors: Donors, found: TokenMap, forced: NDArray[np.bool_], exact: int, count: int
+) -> NDArray[np.bool_]:
+    """Of the rows behind the first `exact` that are not forced, those nearest behind the start of their copied run, until
+    `count` rows are computed."""
+    first, _ = equal_runs(target, donors, found.source)
+    free = np.flatnonzero(~forced & (np.arange(len(target)) >= exact))
+    order = free[np.argsort(free - first[free], kind="stable")]
+    chosen = np.zeros(len(target), dtype=bool)
+    chosen[order[: max(0, count - int(forced[exact:].sum()))]] = True
+    return chosen
 
 
 def _islands(target: Ids, donors: Donors, found: TokenMap, forced: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector, choose
+from dejakv.reuse.token_map import Ids
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class RowPlan:
     scores      `[tokens]` scores made elsewhere (selector `query`)
     left        `[tokens]` bool: rows not worth choosing, since the budget does not pay for the rest of their sentence
     exact       rows from the beginning whose state is exact; a layer's share is of the others
+    runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     first       rows before it are there already, and are computed in no layer
     stop        rows from it on are computed by somebody else, in every layer; None: there are none
     """
@@ -36,6 +38,7 @@ class RowPlan:
     first: int = 0
     stop: int | None = None
     exact: int = 0
+    runs: Ids | None = None
 
     @property
     def end(self) -> int:
@@ -54,10 +57,12 @@ class RowPlan:
 
     @property
     def ranks(self) -> bool:
-        """Whether scores matter: a layer that does not compute all rows computes more than the forced ones."""
-        rows = self.end - self.first
+        """Whether scores matter: a layer that does not compute all rows computes more than the forced ones, and not all others that
+        may be chosen."""
+        rows, forced = self.end - self.first, self.forced[self.first : self.end]
+        free = ~forced if self.left is None else ~(forced | self.left[self.first : self.end])
         most = max((count for count in self.counts if count < rows), default=0)
-        return most > int(self.forced[self.first : self.end].sum())
+        return 0 < most - int(forced.sum()) < int(free.sum())
 
     def known_scores(self, layer: int) -> Tensor | None:
         """Scores `[tokens]` that need nothing of the layer; None where the selector compares its K or V. The first layer's

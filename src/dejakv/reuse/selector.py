@@ -4,7 +4,8 @@
 | `value`      | how far the donor's V is from this prompt's, before a layer | SemShareKV, V alone           |
 | `kv`         | the same of K and V                                         | CacheBlend, arXiv 2405.16444  |
 | `similarity` | how badly the token map matched                             | -                             |
-| `query`      | how much the prompt's last tokens attend to the row         | ProphetKV                     |
+| `query`      | how much the prompt's last tokens attend to the row         | SnapKV, arXiv 2404.14469      |
+| `prophet`    | the same in the later half of the layers, which read        | ProphetKV                     |
 | `random`     | nothing: the control                                        | -                             |
 """
 
@@ -35,6 +36,15 @@ class Selector:
     @property
     def deviation(self) -> bool:
         return self.name in ("value", "kv")
+
+    @property
+    def asks(self) -> bool:
+        """It needs the question's attention, from the layer `first_asked` on."""
+        return self.name in ("query", "prophet")
+
+    def first_asked(self, layers: int) -> int:
+        """The first layer whose attention counts."""
+        return layers // 2 if self.name == "prophet" else 0
 
     def fixed_scores(self, similarity: Tensor) -> Tensor:
         """Scores that need no model: `[tokens]`, from the token map (or, for `random`, from the seed)."""

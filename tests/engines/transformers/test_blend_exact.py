@@ -40,7 +40,7 @@ def prefill(model, ids, positions=None):
 
 
 def planned(
-    model, ids, donor_ids, state, share, *, selector="similarity", source=None, schedule=None, tail=1
+    model, ids, donor_ids, state, share, *, selector="similarity", source=None, schedule=None, tail=1, offsets=False
 ) -> PlannedBlend:
     n = ids.shape[1]
     layers = model.config.num_hidden_layers
@@ -51,7 +51,15 @@ def planned(
     donors = Donors.of(donor_ids[0].tolist())
     needed = Need(forced, forced, tail, np.zeros(n, dtype=bool))
     return plan_cache(
-        model, ids[0].tolist(), [state], donors, found, needed, schedule or constant(layers, share), Selector(selector)
+        model,
+        ids[0].tolist(),
+        [state],
+        donors,
+        found,
+        needed,
+        schedule or constant(layers, share),
+        Selector(selector),
+        offsets=offsets,
     )
 
 
@@ -179,6 +187,28 @@ def test_donors_longer_than_the_target_and_dynamic_tables():
     found = TokenMap(np.arange(30, 60), np.ones(30, dtype=np.float32), np.zeros(30, dtype=np.int64))
     out = rearrange(seams_of(model), [state], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
+
+
+def test_offsets_move_what_is_not_computed_behind_the_first_layer():
+    model = models.tiny("llama")
+    ids = ids_of()
+    donor = ids_of()
+    donor[0, :6] = ids_of(seed=2)[0, :6]
+    _, state = prefill(model, donor)
+    caches = []
+    for offsets in (False, True):
+        plan = planned(model, ids, donor, state, 0.5, selector="query", offsets=offsets)
+        blended(model, ids, plan)
+        caches.append(plan.cache)
+    rows = caches[0].trace.rows[-1]
+    assert torch.equal(rows, caches[1].trace.rows[-1])
+    rest = [i for i in range(6, N) if i not in rows.tolist()]
+    first, second = ([layer.keys[0, :, rest] for layer in cache.layers] for cache in caches)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])
+    _, own = prefill(model, ids)
+    wanted = torch.from_numpy(own.data[0, 1])[:, rest]
+    assert (second[1] - wanted).square().sum() < (first[1] - wanted).square().sum()
 
 
 def test_dropped_rows_are_not_computed():

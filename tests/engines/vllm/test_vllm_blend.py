@@ -80,6 +80,9 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
         layers = model(torch.tensor([A]), output_attentions=True).attentions
     wanted = sum(layer[0, :, -draft.tail :].sum((0, 1)) for layer in layers)
     assert torch.allclose(got, wanted, rtol=1e-2, atol=1e-3 * float(wanted.max()))
+    late = blender.question_attention(_with(draft, selector=Selector("prophet")))
+    wanted = sum(layer[0, :, -draft.tail :].sum((0, 1)) for layer in layers[2:])
+    assert torch.allclose(late, wanted, rtol=1e-2, atol=1e-3 * float(wanted.max()))
 
     draft.state[:, :, :, : -draft.tail] = 0.0  # whatever is not computed stays nothing
     scores = blender.question_attention(draft)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from dejakv.engines.transformers.blend_seams import Seams
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.need import Need
+from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
@@ -53,11 +55,13 @@ def plan_cache(
     selector: Selector,
     *,
     threshold: float | None = None,
+    offsets: bool = False,
 ) -> PlannedBlend:
     """Rearranges the donors' state into the target's order and moves its keys to the target's positions.
 
     states     one stacked tensor a donor (`Chunk.tensor`), in the order of `donors`
     threshold  see `RowPlan`
+    offsets    see `BlendConfig`
 
     Raises: ModelError for a model that blending is refused for, or a state of another shape.
     """
@@ -73,9 +77,10 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact)
-    if selector.name == "query" and plan.ranks:  # else the forced rows are all that is computed
+    left = torch.from_numpy(needed.left).to(device)
+    runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact, runs=runs)
+    if selector.asks and plan.ranks:  # else there is nothing to choose
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
@@ -118,7 +123,7 @@ def rearrange(
 def query_attention(
     model: Any, seams: Seams, target: Sequence[int], layers: list[BlendLayer], plan: RowPlan, tail: int
 ) -> Tensor:
-    """How much the prompt's last `tail` tokens attend to each token, over all layers: `[tokens]`.
+    """How much the prompt's last `tail` tokens attend to each token, over the layers that the selector asks: `[tokens]`.
 
     One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
     """
@@ -131,4 +136,4 @@ def query_attention(
             use_cache=True,
             logits_to_keep=1,
         )
-    return probe.total(len(target))
+    return probe.total(len(target), plan.selector.first_asked(len(layers)))

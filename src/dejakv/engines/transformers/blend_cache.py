@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.errors import InputError
+from dejakv.reuse.offsets import Correction, correct, corrections
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import relative_error
 
@@ -39,6 +40,7 @@ class BlendLayer(DynamicLayer):
         self.pending = True
         self.peeking = False
         self.rows: Tensor | None = None
+        self.offsets: list[Correction] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.peeking:
@@ -49,6 +51,8 @@ class BlendLayer(DynamicLayer):
         if self.rows is None:
             self.keys, self.values = key_states, value_states
         else:
+            correct(self.keys, key_states, self.offsets)
+            correct(self.values, value_states, self.offsets)
             self.keys.index_copy_(2, self.rows, key_states)
             self.values.index_copy_(2, self.rows, value_states)
         return self.keys, self.values
@@ -94,6 +98,7 @@ class BlendCache(Cache):
         self.active: Tensor | None = None
         self._look = look
         self._masks: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._offsets: list[Correction] | None = None
 
     @property
     def pending(self) -> bool:
@@ -111,8 +116,13 @@ class BlendCache(Cache):
             if kept.numel() < self.active.numel():
                 hidden, self.active = hidden.index_select(1, kept), self.active.index_select(0, kept)
                 self._masks.clear()
+                self._offsets = None
         rows = None if self.active.numel() == self.tokens else self.active
         cache.rows = rows
+        if rows is not None and plan.runs is not None and index:  # the first layer's K and V depend on the token alone
+            if self._offsets is None:
+                self._offsets = corrections(plan.runs, rows)
+            cache.offsets = self._offsets
         self.trace.rows.append(rows)
         return hidden, self._for_rows(kwargs, rows, layer)
 

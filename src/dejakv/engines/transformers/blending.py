@@ -48,7 +48,7 @@ def plan_blend(
     planned = plan_cache(
         engine.model, prepared.token_ids, states, held, found, needed,
         config.schedule_for(layers), Selector(config.selector, config.seed),
-        threshold=config.threshold if config.by_need else None,
+        threshold=config.threshold if config.by_need else None, offsets=config.offsets,
     )  # fmt: skip
     if seams.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
         planned.made_of = MadeOf(target, held, found, metas)

@@ -92,21 +92,24 @@ class Blender:
         draft.wait()
         if exact is not None:
             draft.state[:, :, :, : plan.first] = exact
-        if plan.selector.name == "query" and plan.ranks:
+        if plan.selector.asks and plan.ranks:
             plan = replace(plan, threshold=None, scores=self.question_attention(draft))
         total = self._pass(draft, plan)
         return Blended(draft.state[:, :, :, : plan.end], math.ceil(total / len(self.decoder.layers)))
 
     @torch.inference_mode()
     def question_attention(self, draft: Draft) -> torch.Tensor:
-        """How much the question attends to each token, over all layers: `[n]` float32.
+        """How much the question attends to each token, over the layers that the selector asks: `[n]` float32.
 
         One pass of its rows alone, to the prompt's last one, over the donors' state. It writes only rows that the real pass
         computes again or that vLLM computes.
         """
         seen = torch.zeros(len(draft.ids), device=self.device)
+        first = draft.plan.selector.first_asked(len(self.decoder.layers))
 
         def look(index: int, rows: torch.Tensor, queries: torch.Tensor) -> None:
+            if index < first:
+                return
             asking = rows >= len(draft.ids) - draft.tail
             seen.add_(self.decoder.weights(index, rows[asking], queries[asking], draft.state[0, index]))
 

@@ -1,7 +1,8 @@
 """Runs one case on one engine: full computation, and every way of blending."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import ModelError
 from dejakv.experiments.fidelity import divergence
+from dejakv.experiments.frontier.answers import Answer, Answers
 from dejakv.experiments.frontier.cases import Case
 from dejakv.experiments.frontier.cells import Cell
 from dejakv.request import Request
@@ -24,15 +26,22 @@ from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
 
-NOISE = "noise"
-"""Name of the row of full computation in the other dtype."""
+FULL, NOISE = "full", "noise"
+"""Names of the rows of full computation, and of it in the other dtype."""
 
 
 class Bench:
     """`steps`: number of tokens of full computation's greedy answer along which others are compared (teacher forcing). `twin`:
-    the same model in the other dtype, for the noise floor. Raises: ModelError for a model that reads more than text."""
+    the same model in the other dtype, for the noise floor. `answers`: a folder that keeps what full computation said. Raises:
+    ModelError for a model that reads more than text."""
 
-    def __init__(self, engine: TransformersEngine, steps: int = 1, twin: TransformersEngine | None = None) -> None:
+    def __init__(
+        self,
+        engine: TransformersEngine,
+        steps: int = 1,
+        twin: TransformersEngine | None = None,
+        answers: Path | None = None,
+    ) -> None:
         if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
             raise ModelError(
                 "the frontier measures text models, and this model reads more than text: give --model docs-lm"
@@ -40,6 +49,7 @@ class Bench:
         self.engine = engine
         self.steps = steps
         self.twin = twin
+        self.answers = Answers(answers, steps)
         self._found: dict[Any, tuple[TokenMap, Need, float]] = {}
         self.layers = engine.model.config.get_text_config(decoder=True).num_hidden_layers
         self.ends = sentence_ends(engine.tokenizer)
@@ -48,21 +58,31 @@ class Bench:
         """Token ids of a prompt."""
         return self.engine.prepare(Request("frontier", text, text)).token_ids
 
-    def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
-        """One line of `cases.jsonl`; `rows[cell]` as `_row` makes them, `full` and, with a twin, `noise` among them."""
+    def run(self, case: Case, chosen: Sequence[Cell], known: Collection[str] = ()) -> dict[str, Any]:
+        """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise` unless
+        both are `known` and full computation's answer was kept."""
         self._found.clear()
         states = [_prefill(self.engine, ids)[1] for ids in case.donors]
-        full, _, seconds = _prefill(self.engine, case.target)
-        tokens = _greedy(full, self.steps)
-        wanted = _scored(full, tokens)
-        rows = {"full": _row(case, full, wanted, wanted, 1.0, 1.0, seconds)}
-        if self.twin is not None:
-            other, _, took = _prefill(self.twin, case.target)
-            rows[NOISE] = _row(case, other, _scored(other, tokens), wanted, 1.0, 1.0, took)
+        rows: dict[str, Any] = {}
+        answer = self.answers.read(case) if {FULL, NOISE if self.twin else FULL} <= set(known) else None
+        if answer is None:
+            answer, rows = self._full(case)
         for cell in chosen:
             got, share, last, took = self.blend(case, states, cell.config)
-            rows[cell.name] = _row(case, got, _scored(got, tokens), wanted, share, last, took)
+            rows[cell.name] = _row(case, got, _scored(got, answer.tokens), answer.scores, share, last, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
+
+    def _full(self, case: Case) -> tuple[Answer, dict[str, Any]]:
+        """Full computation's answer, its row, and the twin's."""
+        full, _, seconds = _prefill(self.engine, case.target)
+        tokens = _greedy(full, self.steps)
+        answer = Answer(tokens, _scored(full, tokens))
+        self.answers.keep(case, answer)
+        rows = {FULL: _row(case, full, answer.scores, answer.scores, 1.0, 1.0, seconds)}
+        if self.twin is not None:
+            other, _, took = _prefill(self.twin, case.target)
+            rows[NOISE] = _row(case, other, _scored(other, tokens), answer.scores, 1.0, 1.0, took)
+        return answer, rows
 
     @torch.inference_mode()
     def blend(self, case: Case, states: Sequence[Tensor], config: BlendConfig) -> tuple[Continue, float, float, float]:
@@ -74,6 +94,7 @@ class Bench:
         planned = plan_cache(
             self.engine.model, case.target, states, donors, found, needed,
             config.schedule_for(self.layers), Selector(config.selector, case.number), threshold=config.threshold,
+            offsets=config.offsets,
         )  # fmt: skip
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
@@ -84,12 +105,14 @@ class Bench:
 
     def _find(self, case: Case, donors: Donors, config: BlendConfig) -> tuple[TokenMap, Need, float]:
         """Map and need with their seconds; shared by cells that differ only in later steps."""
-        limit = None if config.by_need or config.rule == "none" else config.share
+        limit = None if (config.by_need and config.rule != "first") or config.rule == "none" else config.share
         key = (case, config.map, config.rule, config.min_similarity, limit)
         if key not in self._found:
             begun = time.perf_counter()
             target = np.asarray(case.target, dtype=np.int64)
-            found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends)
+            # The published ways have no exact prefix beside the blend.
+            exact = [config.rule != "none"] * len(case.donors)
+            found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends, exact)
             self._found[key] = found, needed, time.perf_counter() - begun
         return self._found[key]
 

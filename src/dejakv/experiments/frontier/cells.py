@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.need import Rule
 from dejakv.reuse.quality import MAP, QUALITIES
 from dejakv.reuse.selector import Selector
 
@@ -28,9 +29,11 @@ class Cell:
     """One way of blending.
 
     budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed sentences, as many as
-              fit into the share, then the selector; `need`: all changed rows, even beyond the share
+              fit into the share, then the selector; `need`: all changed rows, even beyond the share; `first`: these, and
+              then the first rows of each copied run
     complete  layers computed completely before that
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
+    offsets   see BlendConfig
     """
 
     map: str
@@ -39,26 +42,32 @@ class Cell:
     budget: str = "share"
     complete: int = 1
     quality: str = ""
+    offsets: bool = False
 
     @property
     def name(self) -> str:
-        return self.quality or f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
+        made = f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
+        return self.quality or made + ("/offsets" if self.offsets else "")
 
     @property
     def main(self) -> bool:
         """Measured on every case; the other cells on the first `detail` ones only."""
-        ours = self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
-        return bool(self.quality) or ours or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
+        ours = (
+            self.selector in ("similarity", "value") and self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
+        )
+        plain = (self.selector, self.share, self.offsets) == ("query", 0.2, False) and self.budget == "need"
+        return bool(self.quality) or ours or plain or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
 
     @property
     def config(self) -> BlendConfig:
-        by_need = self.budget == "need"
+        rules: dict[str, Rule] = {"share": "none", "first": "first"}
         return BlendConfig(
             map=self.map,
             selector=self.selector,
             share=self.share,
-            by_need=by_need,
-            rule="none" if self.budget == "share" else "changed",
+            by_need=self.budget in ("need", "first"),
+            rule=rules.get(self.budget, "changed"),
+            offsets=self.offsets,
             min_similarity=0.0 if self.budget == "share" else 0.2,
             complete=self.complete,
             max_share=1.0,
@@ -76,11 +85,13 @@ def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
 
 
 def text_cells() -> list[Cell]:
-    """The cells of the frontier on real text: the three qualities, other shares of their selector, other
-    selectors at the default's share, and the published maps."""
+    """The cells of the frontier on real text: the three qualities, other shares of their way, what each of its parts does
+    alone, and at the default's share the ways of others."""
     made = quality_cells()
-    made += [Cell("context", "query", share, "need", 0) for share in (0.1, 0.3, 0.5)]
-    made += [Cell("context", "value", 0.2, "need"), Cell("context", "random", 0.2, "need", 0)]
+    made += [Cell("context", "prophet", share, "need", 0, offsets=True) for share in (0.1, 0.3, 0.5)]
+    made += [Cell("context", selector, 0.2, "need", 0) for selector in ("query", "prophet", "random")]
+    made += [Cell("context", selector, 0.2, "need", 0, offsets=True) for selector in ("query", "random")]
+    made += [Cell("context", "similarity", 0.2, "first", 0), Cell("context", "value", 0.2, "need")]
     made += [Cell("embedding", "kv", 0.2), Cell("align", "kv", 0.2)]
     return made
 
@@ -88,6 +99,8 @@ def text_cells() -> list[Cell]:
 def quality_cells() -> list[Cell]:
     """The values of `--blend-quality`."""
     return [
-        Cell(MAP, quality.selector, quality.share, "need", int(Selector(quality.selector).deviation), name)
+        Cell(
+            MAP, quality.selector, quality.share, "need", int(Selector(quality.selector).deviation), name, offsets=True
+        )
         for name, quality in QUALITIES.items()
     ]

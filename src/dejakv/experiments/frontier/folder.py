@@ -27,9 +27,9 @@ def open_cases(output: str | Path) -> Path:
 
 def held_cases(folder: Path, settings: dict[str, Any], names: Sequence[str]) -> Held:
     """Finished cases, by kind and number. Raises: ConfigError for a folder with other settings or damaged cases."""
-    known = {**settings, "cells": list(names)}
     before = _settings(folder)
-    if before and before != known:
+    known = {**settings, "cells": list(dict.fromkeys([*before.get("cells", ()), *names]))}
+    if before and {**before, "cells": ()} != {**known, "cells": ()}:
         raise ConfigError(f"{folder} has a run of another model or other settings: give another --output, or empty it")
     replace_file(folder / SETTINGS, json.dumps(known, indent=1) + "\n", "--output")
     held: Held = {}

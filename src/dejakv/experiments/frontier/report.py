@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dejakv import __version__
 from dejakv.experiments.frontier.bench import NOISE
 from dejakv.experiments.frontier.cells import Cell
@@ -21,7 +23,8 @@ def rows_of(
     accuracy      share of right answers among those with a label, with its interval `lo`, `hi`; `of_full` relative to full
                   computation
     kl            mean KL divergence of the next token from full computation; `kl_mean` along full computation's answer
-    top1          share of that answer with the same likeliest token; `same`: share of answers with all tokens the same, with its interval
+    top1          share of that answer with the same likeliest token; `same`: share of answers with all tokens the same
+    ..._interval  of `same`, and, by bootstrap over the cases, of `kl`, `kl_mean` and `top1`
     stale_rate    share of stale answers among questions whose answer had to change, with its interval
     ttft_ratio    time of full prefill over time of lookup-free blending (map, rearranging and prefill), summed over cases
     """
@@ -31,7 +34,7 @@ def rows_of(
         if not group:
             continue
         full = [rows["full"] for rows in group]
-        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": ""}
+        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": "", "offsets": False}
         made.append({**_row(kind, full, full), **plain, "selector": "full"})
         noise = [rows for rows in group if NOISE in rows]
         if noise:
@@ -41,7 +44,10 @@ def rows_of(
             got = [rows for rows in group if name in rows]
             if got:
                 row = _row(kind, [rows[name] for rows in got], [rows["full"] for rows in got])
-                named = {k: getattr(cell, k) for k in ("map", "selector", "budget", "share", "complete", "quality")}
+                named = {
+                    k: getattr(cell, k)
+                    for k in ("map", "selector", "budget", "share", "complete", "quality", "offsets")
+                }
                 made.append({**row, **named})
     return made
 
@@ -61,8 +67,11 @@ def _row(kind: str, got: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str
         "hi": right[2],
         "of_full": round(right[0] / whole[0], 4) if right[0] is not None and whole[0] else None,
         "kl": round(_mean(got, "kl"), 5),
+        "kl_interval": _interval(got, "kl"),
         "kl_mean": round(_mean(got, "kl_mean"), 5),
+        "kl_mean_interval": _interval(got, "kl_mean"),
         "top1": round(_mean(got, "top1"), 4),
+        "top1_interval": _interval(got, "top1"),
         "same": round(same / n, 4),
         "same_interval": [round(end, 4) for end in wilson(same, n)],
         "stale_rate": stale[0],
@@ -76,6 +85,13 @@ def _row(kind: str, got: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str
 
 def _mean(cases: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(case[name] for case in cases) / len(cases)
+
+
+def _interval(cases: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """95% of the means of as many cases drawn with replacement."""
+    values = np.array([case[name] for case in cases])
+    drawn = np.random.default_rng(0).choice(values, (2000, len(values))).mean(1)
+    return [round(float(end), 5) for end in np.percentile(drawn, (2.5, 97.5))]
 
 
 def _rate(cases: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None, float | None]:
@@ -111,19 +127,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         parts += [
             f"## {kind}\n",
             "| map | selector | budget | share asked | computed, mean of layers | in the last layer | accuracy (95%) | of full"
-            " | KL, first token | KL, answer | top-1 | same answer (95%) | stale | TTFT ratio | n |",
+            " | KL, first token | KL, answer (95%) | top-1 | same answer (95%) | stale | TTFT ratio | n |",
             "|" + "---|" * 15,
         ]
         for row in rows:
             if row["kind"] != kind:
                 continue
             budget = row["budget"] + ("" if row["complete"] in (1, None) else f", {row['complete']} complete")
+            budget += ", offsets" if row["offsets"] else ""
             budget = f"{row['quality']}: {budget}" if row["quality"] else budget
-            low, high = row["same_interval"]
+            (low, high), (from_, to) = row["same_interval"], row["kl_mean_interval"]
             parts.append(
                 f"| {row['map']} | {row['selector']} | {budget} | {row['share']:.0%} | {row['mean_share']:.0%} | "
                 f"{row['last_share']:.0%} | {_accuracy(row)} | {_number(row['of_full'])} | {row['kl']:.4f} | "
-                f"{row['kl_mean']:.4f} | {row['top1']:.3f} | {row['same']:.2f} ({low:.2f}-{high:.2f}) | "
+                f"{row['kl_mean']:.4f} ({from_:.4f}-{to:.4f}) | {row['top1']:.3f} | {row['same']:.2f} ({low:.2f}-{high:.2f}) | "
                 f"{_number(row['stale_rate'])} | {_number(row['ttft_ratio'])} | {row['n']} |"
             )
         parts.append("")
@@ -151,7 +168,8 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         elif row["quality"]:
             how = row["quality"]
         elif ours or paper:
-            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}"
+            offsets = ", offsets" if row["offsets"] else ""
+            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}{offsets}"
         else:
             continue
         shown.add_row(

@@ -13,6 +13,7 @@ from typing import Any
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.twin import twin_of
 from dejakv.errors import ConfigError
+from dejakv.experiments.frontier.answers import FOLDER as ANSWERS
 from dejakv.experiments.frontier.bench import Bench
 from dejakv.experiments.frontier.cases import Cases
 from dejakv.experiments.frontier.cells import SHARES, Cell, cells, text_cells
@@ -44,8 +45,8 @@ def run_frontier(
     samples  cases of each kind; kinds, only: names of kinds of change and of cells, all if empty
     facts    facts in a document of docs-lm (20), passages in a prompt of another model (4)
     detail   cases of each kind for all cells, the other cases only for the main cells; None: all cells on all cases
-    In a folder with a run of the same settings, missing cases and cells are added. A folder with other settings is
-    refused.
+    In a folder with a run of the same settings, missing cases and cells are added, other cells than before too: what full
+    computation of a real model said is kept in `answers`, 3 MB a case for SmolLM2. A folder with other settings is refused.
 
     Raises: ConfigError, ModelError.
     """
@@ -66,7 +67,8 @@ def run_frontier(
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
     folder = open_cases(output)
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
-    bench = Bench(engine, cases.steps, twin_of(engine) if cases.steps > 1 else None)
+    real = cases.steps > 1
+    bench = Bench(engine, cases.steps, twin_of(engine) if real else None, folder / ANSWERS if real else None)
     settings = {"model": Path(model).name, "epoch": engine.epoch, "seed": seed, **cases.settings()}
     held = held_cases(folder, settings, [cell.name for cell in chosen])
     todo: list[tuple[str, int, list[Cell]]] = []
@@ -79,7 +81,8 @@ def run_frontier(
                 todo.append((kind, number, missing))
     with (folder / CASES).open("a", encoding="utf-8") as file:
         for count, (kind, number, missing) in enumerate(todo):
-            line = bench.run(cases.make(kind, number, bench.encode, seed), missing)
+            known = held.get((kind, number), {}).get("rows", {})
+            line = bench.run(cases.make(kind, number, bench.encode, seed), missing, known)
             merge(held, line)
             file.write(json.dumps(line) + "\n")
             file.flush()

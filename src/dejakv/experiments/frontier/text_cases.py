@@ -26,7 +26,7 @@ SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe"
 
 
 class TextCases:
-    """See Cases. `passages` in a prompt, of about 150 tokens each, from the standard library's documentation.
+    """See Cases. `passages` in a prompt, of about 140 tokens each, from the standard library's documentation.
 
     edit         a word or number of one passage is replaced; questions ask for the changed code
     instruction  the same passages under another instruction

@@ -1,0 +1,82 @@
+"""K and V of rows that are not computed, moved by what computed rows near them show (KVCOMM, arXiv 2510.12872).
+
+Text that was computed behind other text has other K and V, and the difference is alike in neighbouring rows. KVCOMM keeps
+anchors that tell of it; here the rows that a blend computes anyway are the anchors. What they show is carried on as the mean
+of a Gaussian process: rows of one run covary by exp(-distance / REACH), each row adds noise of its own. Far from any computed
+row nothing is changed, and an identical donor stays as it is. The weights follow from positions alone, so one matrix serves
+all layers and heads. Keys are taken as they are rotated: neighbours are rotated almost alike.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs
+
+REACH = 100.0
+"""Tokens over which the difference fades."""
+NOISE = 4.0
+"""Variance of a row's own part of the difference, in units of the part that it has in common with its neighbours."""
+PIECE = 512
+"""Rows of a run that are treated together. It bounds the matrices: a prompt costs what its length times this does."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """For one piece: the rows `rest` move by `weights @ (difference of the rows anchors)`.
+
+    rest     `[r]` rows of the prompt
+    anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
+    weights  `[r, s]` float32
+    """
+
+    rest: Tensor
+    anchors: Tensor
+    at: Tensor
+    weights: Tensor
+
+
+def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
+    """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
+    `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
+    correction)."""
+    first, _ = equal_runs(target, donors, found.source)
+    index = np.arange(len(found))
+    begins = np.maximum(first, exact)
+    known = (donors.ids[found.source] == target) & (index >= exact)
+    number = np.cumsum((index - begins) % PIECE == 0) - 1
+    return np.where(known, number, -1)
+
+
+def corrections(runs: Ids, computed: Tensor) -> list[Correction]:
+    """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both. `runs`: see `runs_of`."""
+    rows = computed.cpu().numpy()
+    there = np.zeros(len(runs), dtype=bool)
+    there[rows] = True
+    members = np.flatnonzero(runs >= 0)
+    made: list[Correction] = []
+    for piece in np.split(members, np.flatnonzero(np.diff(runs[members])) + 1):
+        anchors, rest = piece[there[piece]], piece[~there[piece]]
+        if not anchors.size or not rest.size:
+            continue
+        among = _covariance(anchors, anchors) + NOISE * np.eye(len(anchors))
+        weights = np.linalg.solve(among, _covariance(anchors, rest)).T.astype(np.float32)
+        parts = (rest, anchors, np.searchsorted(rows, anchors), weights)
+        made.append(Correction(*(torch.from_numpy(np.ascontiguousarray(part)).to(computed.device) for part in parts)))
+    return made
+
+
+def _covariance(one: Ids, other: Ids) -> NDArray[np.float64]:
+    return np.exp(-np.abs(one[:, None] - other[None]) / REACH)
+
+
+def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
+    """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
+    `held` still has the donor's state there."""
+    for part in made:
+        shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
+        moved = held.index_select(2, part.rest).float() + torch.matmul(part.weights, shift)
+        held.index_copy_(2, part.rest, moved.to(held.dtype))
