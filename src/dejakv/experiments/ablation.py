@@ -7,6 +7,7 @@ semantic text at five thresholds, and a 3 x 3 grid of prompt and vision threshol
 from collections.abc import Sequence
 from typing import Any
 
+from dejakv.errors import ConfigError
 from dejakv.presets import preset
 
 SEMANTIC = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -14,10 +15,12 @@ LATENT = (0.7, 0.8, 0.9)
 
 
 def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **defaults: Any) -> dict[str, Any]:
-    """A sweep's specification. `dims` are the dimensions of the prompt and the vision layer; `defaults` join every run."""
+    """A sweep's specification. `dims` are the dimensions of the prompt and the vision layer; `defaults` join every run.
+
+    Raises: ConfigError for a model that is given twice.
+    """
     experiments: list[dict[str, Any]] = []
-    for model in models:
-        name = model.rsplit("/", 1)[-1]
+    for model, name in zip(models, _folder_names(models), strict=True):
         off = {"model": model, "disable_semantic_cache": True, "disable_exact_cache": True}
         off |= {"embedding_layers": [], "embedding_hook": "none"}
         experiments.append({**off, "name": f"{name}-exact", "disable_exact_cache": False})
@@ -37,6 +40,17 @@ def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **de
             for vision in LATENT
         ]
     return {"defaults": {"reuse": "adopt", **defaults}, "experiments": experiments}
+
+
+def _folder_names(models: Sequence[str]) -> list[str]:
+    """A name of its own for each model: the last part of it, or all of it where two have the same."""
+    if len(set(models)) < len(models):
+        raise ConfigError("a model of the ablation is given twice: give each --model once")
+    short = [model.rstrip("/").rsplit("/", 1)[-1] for model in models]
+    return [
+        name if short.count(name) == 1 else model.strip("/").replace("/", "-")
+        for model, name in zip(models, short, strict=True)
+    ]
 
 
 def layer_dims(preset_name: str | None) -> tuple[str, str]:

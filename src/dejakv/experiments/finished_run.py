@@ -1,6 +1,7 @@
 """The folder of a finished run, read back: settings, summary and rows."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,19 @@ def finished_settings(folder: Path) -> RunSettings:
             f"{str(folder)!r} has no readable {SETTINGS}, so the settings of its run are unknown: give the folder of a live run"
         )
     told.pop("dejakv_version", None)
-    told["output"] = None
-    cache = {name.removeprefix(_PREFIX): value for name, value in told.items() if name.startswith(_PREFIX)}
-    plain = {name: value for name, value in told.items() if not name.startswith(_PREFIX)}
     try:
-        config = SemanticCacheConfig.from_dict(cache)
-        return from_mapping(RunSettings, {**plain, "cache": config}, "a run's settings")
+        return settings_of({**told, "output": None})
     except ConfigError as error:
         raise ConfigError(
             f"{folder / SETTINGS} cannot be used: {error} (was it written by another version?)"
         ) from error
+
+
+def settings_of(named: Mapping[str, Any]) -> RunSettings:
+    """The settings whose `RunSettings.named` this is, also as read from JSON. Raises: ConfigError."""
+    cache = {name.removeprefix(_PREFIX): value for name, value in named.items() if name.startswith(_PREFIX)}
+    plain = {name: value for name, value in named.items() if not name.startswith(_PREFIX)}
+    return from_mapping(RunSettings, {**plain, "cache": SemanticCacheConfig.from_dict(cache)}, "a run's settings")
 
 
 def finished_summary(folder: Path) -> dict[str, Any]:
