@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo workloads test test-core test-vllm soak lint format types train-shapes train-docs clean
+.PHONY: demo workloads ablation test test-core test-vllm soak lint format types train-shapes train-docs clean
 
 ## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
 demo: $(VENV)/.model
@@ -17,6 +17,15 @@ workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
 	$(OFFLINE) $(BIN)/python -m benchmarks.workloads
 	$(OFFLINE) $(VLLM_BIN)/python -m benchmarks.workloads --engine vllm
 	$(BIN)/python -m benchmarks.workloads --report
+
+## levels, thresholds, guards and ways of reuse, each alone, and a report of them; under 20 minutes, and it goes on where it was stopped
+ablation: $(VENV)/.installed-report $(VENV)/.model
+	mkdir -p runs/ablation
+	for name in shapes smollm2; do \
+	    log=runs/ablation/$$name.csv; \
+	    $(OFFLINE) $(BIN)/dejakv sweep --specs experiments/ablation-$$name.json --log-file $$log $$(test -e $$log && echo --resume) || exit; \
+	done
+	$(BIN)/dejakv report runs/ablation/shapes.csv runs/ablation/smollm2.csv --output runs/ablation/report.html
 
 ## all tests, vLLM's included
 test: test-core test-vllm

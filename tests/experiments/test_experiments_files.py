@@ -13,7 +13,7 @@ from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, SweepLog, log_line
+from dejakv.experiments.sweep_log import COLUMNS, SweepLog, log_line, logged
 from dejakv.records import Record
 from dejakv.testing import make_chunk
 
@@ -60,16 +60,16 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"log{suffix}"
-    first = SweepLog(path, resume=False)
-    first.append(LINE)
+    with SweepLog(path, resume=False) as first:
+        first.append(LINE)
     written = path.read_bytes()
     with pytest.raises(ConfigError, match="--resume"):
         SweepLog(path, resume=False)
     assert path.read_bytes() == written
-    again = SweepLog(path, resume=True)
-    assert again.names == {"a"}
-    again.append({**LINE, "name": "b", "notes": 'a "quoted", text\nof two lines'})
-    assert [line["name"] for line in SweepLog(path, resume=True).lines] == ["a", "b"]
+    with SweepLog(path, resume=True) as again:
+        assert again.names == {"a"}
+        again.append({**LINE, "name": "b", "notes": 'a "quoted", text\nof two lines'})
+    assert [line["name"] for line in logged(path)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

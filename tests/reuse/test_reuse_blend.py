@@ -194,9 +194,9 @@ def test_explain_shows_where_each_token_came_from(engine):
     kept = next(token for token in explained.tokens if token.text == "baker")
     assert (kept.source, kept.computed, kept.forced) == (kept.position, 0.0, False)
     assert "took the donor's state" in explained.summary
-    page = to_html(explained)
+    page = to_html(explained, "docs-lm")
     assert page.startswith("<!doctype html>")
-    assert "takes 4 (rome)" in page
+    assert "<td>4</td><td>rome</td>" in page
     assert "<script" not in page
     console = Console(record=True, width=200)
     to_terminal(explained, console)
@@ -208,8 +208,8 @@ def test_explain_shows_where_each_token_came_from(engine):
 
 def test_the_html_page_escapes_what_it_shows(engine):
     explained = explain(engine, "<s> a < b . <q> a ? <a>", "<s> a < c . <q> a ? <a>", BlendConfig(max_share=1.0))
-    assert "title" in to_html(explained)
-    assert "<s>" not in to_html(explained)
+    assert "title" in to_html(explained, "docs-lm")
+    assert "<s>" not in to_html(explained, "docs-lm")
 
 
 def test_items_of_the_online_store_are_donors(engine):

@@ -1,4 +1,4 @@
-"""`dejakv explain`: the donor token behind each token of a target."""
+"""`dejakv explain`: why a sample of a run hit or missed, or the donor token behind each token of a target."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,10 @@ from dejakv.reuse.quality import DEFAULT, MAP
 
 
 def explain_command(
-    donor: Annotated[str, typer.Option(help="Earlier prompt, or @FILE.")],
-    target: Annotated[str, typer.Option(help="New prompt, or @FILE.")],
+    sample: Annotated[str | None, typer.Argument(help="Id of a sample of the run in --run.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of a finished run; with a sample's id.")] = None,
+    donor: Annotated[str | None, typer.Option(help="Earlier prompt, or @FILE; with --target.")] = None,
+    target: Annotated[str | None, typer.Option(help="New prompt, or @FILE; with --donor.")] = None,
     model: Annotated[
         str, typer.Option(help="Name from `dejakv models`, local folder, .gguf file or hub id.")
     ] = "docs-lm",
@@ -38,7 +40,7 @@ def explain_command(
     dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Show, for each token of a blended prompt, the donor token of its KV, and the rows that are recomputed."""
+    """Explain why a sample of a run hit or missed; or, of two prompts, which donor token stands behind each token of a blend."""
     from rich.console import Console
 
     from dejakv.config import SemanticCacheConfig
@@ -54,6 +56,16 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
+    if sample is not None or run is not None:
+        if sample is None or run is None or donor is not None or target is not None:
+            raise ConfigError("give either the id of a sample and --run FOLDER, or --donor and --target")
+        _sample(run, sample, html)
+        return
+    if donor is None or target is None:
+        missing = "--donor" if donor is None else "--target"
+        raise ConfigError(
+            f"Missing option {missing}: give --donor and --target, or the id of a sample and --run FOLDER"
+        )
     given = {"blend_quality": blend_quality, "blend_map": token_map, "blend_selector": selector, "blend_share": share}
     quality = SemanticCacheConfig.from_dict(given).blend
     config = BlendConfig(map=token_map, selector=quality.selector, share=quality.share, by_need=not strict)
@@ -61,7 +73,21 @@ def explain_command(
     explained = explain(engine, _text(donor), _text(target), config, max_new_tokens=max_new_tokens)
     to_terminal(explained, Console(soft_wrap=True))
     if html is not None:
-        replace_file(html, to_html(explained), "--html")
+        replace_file(html, to_html(explained, model), "--html")
+        typer.echo(f"written to {html}")
+
+
+def _sample(run: Path, sample: str, html: Path | None) -> None:
+    from rich.console import Console
+
+    from dejakv.experiments.output import replace_file
+    from dejakv.experiments.why import why
+    from dejakv.experiments.why_show import to_html, to_terminal
+
+    found = why(run, sample)
+    to_terminal(found, Console())
+    if html is not None:
+        replace_file(html, to_html(found), "--html")
         typer.echo(f"written to {html}")
 
 

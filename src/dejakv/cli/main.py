@@ -8,9 +8,12 @@ import typer
 from dejakv.cli.explain import explain_command
 from dejakv.cli.frontier import frontier_command
 from dejakv.cli.models import models_app
+from dejakv.cli.replay import make_trace_command, replay_command
+from dejakv.cli.report import report_command
 from dejakv.cli.run import run_command
 from dejakv.cli.serve import serve_command
 from dejakv.cli.sweep import sweep_command
+from dejakv.cli.tune import tune_command
 from dejakv.errors import DejaKVError
 
 typer_app = typer.Typer(
@@ -25,6 +28,10 @@ typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
 typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
 typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
+typer_app.command("replay", context_settings=_OPTIONS)(replay_command)
+typer_app.command("tune", context_settings=_OPTIONS)(tune_command)
+typer_app.command("report", context_settings=_OPTIONS)(report_command)
+typer_app.command("make-trace", context_settings=_OPTIONS)(make_trace_command)
 typer_app.add_typer(models_app, name="models")
 
 

@@ -6,7 +6,9 @@ import typer
 
 
 def sweep_command(
-    specs: Annotated[str | None, typer.Option(help="JSON file with `experiments` and, if wanted, `defaults`.")] = None,
+    specs: Annotated[
+        str | None, typer.Option(help="JSON or YAML file with `experiments` or a `grid`, and optionally `defaults`.")
+    ] = None,
     log_file: Annotated[str, typer.Option(help="Log with a line for each experiment, .csv or .json.")] = "sweep.csv",
     samples_dir: Annotated[str | None, typer.Option(help="Folder for the samples and summary of each run.")] = None,
     resume: Annotated[
@@ -16,6 +18,9 @@ def sweep_command(
         bool,
         typer.Option("--purge-cache-between-runs", help="Delete the cache folders of an experiment before it runs."),
     ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Experiments that run at a time; times are comparable only with 1.")
+    ] = 1,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Measure every level alone, at several thresholds.")
     ] = False,
@@ -25,11 +30,15 @@ def sweep_command(
     preset: Annotated[str | None, typer.Option(help="Preset that the ablation starts from.")] = "shapes",
     max_samples: Annotated[int, typer.Option(help="Samples in each run of the ablation.")] = 128,
 ) -> None:
-    """Run experiments one after another and log a line for each; the others run even if one fails."""
+    """Run experiments, log a line for each and print a table of all; the others run even if one fails."""
+    from rich.console import Console
+
     from dejakv.errors import ConfigError
     from dejakv.experiments.ablation import ablation as make_ablation
     from dejakv.experiments.ablation import layer_dims
     from dejakv.experiments.sweep import read_spec, sweep
+    from dejakv.experiments.sweep_log import logged
+    from dejakv.experiments.sweep_table import show
 
     if bool(specs) == ablation:
         raise ConfigError("give either --specs FILE or --ablation")
@@ -49,9 +58,13 @@ def sweep_command(
         )
         typer.echo(f"{name}: {figures}")
 
-    lines = sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, progress=report)
-    skipped = len(spec["experiments"]) - len(lines)
+    lines = sweep(
+        spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, jobs=jobs, progress=report
+    )  # fmt: skip
+    every = logged(log_file)
+    show(every, Console())
     failed = sum(bool(line["error"]) for line in lines)
+    skipped = len(every) - len(lines)
     typer.echo(f"{len(lines) - failed} runs, {failed} failed, {skipped} skipped, logged in {log_file}")
     if failed:
         raise typer.Exit(1)

@@ -1,7 +1,8 @@
 """The donor token of each target token, and the computed rows: as a value, in the terminal, and as one HTML file."""
 
 import html
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,16 @@ class ExplainedToken:
 @dataclass(frozen=True)
 class Explanation:
     """`answer` from blending, `full_answer` from full computation; `report`: the cost of blending or, if nothing was blended, the
-    reason; `plans`: what each way to run the prompt takes, by the engine's costs, with the rows that the token map asks for."""
+    reason; `plans`: what each way to run the prompt takes, by the engine's costs, with the rows that the token map asks for;
+    `donor`: the earlier prompt; `settings`: the way of blending, by name."""
 
     tokens: tuple[ExplainedToken, ...]
     report: BlendReport
     answer: str
     full_answer: str
     plans: str = ""
+    donor: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def summary(self) -> str:
@@ -57,8 +61,9 @@ class Explanation:
             return f"computed in full: {report.reason}"
         taken = sum(token.computed < 1 for token in self.tokens)
         return (
-            f"{taken} of {report.tokens} tokens took the donor's state, {report.share:.1%} of all rows were computed "
-            f"({report.forced_share:.1%} had to be); the token map took {report.map_s * 1e3:.1f} ms"
+            f"{taken} of {report.tokens} tokens took the donor's state in one layer or more; a token has a row in each layer, and "
+            f"{report.share:.1%} of all rows were computed ({report.forced_share:.1%} had to be); the token map took "
+            f"{report.map_s * 1e3:.1f} ms"
         )
 
 
@@ -101,7 +106,7 @@ def explain(
         for i, s in enumerate(found.source)
     )
     plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs)
-    return Explanation(tokens, report, completion.text, full.text, plans)
+    return Explanation(tokens, report, completion.text, full.text, plans, donor, vars(config))
 
 
 def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None) -> str:
@@ -127,28 +132,37 @@ def _pieces(tokenizer: Any, ids: tuple[int, ...]) -> list[str]:
     return [tokenizer.decode([token]) for token in ids]
 
 
+MARKS = {
+    "x": ("!", "bold white on red", "changed, so computed"),
+    "f": ("*", "white on dark_orange3", "computed with it (rest of a sentence, the question)"),
+    "c": ("+", "black on yellow", "chosen and computed"),
+    "k": ("", "green", "the donor's state (its token in parentheses if it is another)"),
+}
+"""What became of a token: its mark where there are no colours, its colours, and what they mean."""
+
+
+def _kind(token: ExplainedToken, explained: Explanation) -> str:
+    if token.computed >= 1 or token.forced:
+        return "f" if token.same else "x"
+    return "c" if token.computed > 1 / max(1, len(explained.report.rows)) else "k"
+
+
 def to_terminal(explained: Explanation, console: Any) -> None:
-    """Prints the target: computed tokens on a coloured ground, tokens with a donor's state followed by the donor's token."""
+    """Prints the target with what became of each token: in colours on a terminal, with marks elsewhere."""
     from rich.text import Text
 
+    colours = console.is_terminal and console.color_system is not None
     text = Text()
     for token in explained.tokens:
-        piece = token.text or "·"
-        if token.computed >= 1 or token.forced:
-            text.append(piece, "bold white on red" if not token.same else "white on dark_orange3")
-        elif token.computed > 1 / max(1, len(explained.report.rows)):
-            text.append(piece, "black on yellow")
-        else:
-            text.append(piece, "green")
-            if not token.same:
-                text.append(f"({token.source_text})", "dim")
+        kind = _kind(token, explained)
+        mark, style, _ = MARKS[kind]
+        text.append((token.text or "·") if colours else mark + (token.text or "·"), style)
+        if kind == "k" and not token.same:
+            text.append(f"({token.source_text})", "dim")
         text.append(" ")
     console.print(text)
-    console.print(
-        "computed because it changed: white on red; computed with it (rest of a sentence, the question): white on orange; "
-        "chosen: black on yellow; the donor's state: green (its token in parentheses if it is another)",
-        style="dim",
-    )
+    legend = [f"{style if colours else mark or 'no mark'}: {says}" for mark, style, says in MARKS.values()]
+    console.print("; ".join(legend), style="dim", markup=False, highlight=False)
     console.print(explained.summary)
     console.print(f"plans: {explained.plans}")
     console.print(f"answer, blended: {explained.answer!r}; in full: {explained.full_answer!r}")
@@ -156,32 +170,30 @@ def to_terminal(explained: Explanation, console: Any) -> None:
 
 _STYLE = """body{font:15px/1.9 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;background:#fff;color:#222}
 span{border-radius:3px;padding:1px 3px}.k{background:#e3f4e3}.c{background:#ffe9a8}.f{background:#ffd0a6}.x{background:#ffb3b3}
-small{color:#777}@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}.k{background:#1f3a1f}.c{background:#554a14}
+table{border-collapse:collapse}td,th{padding:0 .6rem;text-align:left}@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}.k{background:#1f3a1f}.c{background:#554a14}
 .f{background:#5a3512}.x{background:#642020}}"""
 
 
-def to_html(explained: Explanation) -> str:
-    """One self-contained page; hovering over a token shows the origin of its state."""
-    parts: list[str] = []
-    for token in explained.tokens:
-        kind = "k"
-        if token.computed >= 1 or token.forced:
-            kind = "f" if token.same else "x"
-        elif explained.report.rows and token.computed > 1 / len(explained.report.rows):
-            kind = "c"
-        title = (
-            f"{token.position} takes {token.source} ({token.source_text}), similarity {token.similarity:.2f}, "
-            f"computed in {token.computed:.0%} of the layers"
-        )
-        shown = html.escape(token.text or "·")
-        other = "" if token.same or kind != "k" else f" <small>({html.escape(token.source_text)})</small>"
-        parts.append(f'<span class="{kind}" title="{html.escape(title)}">{shown}</span>{other}')
-    legend = (
-        '<span class="x">changed, computed</span> <span class="f">computed with it</span> '
-        '<span class="c">chosen, computed</span> <span class="k">the donor\'s state</span>'
+def to_html(explained: Explanation, model: str) -> str:
+    """One self-contained page: the marked text, the donor's text, the map as a table, the model and the settings."""
+    marked = " ".join(
+        f'<span class="{_kind(token, explained)}">{html.escape(token.text or "·")}</span>' for token in explained.tokens
+    )
+    legend = " ".join(f'<span class="{kind}">{html.escape(says)}</span>' for kind, (_, _, says) in MARKS.items())
+    rows = "".join(
+        f'<tr><td>{token.position}</td><td class="{_kind(token, explained)}">{html.escape(token.text)}</td><td>{token.source}</td>'
+        f"<td>{html.escape(token.source_text)}</td><td>{token.similarity:.2f}</td><td>{token.computed:.0%}</td></tr>"
+        for token in explained.tokens
+    )
+    settings = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
+        for name, value in {"model": model, **explained.settings}.items()
     )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>dejakv explain</title><style>{_STYLE}</style>'
-        f"<h1>Which token took whose state</h1><p>{legend}</p><p>{' '.join(parts)}</p><p>{html.escape(explained.summary)}</p>"
-        f"<p>Answer, blended: <b>{html.escape(explained.answer)}</b>; in full: <b>{html.escape(explained.full_answer)}</b></p></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>dejakv explain</title><style>{_STYLE}</style></head><body><h1>Which token took whose state</h1><p>{legend}</p>"
+        f"<p>{marked}</p><p>{html.escape(explained.summary)}</p><p>Answer, blended: <b>{html.escape(explained.answer)}</b>; "
+        f"in full: <b>{html.escape(explained.full_answer)}</b></p><h2>Donor</h2><p>{html.escape(explained.donor)}</p>"
+        "<h2>Map</h2><table><tr><th>place</th><th>token</th><th>donor's place</th><th>donor's token</th><th>similarity</th>"
+        f"<th>layers that computed it</th></tr>{rows}</table><h2>Settings</h2><table>{settings}</table></body></html>\n"
     )

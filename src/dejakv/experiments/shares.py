@@ -43,7 +43,7 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
 
     Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
     """
-    tokenizer = _tokenizer(settings)
+    tokenizer = tokenizer_of(settings)
     prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
     shares, seen = Shares(), SeenPrompts()
     lines: list[dict[str, Any]] = []
@@ -77,7 +77,8 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
     return summary, lines
 
 
-def _tokenizer(settings: RunSettings) -> Any:
+def tokenizer_of(settings: RunSettings) -> Any:
+    """The tokenizer of a run's model, without its weights. Raises: ModelError."""
     from transformers import AutoTokenizer
 
     if settings.model in RECIPES:

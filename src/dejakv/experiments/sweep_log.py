@@ -1,11 +1,12 @@
 """The log of a sweep: one line a run, in a .csv or .json file of its own."""
 
 import csv
+import fcntl
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import make_folder, replace_file
@@ -13,7 +14,7 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.settings import shown
 
 COLUMNS: tuple[str, ...] = (
-    "name", "model", "dataset", "samples", "hit_rate", "agreement", "judged_hits", "false_hits", "prefix_hits",
+    "name", "model", "dataset", "samples", "hit_rate", "agreement", "judged_hits", "false_hits", "prefix_hits", "share_prefix", "share_anywhere",
     "accuracy_none", "accuracy_prefix", "accuracy_cache",
     "computed_none", "computed_prefix", "computed_cache", "encoder_runs_none", "encoder_runs_cache",
     "ttft_p50_none", "ttft_p50_prefix", "ttft_p50_cache", "ttft_p95_none", "ttft_p95_prefix", "ttft_p95_cache",
@@ -24,7 +25,9 @@ COLUMNS: tuple[str, ...] = (
 class SweepLog:
     """The lines of a log (`names`: the finished runs). The file is complete at any time: each line is in it as a whole or not at all.
 
-    Raises: ConfigError if the file exists and is not to be resumed, is not the log of a sweep, or cannot be written.
+    While it is open no other process can open it (`.NAME.lock` beside it); the lock of a killed one is free.
+
+    Raises: ConfigError if the file exists and is not to be resumed, is not the log of a sweep, cannot be written, or is in use.
     """
 
     def __init__(self, path: str | Path, resume: bool) -> None:
@@ -33,13 +36,58 @@ class SweepLog:
             raise ConfigError(f"--log-file {str(path)!r}: give a name that ends with .csv or .json")
         make_folder(self.path.parent, "--log-file")
         self.lines: list[dict[str, Any]] = []
-        if _exists(self.path):
-            if not resume:
-                raise ConfigError(
-                    f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
-                )
-            self.lines = self._read()
+        exists = _exists(self.path)
+        if exists and not resume:
+            raise ConfigError(
+                f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
+            )
+        self._lock = self._locked()
+        try:
+            if exists:
+                self.lines = logged(self.path)
+        except ConfigError:
+            self.close()
+            raise
         self.names = {str(line["name"]) for line in self.lines if not line["error"]}
+
+    def __enter__(self) -> "SweepLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets other processes have the log."""
+        self._lock.close()
+
+    def check_same(self, planned: Iterable[tuple[str, RunSettings, str]]) -> None:
+        """Raises: ConfigError if an experiment that has run had other settings."""
+        before = {str(line["name"]): line["settings"] for line in self.lines if not line["error"]}
+        for name, settings, _ in planned:
+            if name not in before:
+                continue
+            held, now = json.loads(before[name] or "{}"), json.loads(_told(settings))
+            changed = sorted(key for key in held if key in now and held[key] != now[key])
+            if changed:
+                raise ConfigError(
+                    f"--resume: {shown(name)} has run with other settings ({', '.join(changed)}): give it another name, or "
+                    "another --log-file"
+                )
+
+    def _locked(self) -> TextIO:
+        path = self.path.with_name(f".{self.path.name}.lock")
+        try:
+            lock = path.open("a")
+        except OSError as error:
+            raise ConfigError(f"--log-file {shown(str(self.path))} cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ConfigError(
+                f"--log-file {shown(str(self.path))} is being written by another sweep: wait for it, or give another name"
+            ) from error
+        return lock
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds the line of a run, and replaces an earlier failed one."""
@@ -55,29 +103,46 @@ class SweepLog:
             text = table.getvalue()
         replace_file(self.path, text, "--log-file")
 
-    def _read(self) -> list[dict[str, Any]]:
+
+def logged(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a log; the figures of a CSV are texts. Raises: ConfigError for what is no log of this version."""
+    path = Path(path)
+
+    def foreign(why: str) -> ConfigError:
+        return ConfigError(
+            f"{shown(str(path))} is no log of a sweep ({why}): give the --log-file of a sweep of this version"
+        )
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: Any = json.loads(text) if path.suffix == ".json" else _table(text)
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise foreign(str(error)) from error
+    if not isinstance(found, list):
+        raise foreign("no list")
+    for line in found:
+        if not isinstance(line, dict) or set(line) != set(COLUMNS):
+            raise foreign("other columns than this version writes")
         try:
-            text = self.path.read_text(encoding="utf-8")
-            found: Any = json.loads(text) if self.path.suffix == ".json" else _table(text)
-        except (OSError, ValueError, RecursionError, csv.Error) as error:
-            raise self._foreign(str(error)) from error
-        if not isinstance(found, list):
-            raise self._foreign("no list")
-        for line in found:
-            if not isinstance(line, dict) or set(line) != set(COLUMNS):
-                raise self._foreign("other columns than this version writes")
-        return found
-
-    def _foreign(self, why: str) -> ConfigError:
-        return ConfigError(f"--resume: {str(self.path)!r} is no log of a sweep ({why}): give another --log-file")
+            json.loads(line["settings"] or "{}")
+        except (TypeError, ValueError) as error:
+            raise foreign("settings that are not JSON") from error
+    if len({line["name"] for line in found}) < len(found):
+        raise foreign("two rows have one name")
+    return found
 
 
-def failed_line(name: str, error: Exception, notes: str, settings: RunSettings) -> dict[str, Any]:
+def failed_line(name: str, error: str, notes: str, settings: RunSettings) -> dict[str, Any]:
     """An experiment that could not be run: its settings, and the reason in `error`."""
     line: dict[str, Any] = dict.fromkeys(COLUMNS)
-    values = json.dumps(vars(settings.cache), default=str)
-    told = {"name": name, "model": settings.model, "dataset": settings.dataset, "notes": notes, "settings": values}
-    return line | told | {"error": " ".join(str(error).split())}
+    told = {"name": name, "model": settings.model, "dataset": settings.dataset, "notes": notes}
+    return line | told | {"settings": _told(settings), "error": error}
+
+
+def _told(settings: RunSettings) -> str:
+    """All settings as JSON, without the folder of the output."""
+    values = {key: value for key, value in settings.named().items() if key != "output"}
+    return json.dumps(values, default=str, sort_keys=True)
 
 
 def _exists(path: Path) -> bool:
@@ -117,13 +182,15 @@ def log_line(name: str, summary: Mapping[str, Any], notes: str, settings: RunSet
         "model": summary["model"],
         "dataset": summary["dataset"],
         "samples": summary["samples"],
-        "hit_rate": summary["hit_rate"],
+        "hit_rate": summary.get("hit_rate"),
         "agreement": summary.get("agreement"),
         "judged_hits": judged,
         "false_hits": sum(row["false_hits"] or 0 for row in levels) if judged else None,
         "prefix_hits": summary.get("prefix_hits"),
+        "share_prefix": summary.get("share_prefix"),
+        "share_anywhere": summary.get("share_anywhere"),
         "notes": notes,
-        "settings": json.dumps(vars(settings.cache), default=str),
+        "settings": _told(settings),
     }
     for arm in ("none", "prefix", "cache"):
         line[f"accuracy_{arm}"] = of(arm, "accuracy")

@@ -1,0 +1,69 @@
+"""`dejakv replay`: eviction policies on a trace; `dejakv make-trace`: a trace to replay."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dejakv.presets import SHARES_MODEL
+
+
+def replay_command(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines with hash_ids (Mooncake, vLLM), a log of prompts as for --dataset jsonl, or the folder of a run."
+        ),
+    ],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Size of the cache: tokens (500000), or a share of the trace's different tokens (5%); repeatable "
+            "(default: 1%, 5% and 20%)."
+        ),
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a block of the trace (default: found by its lengths).")
+    ] = None,
+    bytes_per_token: Annotated[
+        int, typer.Option(min=0, help="Size of one token's state in bytes, to print budgets in bytes as well.")
+    ] = 0,
+    model: Annotated[str, typer.Option(help="Model whose tokenizer reads a log of prompts.")] = SHARES_MODEL,
+    output: Annotated[
+        Path | None, typer.Option(help="New folder for replay.json, which `dejakv report` reads.")
+    ] = None,
+) -> None:
+    """Replay a trace of requests through the store's eviction policies at a budget; no model runs."""
+    from rich.console import Console
+
+    from dejakv.experiments.output import make_folder, replace_file
+    from dejakv.experiments.overwrite import refuse_existing
+    from dejakv.experiments.replay.prompts import load
+    from dejakv.experiments.replay.run import DEFAULT_BUDGETS, replay
+    from dejakv.experiments.replay.table import show
+
+    if output is not None:
+        refuse_existing(output / "replay.json", "the replay")
+        make_folder(output)
+    result = {**replay(load(trace, model, block), budget or DEFAULT_BUDGETS, bytes_per_token=bytes_per_token)}
+    result["trace"] = trace.name
+    show(result, Console())
+    if output is not None:
+        replace_file(output / "replay.json", json.dumps(result, indent=2) + "\n", "--output")
+        typer.echo(f"written to {output}: replay.json")
+
+
+def make_trace_command(
+    file: Annotated[Path, typer.Argument(help="New file to write, .jsonl.")],
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the trace.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+) -> None:
+    """Write a made-up trace in Mooncake's format: conversations, documents, agents and single prompts."""
+    from dejakv.experiments.overwrite import refuse_existing
+    from dejakv.experiments.replay.generate import generate
+    from dejakv.experiments.replay.trace import write_trace
+
+    refuse_existing(file, "the trace")
+    write_trace(file, generate(requests, seed))
+    typer.echo(f"{requests:,} requests written to {file}")

@@ -1,0 +1,141 @@
+"""The section of a sweep: a row an experiment, agreement and hits against the threshold, and the Pareto front."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dejakv.experiments.commands import run_command_of
+from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
+from dejakv.experiments.report.page import Block, Section, charts, paragraph, share, table, text
+from dejakv.experiments.scoring import wilson
+from dejakv.experiments.sweep_table import number
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
+    """`found`: the rows of `sweep_log.logged`."""
+    done = [row for row in found if not row["error"]]
+    drawn = [*_thresholds(done, prefix), *_fronts(done, prefix)]
+    failed = [row for row in found if row["error"]]
+    blocks = [paragraph(f"{len(done)} experiments, {len(failed)} failed"), _table(found), charts(drawn)]
+    if failed:
+        blocks.append(paragraph(*(f"{row['name']} failed: {row['error']}" for row in failed)))
+    return Section(f"Sweep {path.name}", [*blocks, _commands(found)])
+
+
+def _table(found: Rows) -> Block:
+    columns = (
+        "experiment", "samples", "hit rate", "agreement", "95%", "false hits", "computed", "encoder runs", "TTFT p50, ms",
+        "of prefix caching's", "notes",
+    )  # fmt: skip
+    rows: list[list[object]] = []
+    for row in found:
+        samples, agreement = number(row["samples"]), number(row["agreement"])
+        ends = wilson(round(agreement * samples), round(samples)) if agreement is not None and samples else None
+        rows.append(
+            [
+                row["name"], _plain(samples), share(number(row["hit_rate"])), share(agreement),
+                "" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}", _plain(number(row["false_hits"])),
+                share(_ratio(row, "computed_cache", "computed_none")), _plain(number(row["encoder_runs_cache"])),
+                _plain(number(row["ttft_p50_cache"])), share(_ratio(row, "ttft_p50_cache", "ttft_p50_prefix")), row["notes"] or "",
+            ]
+        )  # fmt: skip
+    return table(columns, rows)
+
+
+def _thresholds(done: Rows, prefix: str) -> list[Chart]:
+    """Hit rate and agreement against each threshold that varies, a line for what else differs."""
+    found: list[Chart] = []
+    for name in ("similarity_threshold", "prompt", "vision"):
+        groups: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+        for row in done:
+            threshold, rest = _threshold(row, name)
+            if threshold is not None:
+                groups.setdefault(rest, []).append((threshold, row))
+        groups = {rest: group for rest, group in groups.items() if len({threshold for threshold, _ in group}) > 1}
+        if not groups:
+            continue
+        title = name.replace("_", " ") if name == "similarity_threshold" else f"threshold of the layer {name}"
+        for figure, label in (("agreement", "answers equal to full computation's"), ("hit_rate", "hit rate")):
+            series = [
+                line
+                for number, group in enumerate(groups.values(), 1)
+                if (line := _series(group, figure, len(groups), number))
+            ]
+            if series:
+                said = f"{label.capitalize()} against the {title}"
+                found.append(lines(f"{prefix}-{figure}-{name}", said, title, label, series[:8], marker="o"))
+    return found
+
+
+def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, groups: int, place: int) -> Series | None:
+    points: list[tuple[float, float, float, float]] = []
+    for threshold, row in sorted(group, key=lambda item: item[0]):
+        rate, samples = number(row[figure]), number(row["samples"])
+        if rate is not None and samples:
+            low, high = wilson(round(rate * samples), round(samples))
+            points.append((threshold, rate, low, high))
+    if not points:
+        return None
+    label = str(group[0][1]["model"]) if groups == 1 else f"{group[0][1]['name']} and on"
+    x, y, low, high = (list(values) for values in zip(*points, strict=True))
+    return Series(label, x, y, low, high)
+
+
+def _threshold(row: Mapping[str, Any], name: str) -> tuple[float | None, str]:
+    """The threshold of a row, and its other settings as text; None where that level is off."""
+    settings = json.loads(row["settings"] or "{}")
+    settings.pop("output", None)
+    if name == "similarity_threshold":
+        value = settings.pop("cache.similarity_threshold", None)
+        return (value if settings.get("cache.semantic_text") else None), json.dumps(settings, sort_keys=True)
+    layers = dict(_layer(text) for text in settings.get("cache.embedding_layers") or ())
+    value = layers.pop(name, None)
+    return value, json.dumps(
+        {**settings, "cache.embedding_layers": sorted(layers.items())}, sort_keys=True, default=str
+    )
+
+
+def _layer(text: str) -> tuple[str, float | None]:
+    name, _, rest = text.partition(":")
+    threshold = rest.partition(":")[2]
+    return name, float(threshold) if threshold else None
+
+
+def _fronts(done: Rows, prefix: str) -> list[Chart]:
+    """Speed against agreement: time to first token, and tokens computed."""
+    found: list[Chart] = []
+    for key, label, part, whole in (
+        ("ttft", "median TTFT over prefix caching's", "ttft_p50_cache", "ttft_p50_prefix"),
+        ("tokens", "tokens computed, share of the prompts'", "computed_cache", "computed_none"),
+    ):
+        points = {
+            str(row["name"]): (ratio, agreement)
+            for row in done
+            if (ratio := _ratio(row, part, whole)) is not None and (agreement := number(row["agreement"])) is not None
+        }
+        if len(points) > 1:
+            best = sorted(pareto(points), key=lambda name: points[name])[:8]
+            names = ", ".join(f"{place} {name}" for place, name in enumerate(best, 1))
+            title = f"Speed against agreement ({names})"
+            found.append(front(f"{prefix}-front-{key}", title, label, "answers equal to full computation's", points))
+    return found
+
+
+def _commands(found: Rows) -> Block:
+    each = "".join(
+        f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
+        for row in found
+    )
+    return Block(f"<details><summary>The command of each experiment</summary>{each}</details>")
+
+
+def _ratio(row: Mapping[str, Any], part: str, whole: str) -> float | None:
+    some, all = number(row[part]), number(row[whole])
+    return some / all if some is not None and all else None
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"

@@ -1,0 +1,54 @@
+"""`dejakv tune` as a user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dejakv.cli.main import app
+
+
+def test_a_log_is_tuned_and_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{name} lives in Paris."}) + "\n" for name in "abca")
+    )
+    line = ["dejakv", "tune", "--prompts", "log.jsonl", "--model", "docs-lm", "--output", "new"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as ended:
+        app()
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "recommended: reuse=exact" in out
+    assert "prove it: dejakv run --dataset jsonl" in out
+    written = (tmp_path / "new" / "tune.json").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert ended.value.code == 2
+    assert "exists and is not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "new" / "tune.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("tune", "Missing option"),
+        ("tune --prompts missing", "no file"),
+        ("tune --prompts x --max-samples 0", "--max-samples"),
+    ],
+)
+def test_mistakes(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dejakv", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    only = [text for text in capsys.readouterr().err.splitlines() if text.strip()]
+    assert ended.value.code == 2
+    assert len(only) == 1
+    assert says in only[0]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,45 @@
+"""Pages as headless Chromium shows them. Needs `chromium` (Debian's package), as the Redis tests need `redis-server`."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from PIL import Image
+
+_MEASURE = (
+    "<script>addEventListener('load',()=>document.documentElement.setAttribute('data-measured',"
+    "document.documentElement.scrollWidth+' '+innerWidth+' '+performance.getEntriesByType('resource').length))</script>"
+)
+
+
+def shot(page: Path, picture: Path, width: int, *, dark: bool = False) -> Image.Image:
+    """A screenshot of the first 1200 pixels of a page."""
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    _chromium(page, f"--screenshot={picture}", f"--window-size={width},1200", "--hide-scrollbars", *scheme)
+    with Image.open(picture) as image:
+        return image.convert("RGB")
+
+
+def measured(page: Path, width: int) -> tuple[int, int, int]:
+    """Width of the content, width of the window, and resources that were loaded beside the page."""
+    copy = page.with_name("measured.html")
+    loose = re.sub(
+        r"<meta http-equiv=[^>]*>", "", page.read_text()
+    )  # the page's policy forbids the script that measures
+    copy.write_text(loose.replace("</body>", f"{_MEASURE}</body>"))
+    told = _chromium(copy, "--dump-dom", f"--window-size={width},1200", "--virtual-time-budget=2000")
+    found = re.search(r'data-measured="(\d+) (\d+) (\d+)"', told)
+    assert found is not None, told[:500]
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def _chromium(page: Path, *arguments: str) -> str:
+    line = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={page.parent / 'profile'}",
+        *arguments,
+    ]
+    return subprocess.run([*line, page.as_uri()], check=True, capture_output=True, text=True, timeout=300).stdout

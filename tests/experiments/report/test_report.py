@@ -1,0 +1,219 @@
+"""Reports: complete, self-contained, legible in a real browser; bad sources are refused and nothing is overwritten."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.experiments.report.browser import measured, shot
+
+from dejakv.errors import ConfigError
+from dejakv.experiments.commands import run_command_of
+from dejakv.experiments.replay.generate import generate
+from dejakv.experiments.replay.run import replay
+from dejakv.experiments.replay.trace import Call, Trace
+from dejakv.experiments.report.charts import pareto
+from dejakv.experiments.report.make import make_report
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.sweep import sweep
+from dejakv.experiments.tune.run import tune
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that has changed answers, a dry run, a sweep, a replay, a tuning, and the published results."""
+    home = tmp_path_factory.mktemp("sources")
+    wrong = {"max_samples": 24, "output": str(home / "run")}
+    run(settings_from("shapes", wrong, {"media": "ignore"}))
+    run(settings_from("shapes", {"max_samples": 12, "cache_mode": "dry-run", "output": str(home / "dry")}, {}))
+    defaults = {"preset": "docs", "max_samples": 3}
+    bad = {"name": "bad", "dataset": "jsonl", "dataset_path": str(home / "missing.jsonl")}
+    sweep(
+        {"defaults": defaults, "grid": {"similarity_threshold": [0.5, 0.9]}, "experiments": [bad]}, home / "sweep.csv"
+    )
+    (home / "log.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{name} & <b>", "answer": "x"}) + "\n" for name in "aba")
+    )
+    calls = [Call(record["input_length"], tuple(record["hash_ids"]), record["timestamp"]) for record in generate(200)]
+    for name, found in (
+        ("replay", {**replay(Trace(tuple(calls), 512)), "trace": "t.jsonl"}),
+        ("tune", tune(home / "log.jsonl", "docs-lm")),
+        ("frontier", json.loads((RESULTS / "frontier-smollm2.json").read_text())),
+        ("workloads", json.loads((RESULTS / "workloads.json").read_text())),
+    ):
+        (home / name).mkdir()
+        (home / name / f"{name}.json").write_text(json.dumps(found))
+    return home
+
+
+@pytest.fixture(scope="module")
+def report(sources: Path) -> Path:
+    names = ("run", "dry", "sweep.csv", "replay", "tune", "frontier", "workloads")
+    make_report([sources / name for name in names], sources / "report.html", sources / "svg")
+    return sources / "report.html"
+
+
+class Reader(HTMLParser):
+    """Checks that elements are closed in order and that ids are unique, and collects what could be loaded."""
+
+    VOID = frozenset(("meta", "img", "br"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        for name in ("src", "href", "xlink:href", "action", "srcset"):
+            if values.get(name):
+                self.loads.append(str(values[name]))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(report: Path) -> None:
+    page = report.read_text()
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert not [address for address in reader.loads if not address.startswith(("data:image/png;base64,", "#"))]
+    assert "<script" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_what_each_section_tells(report: Path) -> None:
+    page = report.read_text()
+    for words in (
+        "Run run: shapes-vlm on shapes", "Hits by level", "Time to first token of all requests", "Pictures encoded",
+        "computed in full", 'src="data:image/png', "dejakv run --model shapes-vlm", "--media ignore", "Run dry:", "would-be hits",
+        "Sweep sweep.csv", "against the similarity threshold", "Pareto front", "bad failed:", "Replay of t.jsonl",
+        "comes nearest to Belady", "dejakv replay t.jsonl", "Settings for log.jsonl", "recommended: reuse=exact",
+        "Frontier frontier: smollm2-135m", "dejakv frontier", "Workloads workloads", "rag, vllm",
+    ):  # fmt: skip
+        assert words in page, words
+
+
+def test_charts_are_files_too(report: Path) -> None:
+    files = sorted((report.parent / "svg").glob("*.svg"))
+    assert len(files) == report.read_text().count("<figure>")
+    for file in files:
+        drawn = file.read_text()
+        assert drawn.startswith("<svg")
+        assert "var(--" not in drawn
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_it_without_scrolling_sideways(report: Path, width: int) -> None:
+    content, window, loaded = measured(report, width)
+    assert content <= window
+    assert loaded == 0
+
+
+def test_light_and_dark(report: Path, tmp_path: Path) -> None:
+    light, dark = (shot(report, tmp_path / f"{name}.png", 800, dark=name == "dark") for name in ("light", "dark"))
+    corner = (2, 2)
+    assert light.getpixel(corner) == (255, 255, 255)
+    assert max(dark.getpixel(corner)) < 60
+    for picture in (light, dark):
+        colors = picture.getcolors(1 << 24)
+        assert colors is not None
+        assert len(colors) > 50  # text and charts, not an empty page
+
+
+def test_an_earlier_report_is_replaced_and_another_file_is_not(sources: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    make_report([sources / "dry"], page)
+    make_report([sources / "replay"], page)
+    assert "Replay of" in page.read_text()
+    page.write_text("<html>mine</html>")
+    with pytest.raises(ConfigError, match="is no report of ours"):
+        make_report([sources / "dry"], page)
+    assert page.read_text() == "<html>mine</html>"
+
+
+def stopped(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+
+
+def interrupted(folder: Path) -> None:
+    told = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**told, "stopped_before": 99}))
+
+
+def without_samples(folder: Path) -> None:
+    (folder / "samples.jsonl").unlink()
+
+
+def damaged(folder: Path) -> None:
+    (folder / "samples.jsonl").write_text('{"id": 1}\n')
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (stopped, "was stopped before its end: finish it with dejakv run --resume"),
+        (interrupted, "was stopped after 24 of 99 samples"),
+        (without_samples, "samples.jsonl cannot be read"),
+        (damaged, "samples.jsonl cannot be read"),
+    ],
+)
+def test_a_run_that_cannot_be_reported(harm: Any, says: str, sources: Path, tmp_path: Path) -> None:
+    shutil.copytree(sources / "run", tmp_path / "run")
+    harm(tmp_path / "run")
+    with pytest.raises(ConfigError, match=says):
+        make_report([tmp_path / "run"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("missing", None, "no file or folder"),
+        (".", None, "has nothing to report"),
+        ("other.csv", "name,model\n", "is no log of a sweep"),
+        ("replay.json", "{}", "was not written by this version"),
+        ("tune.json", '{"rows": [{}]}', "was not written by this version"),
+        ("frontier.json", "[", "was not written by this version"),
+    ],
+)
+def test_sources_that_are_none(name: str, content: str | None, says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        make_report([tmp_path / name], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_pareto_front_has_what_no_other_point_beats() -> None:
+    points = {"a": (1.0, 0.9), "b": (2.0, 0.95), "c": (2.0, 0.9), "d": (3.0, 0.95), "e": (1.0, 0.9)}
+    assert pareto(points) == ["a", "b", "e"]
+
+
+def test_the_command_of_a_run_gives_its_settings_again() -> None:
+    given = {"max_samples": 3, "arms": ("none", "cache")}
+    cache = {"reuse": "blend", "semantic_text": False, "embedding_layers": ["prompt:auto:0.5"], "second_sight": True}
+    line = run_command_of(json.loads(json.dumps(settings_from(None, given, cache).named(), default=str)))
+    for words in ("--max-samples 3", "--arms none,cache", "--reuse blend", "--disable-semantic-cache",
+                  "--embedding-layer prompt:auto:0.5", "--second-sight"):  # fmt: skip
+        assert words in line

@@ -1,0 +1,33 @@
+"""The ablations that ship: they parse, and their arms differ in what they are about."""
+
+from pathlib import Path
+
+import pytest
+
+from dejakv.experiments.ablation import ablation
+from dejakv.experiments.sweep import experiments, read_spec, sweep
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+
+
+@pytest.mark.parametrize(("name", "runs"), [("shapes", 18), ("smollm2", 5)])
+def test_a_specification_is_whole(name: str, runs: int) -> None:
+    found = list(experiments(read_spec(FOLDER / f"ablation-{name}.json"), None))
+    assert len(found) == runs
+    assert len({str(settings.named()) for _, settings, _ in found}) == runs
+
+
+def test_encoder_outputs_are_isolated(tmp_path: Path) -> None:
+    spec = read_spec(FOLDER / "ablation-shapes.json")
+    spec["defaults"] |= {"max_samples": 12, "arms": ["none", "cache"]}
+    wanted = ("nothing", "encoder-outputs")
+    spec = {**spec, "grid": [], "experiments": [entry for entry in spec["experiments"] if entry["name"] in wanted]}
+    nothing, kept = sweep(spec, tmp_path / "log.csv")
+    assert nothing["encoder_runs_cache"] == nothing["encoder_runs_none"] == 12
+    assert kept["encoder_runs_cache"] < 12
+    assert kept["computed_cache"] == nothing["computed_cache"] == kept["computed_none"]
+
+
+def test_only_the_fusion_run_keeps_encoder_outputs() -> None:
+    kept = {entry["name"]: entry["encoder_bytes"] > 1 for entry in ablation(["m"])["experiments"]}
+    assert [name for name, keeps in kept.items() if keeps] == ["m-fusion"]

@@ -1,0 +1,97 @@
+"""Sweeps that fail, are resumed, and run in several processes."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.datasets.base import Sample
+from dejakv.errors import ConfigError
+from dejakv.experiments.sweep import sweep
+from dejakv.experiments.sweep_log import COLUMNS, SweepLog, logged
+
+TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "shares"}
+
+
+class Breaks:
+    """A data set with a mistake in its code."""
+
+    name = "breaks"
+
+    def __init__(self, **_: Any) -> None:
+        """Whatever the command line says."""
+
+    def __iter__(self) -> Any:
+        yield Sample("1", "a question")
+        raise RuntimeError("a mistake\nof two lines")
+
+
+class Kills:
+    """A data set that ends its process, as a lack of memory does."""
+
+    name = "kills"
+
+    def __init__(self, **_: Any) -> None:
+        """Whatever the command line says."""
+
+    def __iter__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield Sample("1", "never")
+
+
+def grid(**more: Any) -> dict[str, Any]:
+    return {"defaults": TINY, "grid": {"name": "s{seed}", "seed": [1, 2]}, **more}
+
+
+def test_a_mistake_in_foreign_code_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "foreign_breaks.py").write_text(Path(__file__).read_text().split("def grid")[0])
+    spec = grid(experiments=[{"name": "bad", "dataset": "foreign_breaks:Breaks"}])
+    spec["experiments"][0] |= {"max_samples": 5}
+    lines = {line["name"]: line for line in sweep(spec, tmp_path / "log.csv")}
+    assert lines["bad"]["error"] == "unexpected RuntimeError: a mistake of two lines"
+    assert [lines[name]["error"] for name in ("s1", "s2")] == [None, None]
+
+
+def test_a_process_that_is_killed_is_a_row_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "foreign_kills.py").write_text(Path(__file__).read_text().split("def grid")[0])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = grid(experiments=[{"name": "bad", "dataset": "foreign_kills:Kills"}])
+    lines = {line["name"]: line for line in sweep(spec, tmp_path / "log.csv", jobs=2)}
+    assert "SIGKILL, perhaps for lack of memory" in lines["bad"]["error"]
+    assert [lines[name]["share_prefix"] for name in ("s1", "s2")] == [0.0, 0.0]
+    assert {line["name"] for line in logged(tmp_path / "log.csv")} == {"s1", "s2", "bad"}
+
+
+def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
+    sweep(grid(), tmp_path / "log.csv")
+    before = (tmp_path / "log.csv").read_bytes()
+    assert sweep(grid(), tmp_path / "log.csv", resume=True) == []
+    with pytest.raises(ConfigError, match=r"'s1' has run with other settings \(max_samples\)"):
+        sweep({**grid(), "defaults": {**TINY, "max_samples": 2}}, tmp_path / "log.csv", resume=True)
+    assert (tmp_path / "log.csv").read_bytes() == before
+
+
+def test_one_log_is_written_by_one_sweep(tmp_path: Path) -> None:
+    with SweepLog(tmp_path / "log.csv", resume=False), pytest.raises(ConfigError, match="by another sweep"):
+        SweepLog(tmp_path / "log.csv", resume=True)
+    SweepLog(tmp_path / "log.csv", resume=True).close()
+
+
+def test_rows_of_one_name_are_no_log(tmp_path: Path) -> None:
+    row = ",".join(["a"] + [""] * (len(COLUMNS) - 1))
+    (tmp_path / "log.csv").write_text(f"{','.join(COLUMNS)}\r\n{row}\r\n{row}\r\n")
+    with pytest.raises(ConfigError, match="two rows have one name"):
+        SweepLog(tmp_path / "log.csv", resume=True)
+
+
+def test_jobs_do_not_share_a_cache_folder(tmp_path: Path) -> None:
+    spec = {"defaults": {**TINY, "cache_dir": str(tmp_path / "c")}, "grid": {"seed": [1, 2]}}
+    with pytest.raises(ConfigError, match="have one cache folder"):
+        sweep(spec, tmp_path / "log.csv", jobs=2)
+    with pytest.raises(ConfigError, match="--jobs 0"):
+        sweep(spec, tmp_path / "log.csv", jobs=0)
+    assert not (tmp_path / "log.csv").exists()

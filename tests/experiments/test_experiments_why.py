@@ -1,0 +1,88 @@
+"""Why a sample hit or missed, from the folder of its run: the same decision as the run's, and every candidate behind it."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dejakv.cli.main import app
+from dejakv.errors import ConfigError
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.why import why
+from dejakv.experiments.why_show import to_html, to_terminal
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("run")
+    run(settings_from("shapes", {"max_samples": 14, "arms": ("none", "cache"), "output": str(output)}, {}))
+    return output
+
+
+def test_it_decides_as_the_run_did(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    methods = {line["arms"]["cache"]["method"] for line in lines}
+    assert len(methods) > 1
+    for line in lines:
+        record = line["arms"]["cache"]
+        found = why(folder, line["id"])
+        assert found.method == record["method"], line["id"]
+        assert found.tokens == record["prompt_tokens"]
+        if record["method"] != "none":
+            assert found.donor in {earlier["id"] for earlier in lines[: found.earlier]}
+        assert record["provenance"] in found.recorded
+
+
+def test_what_it_tells_of_a_hit(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    hit = next(line for line in lines if line["arms"]["cache"]["method"] in ("exact", "adopt"))
+    found = why(folder, hit["id"])
+    assert any(one.trusted for one in found.candidates)
+    assert any(not one.trusted for line in lines[8:] for one in why(folder, line["id"]).candidates)
+    assert all(one.verdicts for one in found.candidates)
+    assert found.costs["none"] == found.tokens
+    assert found.costs[found.method] == 1
+    buffer = io.StringIO()
+    to_terminal(found, Console(file=buffer, width=200))
+    page = to_html(found)
+    for words in ("threshold", "(chosen)", "exact prefix:", found.candidates[0].sample):
+        assert words in buffer.getvalue()
+        assert words in page
+    assert "dejakv run --model shapes-vlm" in page
+    assert "default-src 'none'" in page
+
+
+def test_an_unknown_sample_and_a_folder_without_a_run(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no sample 'shapes-0-q00000' .did you mean shapes-0-q0000"):
+        why(folder, "shapes-0-q00000")
+    with pytest.raises(ConfigError, match=r"no summary\.json of a run"):
+        why(tmp_path, "1")
+    with pytest.raises(ConfigError, match="no folder"):
+        why(tmp_path / "missing", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("explain a", "give either the id of a sample and --run"),
+        ("explain --run .", "give either the id of a sample and --run"),
+        ("explain a --run . --donor b", "give either the id of a sample and --run"),
+        ("explain", "Missing option --donor"),
+        ("explain a --run .", "no summary.json"),
+    ],
+)
+def test_mistakes(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dejakv", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert len(error.splitlines()) == 1
+    assert says in error
