@@ -1,6 +1,7 @@
 """The whole path over the bundled documents model: what is exact stays exact, what is not is asked for and never kept."""
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,27 @@ def test_no_store_leaves_nothing(served: Any) -> None:
     pipeline.answer(wanted, no_store=True)
     assert pipeline.cache.store.stats().entries == 0
     assert pipeline.answer(wanted).record.method == "none"
+
+
+def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restart(
+    docs_engine: Any, tmp_path: Path
+) -> None:
+    config = replace(EXACT, cache_dir=str(tmp_path / "cache"))
+    asked = [request(ask(DOCUMENT.facts[number], random.Random(number))) for number in range(3)]
+    whole = 0
+    with closing(build_cache(config, docs_engine)) as cache:
+        for wanted in asked:
+            answer = Pipeline(docs_engine, cache).answer(wanted)
+            cache.flush()
+            chunk = cache.store.get(answer.record.key)
+            assert chunk is not None
+            whole += chunk.tensor.nbytes
+        assert cache.store.stats().bytes < 0.6 * whole
+    with closing(build_cache(config, docs_engine)) as cache:
+        for wanted in asked:
+            answer = Pipeline(docs_engine, cache).answer(wanted)
+            assert (answer.record.method, answer.record.computed_tokens) == ("exact", 1)
+            assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
 def test_a_restart_finds_everything_and_another_model_nothing(docs_engine: Any, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ INSERT INTO totals VALUES (0, 0);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL);
 """
 _PARENTS = """
-CREATE INDEX by_parent ON chunks (parent);
+CREATE INDEX by_parent ON chunks (parent) WHERE parent != '';
 CREATE TRIGGER added AFTER INSERT ON chunks BEGIN
     UPDATE totals SET entries = entries + (new.node = 0), bytes = bytes + new.nbytes; END;
 CREATE TRIGGER dropped AFTER DELETE ON chunks BEGIN

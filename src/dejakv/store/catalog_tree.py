@@ -15,7 +15,7 @@ from dejakv.store.counters import logger
 from dejakv.store.eviction import Budget, Policy
 from dejakv.store.metacodec import decode_meta, encode_meta
 
-_CHILDLESS = "NOT EXISTS (SELECT 1 FROM chunks AS child WHERE child.parent = chunks.id)"
+_CHILDLESS = "NOT EXISTS (SELECT 1 FROM chunks AS child WHERE child.parent = chunks.id AND child.parent != '')"
 
 
 class NoRoom(StoreError):
@@ -62,7 +62,7 @@ def remove_below(connection: sqlite3.Connection, ids: Iterable[str]) -> list[Rem
     for id in filter(is_text, ids):  # no row can name a damaged id
         below = connection.execute(
             "WITH RECURSIVE lost (number, id) AS (SELECT rowid, id FROM chunks WHERE parent = ? AND parent != '' UNION"
-            " SELECT chunks.rowid, chunks.id FROM chunks JOIN lost ON chunks.parent = lost.id AND lost.id != '')"
+            " SELECT chunks.rowid, chunks.id FROM chunks JOIN lost ON chunks.parent = lost.id AND chunks.parent != '')"
             " SELECT number FROM lost",
             (id,),
         ).fetchall()
@@ -74,7 +74,7 @@ def prune(connection: sqlite3.Connection) -> list[Removed]:
     """Removes rows whose parents are missing, and nodes without children."""
     orphans = connection.execute(
         "WITH RECURSIVE sound (id) AS (SELECT id FROM chunks WHERE parent = '' UNION"
-        " SELECT chunks.id FROM chunks JOIN sound ON chunks.parent = sound.id AND sound.id != '')"
+        " SELECT chunks.id FROM chunks JOIN sound ON chunks.parent = sound.id AND chunks.parent != '')"
         " SELECT rowid FROM chunks WHERE id NOT IN (SELECT id FROM sound)"
     ).fetchall()
     gone = delete(connection, [number for (number,) in orphans])
@@ -99,7 +99,7 @@ def replace_row(connection: sqlite3.Connection, row: Row) -> list[Removed]:
 
 def a_child(connection: sqlite3.Connection, row: Row) -> list[str]:
     """One child of a node, without which it would be none."""
-    found = connection.execute("SELECT id FROM chunks WHERE parent = ? LIMIT 1", (row.id,)).fetchall()
+    found = connection.execute("SELECT id FROM chunks WHERE parent = ? AND parent != '' LIMIT 1", (row.id,)).fetchall()
     return [id for (id,) in found] if row.node else []
 
 
