@@ -12,13 +12,13 @@ from dejakv.engines.blending import run_blend
 from dejakv.errors import InputError
 from dejakv.find.candidates import Candidate, exact_ways
 from dejakv.find.found import Found
-from dejakv.find.prefix import PrefixHit
 from dejakv.find.ways import Plan
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport, find
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.prefix import PrefixHit
 
 
 @dataclass(frozen=True)
