@@ -58,7 +58,11 @@ class Planned:
         self._engine = engine
         self._ends = sentence_ends(engine.tokenizer)
         self._layers = engine.model.config.get_text_config(decoder=True).num_hidden_layers
-        self.embed_text, self.embed_tokens = engine.embed_text, engine.embed_tokens
+        self.embed_text, self.embed_tokens, self.embed_image = (
+            engine.embed_text,
+            engine.embed_tokens,
+            engine.embed_image,
+        )
         self.prepare, self.prefix_pays = engine.prepare, engine.prefix_pays
 
     def run(self, prepared: Prepared, *, start: Start | None = None, **_: Any) -> Completion:
