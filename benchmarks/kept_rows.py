@@ -59,6 +59,7 @@ class Planned:
         self._ends = sentence_ends(engine.tokenizer)
         self._layers = engine.model.config.get_text_config(decoder=True).num_hidden_layers
         self.embed_text, self.embed_tokens = engine.embed_text, engine.embed_tokens
+        self.embed_image = engine.embed_image
         self.prepare, self.costs, self.loaded = engine.prepare, engine.costs, engine.loaded
 
     def run(self, prepared: Prepared, *, start: Start | None = None, **_: Any) -> Completion:

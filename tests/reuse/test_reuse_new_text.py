@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.reuse.need import ISLAND, need
+from dejakv.reuse.need import need
 from dejakv.reuse.new_text import new_runs
 from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches, token_map
 
@@ -78,19 +78,6 @@ def _joined(target: list[int], held: Donors, source: Ids, place: int) -> bool:
 def test_stretches_are_the_runs_of_marked_places() -> None:
     assert stretches(np.array([True, False, True, True])) == [(0, 1), (2, 4)]
     assert stretches(np.zeros(0, dtype=bool)) == []
-
-
-def test_chance_matches_inside_new_text_are_computed() -> None:
-    """Five tokens of new text stand in the donor too: with their state the text would be in two parts."""
-    target = np.concatenate([HELD[:40], NEW[:25], HELD[70:75], NEW[25:], HELD[:40]])
-    found = mapped(target, Donors.of(HELD))
-    found.source[65:70] = np.arange(70, 75)
-    found.similarity[65:70], found.context[65:70] = 1.0, 12
-    made = need(target, Donors.of(HELD), found, ends=np.array([NEW[24], HELD[74]]), tail=4)
-    assert made.forced[40:105].all()
-    within = need(target, Donors.of(HELD), found, ends=np.array([NEW[24], HELD[74]]), tail=4, budget=0.5)
-    assert not within.forced[65:70].any()
-    assert ISLAND > 5
 
 
 def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError
 from dejakv.reuse.segments import Segments, rarity, segments, weights_of
-from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches
+from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs
 
 Rule = Literal["changed", "edits", "first", "none"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -22,12 +22,6 @@ COPIED = 6
 NEW_SHARE = 0.5
 """A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
 LONGEST_TAIL = 64
-ISLAND = 8
-"""Inside new text, state of fewer tokens than this between computed rows is computed too: text that short was found by chance,
-and would break new text into runs too short to be kept. On 150 requests of `repo` it saves a tenth of the computed tokens, of `rag`
-a twentieth."""
-SHORT = 32
-"""Equal tokens that are no chance: the shortest run that is always found (`find.copied.fingerprints.GUARANTEED`)."""
 OPENING = 16
 """Tokens at most that count as the first sentence of a donor."""
 
@@ -73,8 +67,7 @@ def need(
     tail            rows at the end that are the question; None: the last sentence of at least 4 tokens (at most 64)
     min_similarity  below it a token is always computed
     budget          share of the rows that may be forced, None for no limit: sentences are taken whole, those with edits
-                    first, then new ones, then reworded ones, short before long, while they fit. Without a limit
-                    islands of state inside new text are computed too
+                    first, then new ones, then reworded ones, short before long, while they fit
     exact           rows from the beginning whose state is exact, fewer than there are
 
     Raises: ConfigError for an unknown rule or a negative tail.
@@ -105,8 +98,6 @@ def need(
         rest = 0 if budget is None else round(budget * (n - exact))
         taken = wanted if whole else _affordable(wanted, edits, new, parts, rest - rows)
         forced, left = forced | taken, wanted & ~taken
-        if whole:
-            forced |= _islands(target, donors, found, forced)
         if rule == "first":
             forced |= _first_rows(target, donors, found, forced, exact, rest)
     forced[:exact] = False
@@ -154,18 +145,6 @@ def _first_rows(
     chosen = np.zeros(len(target), dtype=bool)
     chosen[order[: max(0, count - int(forced[exact:].sum()))]] = True
     return chosen
-
-
-def _islands(target: Ids, donors: Donors, found: TokenMap, forced: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Stretches of fewer than `ISLAND` rows between forced rows, in text of at least `SHORT` tokens that is new."""
-    first, stop = equal_runs(target, donors, found.source)
-    new = stop - first < SHORT
-    islands = np.zeros(len(target), dtype=bool)
-    for begin, end in stretches(~forced):
-        islands[begin:end] = begin > 0 and end - begin < ISLAND and bool(new[begin:end].all())
-    for begin, end in stretches((forced | islands) & new):
-        islands[begin:end] &= end - begin >= SHORT
-    return islands
 
 
 def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bool_]:
