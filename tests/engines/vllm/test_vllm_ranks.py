@@ -21,9 +21,11 @@ def _chunk(name):
     return Chunk(replace(META, id=name), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
 
 
-def _side(**lookups):
+def _side(**index):
     adapters = SimpleNamespace(base="start")
-    return SchedulerSide(ConnectorSettings(), SimpleNamespace(adapters=adapters, **lookups), 32, Counts(), ranks=2)
+    return SchedulerSide(
+        ConnectorSettings(), SimpleNamespace(adapters=adapters, index=SimpleNamespace(**index)), 32, Counts(), ranks=2
+    )
 
 
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
@@ -54,26 +56,26 @@ def test_one_failed_load_is_a_failure():
 def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
     indexed = []
     side = _side(stored=indexed.append)
-    side._saving["a"] = META
+    side.saves.pending["a"] = META
     side.heard(StepReport(["a"]))
     assert not indexed
-    assert "a" in side._saving  # not ordered again while a rank is at it
+    assert "a" in side.saves.pending  # not ordered again while a rank is at it
     side.heard(StepReport([], [("a", second)]) if second else StepReport(["a"]))
     assert indexed == ([META] if stored else [])
-    assert not side._saving
+    assert not side.saves.pending
     assert side.counts.take() == ({"saves": 1} if stored else {"saves_dropped|backlog": 1})
 
 
 def test_a_save_of_before_a_reset_is_taken_out_again():
     indexed, dropped = [], []
     side = _side(stored=indexed.append, drop=dropped.append)
-    side._saving["a"] = META
+    side.saves.pending["a"] = META
     side.reset()
     side.heard(StepReport(["a", "a"]))
     assert not indexed
-    assert dropped == [META]
+    assert dropped == [META.id]
     assert side.counts.take() == {"saves_dropped|a reset": 1}
-    side._saving["a"] = META  # ordered anew, and of this generation
+    side.saves.pending["a"] = META  # ordered anew, and of this generation
     side.heard(StepReport(["a", "a"]))
     assert indexed == [META]
 
@@ -120,6 +122,12 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
     stores[0].put(_chunk("half"))
     assert {meta.id for meta in view.metas()} == {"a", "b"}
     assert view.meta("half") is None
+    there, mark = view.added()
+    assert {meta.id for meta in there} == {"a", "b"}
+    stores[1].put(_chunk("half"))  # the second rank is later than the look
+    assert [meta.id for meta in view.added(mark)[0]] == ["half"]
+    stores[1].delete("half")
+    gone.clear()
     assert view.meta("a").id == "a"
     assert view.stats().entries == 2
     assert not view.put(_chunk("c"))
