@@ -144,7 +144,9 @@ def measure(workload: str, requests: int, repeat: int, engine: Planned) -> list[
         rows = [row("nothing", least, max_generation=0), row("rows", least)]
         return [*rows, row("rows, promotion in idle time", least, promotes=True)]
     rows = [row("nothing, at least 40% copied", 0.4, max_generation=0)]
-    rows += [row(f"generations up to {bound}", least, max_generation=bound) for bound in GENERATIONS]
+    rows += [
+        row(f"generations up to {bound}" if bound else "nothing", least, max_generation=bound) for bound in GENERATIONS
+    ]
     return [*rows, *(row(f"at least {share:.0%} copied", share) for share in LEAST)]
 
 

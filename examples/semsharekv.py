@@ -32,7 +32,7 @@ TARGET = (
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="docs-lm")
+    parser.add_argument("--model", "--model_dir", "--model-dir", default="docs-lm")
     parser.add_argument("--donor", default=DONOR)
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--threshold", type=float, default=0.8)

@@ -28,15 +28,22 @@ def names(config: SemanticCacheConfig) -> tuple[list[str], list[str]]:
 
 def test_levels_in_the_order_of_cost_and_guards_in_the_order_of_doubt() -> None:
     config = replace(PLAIN, embedding_layers=("prompt:2",), embedding_hook="prompt")
-    assert names(config) == (["exact_text", "embedding", "semantic_text"], ["threshold", "media", "context", "lexical"])
+    assert names(config) == (
+        ["exact_text", "embedding", "semantic_text"],
+        ["threshold", "known_wrong", "media", "context", "lexical"],
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "levels", "guards"),
     [
-        ({"exact_text": False, "semantic_text": False}, [], ["threshold", "media", "context", "lexical"]),
-        ({"lexical_guard": False}, ["exact_text", "semantic_text"], ["threshold", "media", "context"]),
-        ({"media": "ignore"}, ["exact_text", "semantic_text"], ["threshold", "context", "lexical"]),
+        (
+            {"exact_text": False, "semantic_text": False},
+            [],
+            ["threshold", "known_wrong", "media", "context", "lexical"],
+        ),
+        ({"lexical_guard": False}, ["exact_text", "semantic_text"], ["threshold", "known_wrong", "media", "context"]),
+        ({"media": "ignore"}, ["exact_text", "semantic_text"], ["threshold", "known_wrong", "context", "lexical"]),
     ],
 )
 def test_what_settings_leave_out(changes: dict[str, Any], levels: list[str], guards: list[str]) -> None:
@@ -46,7 +53,13 @@ def test_what_settings_leave_out(changes: dict[str, Any], levels: list[str], gua
 def test_similar_media_ask_the_vision_layer() -> None:
     config = replace(PLAIN, media="similar", embedding_layers=("vision:2:0.9",), embedding_hook="vision")
     level = EmbeddingCache(config.embedding_layers)
-    assert [guard.name for guard in build_guards(config, [level])] == ["threshold", "vision", "context", "lexical"]
+    assert [guard.name for guard in build_guards(config, [level])] == [
+        "threshold",
+        "known_wrong",
+        "vision",
+        "context",
+        "lexical",
+    ]
 
 
 def test_a_level_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

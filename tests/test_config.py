@@ -71,6 +71,39 @@ def test_a_folder_for_encoder_outputs_switches_them_on(tmp_path: Path) -> None:
     given = {"fusion_cache_dir": str(tmp_path)}
     assert settings_from("shapes", {}, given).cache.enable_fusion_cache
     assert not settings_from("shapes", {}, {**given, "enable_fusion_cache": False}).cache.enable_fusion_cache
+    assert SemanticCacheConfig(fusion_cache_dir=str(tmp_path)).enable_fusion_cache
+    assert SemanticCacheConfig().enable_fusion_cache is False
+
+
+@pytest.mark.parametrize(
+    ("run", "cache", "why"),
+    [
+        ({}, {"similarity_threshold": 0.8}, "--similarity-threshold"),
+        ({}, {"embedding_layers": ["prompt:384:0.8"]}, "--embedding-layer"),
+        ({"chunk_source": "semantic"}, {}, "--chunk-source semantic"),
+    ],
+)
+def test_what_asks_for_similar_prompts_implies_adopt_and_says_so(
+    run: dict[str, Any], cache: dict[str, Any], why: str
+) -> None:
+    settings = settings_from(None, run, cache)
+    assert settings.cache.reuse == "adopt"
+    assert [line.startswith(f"{why} asks for similar prompts") for line in settings.implied] == [True]
+    told = settings_from(None, run, {**cache, "reuse": "exact"})
+    assert (told.cache.reuse, told.implied) == ("exact", ())
+
+
+def test_without_such_a_setting_reuse_stays_exact() -> None:
+    for source in ("question", "prompt"):
+        settings = settings_from(None, {"chunk_source": source}, {"max_bytes": 1000})
+        assert (settings.cache.reuse, settings.implied) == ("exact", ())
+
+
+@pytest.mark.parametrize("name", ["internvl3.5-2b", "qwen3-vl-2b", "qwen2.5-vl-7b", "opt-125m"])
+def test_the_prototypes_presets_reuse_similar_prompts(name: str) -> None:
+    settings = settings_from(name, {}, {})
+    assert settings.cache.reuse == "adopt"
+    assert "so --reuse is adopt" in settings.implied[0]
 
 
 def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:

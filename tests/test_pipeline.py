@@ -154,9 +154,11 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     one, other = wordings()
     pipeline.answer(request(one))
     plain = uncached(docs_engine, request(other))
-    get, pipeline.cache.store.get = pipeline.cache.store.get, lambda _id: None
+    store = pipeline.cache.store
+    get, get_rows = store.get, store.get_rows
+    store.get, store.get_rows = lambda _id: None, lambda _id, _rows: None
     answer = pipeline.answer(request(other))
-    pipeline.cache.store.get = get
+    store.get, store.get_rows = get, get_rows
     assert (answer.record.method, answer.token_ids) == ("none", plain.token_ids)
     assert "could not be read" in answer.record.reason
 

@@ -88,7 +88,9 @@ def _lines(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise ConfigError(f"cannot read the API keys file {str(file)!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the API keys file {str(file)!r}: {error.strerror}; give a file that can be read"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the API keys file {str(file)!r} is not UTF-8: save it as UTF-8 text") from error
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

@@ -6,11 +6,14 @@ from typing import Any
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.dotted import made_by
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
 from dejakv.find.finder import Embed, no_vectors
+from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
 from dejakv.guards.context import ContextGuard
+from dejakv.guards.known_wrong import KnownWrongGuard
 from dejakv.guards.lexical import LexicalGuard
 from dejakv.guards.media import MediaGuard
 from dejakv.guards.threshold import ThresholdGuard
@@ -21,6 +24,7 @@ from dejakv.levels.exact import ExactTextCache
 from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
 from dejakv.store.base import Store
+from dejakv.store.disk import DiskStore
 from dejakv.store.open import store_of
 
 
@@ -46,6 +50,7 @@ def build_cache(
         [*guards, *build_guards(config, used)],
         config,
         embed=embed,
+        fusing=build_fusing(config, engine),
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
@@ -83,15 +88,26 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
     return hook, hook.fingerprint
 
 
+def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
+    """The states of fusion modules as the config's provider reads them, beside the engine's encoder outputs; None without one."""
+    if config.fusion_provider is None or not config.enable_fusion_cache:
+        return None
+    provider = made_by(config.fusion_provider, "--fusion-provider", ("capture", "inject"))
+    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(max_vram_bytes=config.encoder_bytes)
+    folder = config.fusion_states_dir
+    return Fusing(provider, registry, DiskStore(folder) if folder else None)
+
+
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
-    """Threshold first, then the pictures, the prompt around the chunk, and the words."""
+    """Threshold first, then what is known of the donor, the pictures, the prompt around the chunk, and the words."""
     thresholds: dict[str, float] = {}
     for level in levels:
         if isinstance(level, HasThresholds):
             thresholds |= level.thresholds
     guards: list[Guard] = [
-        ThresholdGuard(thresholds, default=-1.0 if config.levels else None)
-    ]  # own levels vouch themselves
+        ThresholdGuard(thresholds, default=-1.0 if config.levels else None),  # own levels vouch themselves
+        KnownWrongGuard(),
+    ]
     if config.media == "exact":
         guards.append(MediaGuard())
     elif config.media == "similar":

@@ -18,11 +18,15 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows
+from dejakv.find.rows import derived, described_rows
 from dejakv.find.ways import Plan
+from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
+from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
-from dejakv.levels.base import Level
+from dejakv.levels.base import Level, Match
+from dejakv.records import Record
+from dejakv.request import Request
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
@@ -32,6 +36,7 @@ class HierarchicalCache:
     """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
 
     levels, guards, embed, embedder  see `Finder`
+    fusing                           states of the model's fusion modules, if a provider reads them
     background                       False stores within `record`
     """
 
@@ -44,11 +49,13 @@ class HierarchicalCache:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
+        fusing: Fusing | None = None,
         background: bool = True,
     ) -> None:
         self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
         self.config = self.finder.config
         self.store = store
+        self.fusing = fusing
         self.promotions = Promotions()
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
@@ -108,6 +115,13 @@ class HierarchicalCache:
 
         return self._writer.submit(make, after=self.stored)
 
+    def judged(self, request: Request, record: Record, agreed: bool) -> None:
+        """Tells the guards whether the answer of an adopted donor was the one that full computation gives. A donor that was
+        wrong is not offered again while this cache lives."""
+        meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
+        if meta is not None:
+            observe(self.finder.guards, request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
+
     def prefixes(self, epoch: str) -> EpochPrefixes:
         """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
         return self.finder.prefixes(epoch)
@@ -151,6 +165,11 @@ class HierarchicalCache:
             nbytes=nbytes,
             metadata={"request": request.id},
         )
+
+    def derived(self, donor: str) -> list[str]:
+        """Ids of the stored rows that a chunk's state went into, through all generations: whoever deletes a chunk for what it says
+        deletes these too."""
+        return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""
@@ -199,6 +218,8 @@ class HierarchicalCache:
     def close(self) -> None:
         """Finishes the saves and closes the store."""
         self._writer.close()
+        if self.fusing is not None:
+            self.fusing.close()
         self.store.close()
 
 

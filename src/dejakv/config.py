@@ -21,6 +21,7 @@ ReuseMethod = Literal["exact", "adopt", "blend"]
 MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
 EvictionPolicy = Literal["lru", "lfu"]
+PrunePolicy = Literal["none", "attention", "snapkv", "random"]
 IndexKind = Literal["flat", "hnsw", "lsh"]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -39,6 +40,8 @@ class SemanticCacheConfig:
     similarity_threshold  least cosine of the semantic text level, [-1, 1]
     chunk_window          characters of the chunk that are embedded; 0 embeds all of it
     index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
+    image_encoder         of the layer `vision`: sentence-transformers name or folder of a CLIP model; `model`: the served model's
+                          tower; None: CLIP if it can be loaded, else the tower (for a dimension `auto` the tower first)
     embedding_layers      latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook        `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     min_gain              least tokens an approximate plan must save beyond the exact prefix
@@ -46,6 +49,10 @@ class SemanticCacheConfig:
     costs                 seconds of a row, of a pair of tokens, of a byte loaded, of a token blended (see `dejakv.costs`), for
                           runs that must choose alike; empty: measured, which follows the machine
     lexical_guard         veto on other content words, numbers, polarity or question type
+    enable_fusion_cache   keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir` or a
+                          `fusion_provider`
+    fusion_provider       `package.module:factory` of a `levels.fusion.FusionProvider`, which reads the tensors of the model's own
+                          fusion modules and writes them back
     levels                further levels as `package.module:factory`, called with the config
     max_bytes             budget of the store in bytes; max_cached_blocks in entries (0: no limit)
     partitions            how many the budgets are divided among: each holds at most its equal part and evicts its own
@@ -62,6 +69,8 @@ class SemanticCacheConfig:
                           has changed. None: the quality's
     blend_selector        what ranks rows (see `dejakv.reuse.selector`). None: the quality's
     blend_map, blend_donors  token map (see `dejakv.reuse.blend.BlendConfig`), and how many prompts a blend takes state from
+    prune                 answers are decoded from the tokens that matter most, layer by layer (`reuse.prune.PruneConfig`), unless a
+                          request asks for exact reuse; they are approximate
     max_generation        rows that a blend computed may serve later blends: how often approximate state may have gone into
                           them; 0: they are not kept
     """
@@ -75,6 +84,7 @@ class SemanticCacheConfig:
     similarity_threshold: Cosine = SIMILARITY_THRESHOLD
     chunk_window: Count = 0
     index_encoder: str = DEFAULT_ENCODER
+    image_encoder: str | None = None
     index: IndexKind = "flat"
     embedding_layers: tuple[str, ...] = ()
     embedding_hook: str = "none"
@@ -84,8 +94,9 @@ class SemanticCacheConfig:
     costs: tuple[Seconds, ...] = ()
     lexical_guard: bool = True
     levels: tuple[str, ...] = ()
-    enable_fusion_cache: bool = False
+    enable_fusion_cache: bool | None = None
     cache_dir: Folder | None = None
+    fusion_provider: str | None = None
     fusion_cache_dir: Folder | None = None
     max_bytes: Count = 4 * 1024**3
     max_cached_blocks: Count = 0
@@ -100,12 +111,15 @@ class SemanticCacheConfig:
     blend_map: BlendMap = MAP
     blend_selector: BlendSelector | None = None
     blend_share: Share | None = None
+    prune: PrunePolicy = "none"
     blend_donors: Positive = 16
     max_generation: Count = MAX_GENERATION
     image_root: Folder | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.enable_fusion_cache is None:
+            object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         if len(self.costs) not in (0, 4):
             raise ConfigError(
                 f"costs={shown(self.costs)} are {len(self.costs)} constants: give four, the seconds of a row, of a pair of tokens, "
@@ -126,6 +140,12 @@ class SemanticCacheConfig:
     def blend(self) -> Quality:
         """What ranks the rows of a blend and how many are computed."""
         return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
+
+    @property
+    def fusion_states_dir(self) -> str | None:
+        """The folder of a provider's states, beside that of encoder outputs; None if they are not kept."""
+        kept = self.fusion_cache_dir if self.fusion_provider else None
+        return f"{kept.rstrip('/')}-states" if kept else None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":

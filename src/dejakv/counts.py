@@ -24,6 +24,11 @@ class CacheCounts:
     unpromoted: int = 0
     rows_kept: int = 0
 
+    @property
+    def misses(self) -> int:
+        """Lookups after which nothing was reused, not even a prefix."""
+        return self.lookups - sum(self.hits.values()) - self.prefix_hits
+
     def add(self, other: "CacheCounts") -> None:
         """Adds another's counts to these."""
         self.lookups += other.lookups

@@ -1,5 +1,7 @@
 """What a user names as `package.module:factory`: code of their own, imported and called."""
 
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -8,15 +10,21 @@ from dejakv.errors import ConfigError, DejaKVError
 
 
 def named(dotted: str, flag: str) -> Callable[..., Any]:
-    """The function or class of that name.
+    """The function or class of that name. Modules of the current folder are found, as by `python -m`, after all others.
 
     Raises: ConfigError naming the flag, if it does not import or is not callable.
     """
     module, _, attribute = dotted.partition(":")
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)  # a console script does not look there
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ConfigError(f"{flag} {dotted!r} does not import ({error}): give package.module:factory") from error
+        raise ConfigError(
+            f"{flag} {dotted!r} does not import ({error}): give package.module:factory, of an installed package or of the current "
+            "folder"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{flag} {dotted!r} is not callable: name a function or class")
     return found

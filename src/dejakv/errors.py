@@ -1,5 +1,7 @@
 """Every error DejaKV raises. Each message names the cause and the remedy."""
 
+from importlib.metadata import PackageNotFoundError, requires
+
 
 class DejaKVError(Exception):
     """Base of all errors of this package."""
@@ -30,7 +32,19 @@ class StoreError(DejaKVError):
 
 
 class MissingExtraError(DejaKVError, ImportError):
-    """An optional dependency is needed. The message names the extra to install."""
+    """An optional dependency is needed. The message has the command that installs what the extra names."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}': pip install 'dejakv[{extra}]'")
+    def __init__(self, package: str, extra: str, purpose: str, note: str = "") -> None:
+        needed = " ".join(f"'{name}'" for name in requirements_of(extra)) or f"'{package}'"
+        super().__init__(f"{purpose} needs the package '{package}': python -m pip install {needed}{note}")
+
+
+def requirements_of(extra: str) -> list[str]:
+    """What an extra of this package installs, as pip takes it; empty for an unknown one. The package itself may come from a
+    folder instead of an index, so that `pip install 'dejakv[extra]'` need not work."""
+    try:
+        listed = requires("dejakv") or []
+    except PackageNotFoundError:
+        return []
+    parts = [line.partition(";") for line in listed]
+    return [name.strip() for name, _, mark in parts if mark.replace('"', "'").strip() == f"extra == '{extra}'"]

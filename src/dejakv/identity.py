@@ -7,7 +7,7 @@ state: weights, adapter, tokenizer, processor, dtype, engine layout) and the con
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dejakv.errors import InputError
@@ -77,11 +77,19 @@ def rows_key(
 
 
 def block_hashes(
-    partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), block_tokens: int = BLOCK_TOKENS
+    partition: str,
+    epoch: str,
+    token_ids: Sequence[int],
+    spans: Sequence[Span] = (),
+    block_tokens: int = BLOCK_TOKENS,
+    *,
+    known: Container[str] | None = None,
 ) -> list[str]:
     """Chained hashes of the full blocks of a prompt, so that equal hashes mean equal prefixes.
 
     A medium counts from the block its first token stands in: two prompts with other pictures share no block from there.
+
+    known  hashing ends at the first block that is not in it
     """
     chain = digest_of("prefix", partition, epoch, str(block_tokens))
     hashes: list[str] = []
@@ -91,14 +99,22 @@ def block_hashes(
             f"{span.start}:{span.digest}" for span in spans if span.start < stop and span.start + span.length > start
         ]
         chain = digest_of(chain, _token_bytes(token_ids[start:stop]), *inside)
+        if known is not None and chain[:40] not in known:
+            break
         hashes.append(chain[:40])
     return hashes
 
 
 def common_prefix(
-    left: Sequence[int], right: Sequence[int], left_spans: Sequence[Span] = (), right_spans: Sequence[Span] = ()
+    left: Sequence[int],
+    right: Sequence[int],
+    left_spans: Sequence[Span] = (),
+    right_spans: Sequence[Span] = (),
+    *,
+    start: int = 0,
 ) -> int:
-    """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
+    """How many leading tokens two prompts share, media digests included: it ends where a span differs. `start`: of so many it is
+    known already."""
     limit = min(len(left), len(right))
     for one, other in zip(left_spans, right_spans, strict=False):
         if one != other:
@@ -108,7 +124,7 @@ def common_prefix(
         extra = left_spans[len(right_spans) :] or right_spans[len(left_spans) :]
         if extra:
             limit = min(limit, extra[0].start)
-    for position in range(limit):
+    for position in range(start, limit):
         if left[position] != right[position]:
             return position
     return limit

@@ -20,7 +20,7 @@ from dejakv.engines.base import (
 )
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
-from dejakv.find.decision import Decision
+from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
@@ -143,9 +143,14 @@ class Pipeline:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
+        fusing = cache.fusing
+        injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
+        if fusing is not None:
+            fusing.capture(self.engine, prepared, decision.key, chosen)
+        decision = replace(decision, statuses=settled(decision.statuses, chosen))
         if cache.config.enable_fusion_cache:
-            fusion = _fusion_status(prepared, completion)
+            fusion = injected or _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
         stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
@@ -302,7 +307,7 @@ def _answer(
         lookup_ms=1e3 * decision.seconds if decision else 0.0,
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
-        approximate=chosen.approximate,
+        approximate=chosen.approximate or completion.approximate,
         plans=str(replace(decision, plan=chosen)) if decision else "",
     )
     return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

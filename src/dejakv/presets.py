@@ -5,6 +5,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from dejakv.command import command
 from dejakv.errors import ConfigError
 
 SHARES_MODEL = "smollm2-135m"
@@ -38,10 +39,18 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
         return dataset, {}
     if cache_mode in ("dry-run", "shares"):
         return None, {"model": SHARES_MODEL, "cache_mode": "shares"}
+    of_data = [name for name in names() if _table()[name]["dataset"] == dataset]
+    fitting = f"--preset {' or '.join(of_data)}, or " if of_data else ""
+    fetch = command(f"models get {SHARES_MODEL}")
     raise ConfigError(
-        f"--dataset {dataset!r} comes with no model: give --model NAME ({SHARES_MODEL} for texts, after `dejakv models get "
-        f"{SHARES_MODEL}`), or --cache-mode dry-run, which answers nothing and needs none"
+        f"--dataset {dataset!r} comes with no model: give {fitting}--model NAME ({SHARES_MODEL} for texts, after `{fetch}`), "
+        "or --cache-mode dry-run, which answers nothing and needs none"
     )
+
+
+def dataset_of(model: str) -> str | None:
+    """The data set of the first preset with this model; None if there is none."""
+    return next((values["dataset"] for values in _table().values() if values["model"] == model), None)
 
 
 def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.workloads import picture, report
 from benchmarks.workloads.__main__ import main
 from benchmarks.workloads.measure import finished, measure
-from benchmarks.workloads.streams import Stream
+from benchmarks.workloads.streams import PROMOTING, Stream, stream_of
 
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.settings import settings_from
@@ -216,3 +216,10 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert "another --output" in printed
+
+
+def test_a_stream_that_comes_twice_has_a_folder_and_an_arm_of_its_own() -> None:
+    once, twice = (stream_of("rag", "transformers", 5, times) for times in (1, 2))
+    assert (once.name, once.served) == ("rag-transformers", 5)
+    assert (twice.name, twice.served) == ("rag-transformers-x2", 10)
+    assert {name for name in twice.told() if name.startswith("arms.")} - set(once.told()) == {f"arms.{PROMOTING}"}

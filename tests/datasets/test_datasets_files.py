@@ -81,15 +81,20 @@ def gqa_record(image: str) -> dict[str, Any]:
 
 
 def test_gqa_files(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "77.jpg").write_bytes(picture())
     (tmp_path / "q.json").write_text(json.dumps({"1": gqa_record("77")}))
-    (one,) = read("gqa", path=str(tmp_path / "q.json"), image_root=str(tmp_path / "images"))
+    (one,) = read("gqa", path=str(tmp_path / "q.json"))
     assert (one.id, one.answer, one.fields["semanticStr"]) == ("1", "yes", "select: it->verify color: red")
-    assert len(one.media) == 1
-    (tmp_path / "q.json").write_text(json.dumps({"1": gqa_record("78")}))
-    with pytest.raises(DatasetError, match=r"no picture 78\.jpg"):
-        read("gqa", path=str(tmp_path / "q.json"), image_root=str(tmp_path / "images"))
+    assert one.fields["imageId"] == "77"
+    for text, says in (("[]", "GQA's format"), ('{"1": 5}', "record 1 is not an object"), ("[" * 100_000, "not JSON")):
+        (tmp_path / "q.json").write_text(text)
+        with pytest.raises(DatasetError, match=says):
+            read("gqa", path=str(tmp_path / "q.json"))
+
+
+def test_json_lines_are_not_gqa(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "Is it red?"}\n')
+    with pytest.raises(DatasetError, match="--dataset jsonl for JSON lines"):
+        read("gqa", path=str(tmp_path / "q.jsonl"))
 
 
 def test_gqa_through_datasets_joins_the_two_configs(tmp_path: Path) -> None:

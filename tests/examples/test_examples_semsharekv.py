@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from dejakv.models import path
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "semsharekv.py"
 
 
@@ -26,6 +28,11 @@ def test_an_edited_target_is_answered_as_it_is_now(capsys, tmp_path):
     assert int(few) < int(tokens) / 2
     assert all_of_them == tokens
     assert "tokyo" in page.read_text()
+
+
+def test_the_prototypes_flag_names_a_folder(capsys):
+    load().main(["--model_dir", str(path("docs-lm"))])
+    assert "blended: " in capsys.readouterr().out
 
 
 def test_without_a_similar_prompt_it_computes_in_full(capsys):

@@ -18,7 +18,7 @@ from dejakv.guards.threshold import ThresholdGuard
 from dejakv.identity import Span, exact_key
 from dejakv.levels.base import Match, Query, Search
 from dejakv.request import Media, Request
-from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.memory import MemoryStore
 
 
@@ -155,23 +155,49 @@ def test_a_level_whose_settings_are_wrong_is_no_miss() -> None:
 
 def test_a_named_donor_needs_no_level_and_no_guard() -> None:
     made = finder_of(SIMILAR, guards=(LexicalGuard(),))
-    chosen = made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan
+    chosen = made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan
     assert (chosen.method, chosen.donors[0].id) == ("blend", id_of(SIMILAR))
-    assert made.find(ASKED, Ask("exact", donor=id_of(SIMILAR))).plan.method == "none"
+    assert made.find(ASKED, Ask("exact", named=(id_of(SIMILAR),))).plan.method == "none"
+
+
+def test_several_named_donors_come_in_their_order_and_each_once() -> None:
+    others = [prompt(tuple(range(start, start + 60)), f"text {start}") for start in (500, 600, 700)]
+    made = finder_of(SIMILAR, *others, blend_donors=3)
+    first, second, third, last = (id_of(each) for each in (others[1], SIMILAR, others[0], others[2]))
+    chosen = made.find(ASKED, Ask("blend", named=(first, second, first, "0" * 40, third, last))).plan
+    assert (chosen.method, [meta.id for meta in chosen.donors]) == ("blend", [first, second, third])
+
+
+def test_without_levels_copied_text_is_still_found() -> None:
+    level = similar()
+    stored = copied((1, 2, 3), WORDS[:100])
+    made = finder_of(stored, SIMILAR, level=level)
+    assert made.find(copied((7, 8), WORDS[:100]), Ask("blend", levels=False)).plan.donors[0].id == id_of(stored)
+    assert made.find(ASKED, Ask("blend", levels=False)).plan.method == "none"
+    assert level.asked == 0
+
+
+def test_the_prompts_own_state_is_its_longest_prefix() -> None:
+    """Although longer prompts that begin with it were stored later."""
+    longer = [prompt((*ASKED.token_ids, *range(900 + n, 930 + n)), f"longer {n}") for n in range(9)]
+    hit, meta = finder_of(ASKED, *longer).find(ASKED, Ask()).found.prefix or (None, None)
+    assert hit is not None
+    assert meta is not None
+    assert (hit.donor, hit.tokens, meta.id) == (id_of(ASKED), 99, id_of(ASKED))
 
 
 @pytest.mark.parametrize("other", [{"partition": "q"}, {"epoch": "f"}])
 def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, str]) -> None:
     foreign = prompt(SIMILAR.token_ids, "what was it?", **other)
     made = finder_of(foreign, PREFIXED)
-    decision = made.find(ASKED, Ask("blend", donor=id_of(foreign)))
+    decision = made.find(ASKED, Ask("blend", named=(id_of(foreign),)))
     assert (decision.plan.method, decision.plan.reused) == ("prefix", 64)
     assert "not known in its partition" in decision.plan.reason
 
 
 def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
     made = finder_of(ASKED, SIMILAR)
-    assert made.find(ASKED, Ask("blend", donor=id_of(SIMILAR))).plan.method == "exact"
+    assert made.find(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan.method == "exact"
 
 
 def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
@@ -179,7 +205,7 @@ def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
     made = finder_of(SIMILAR, PREFIXED, level=level)
     decision = made.exactly(ASKED)
     assert (decision.key, decision.plan.method, decision.plan.reused) == (id_of(ASKED), "prefix", 64)
-    assert made.exactly(ASKED, pays=lambda held, tokens: False).plan.method == "none"
+    assert made.exactly(ASKED, costs=Costs(row=1.0, byte=1.0, token_bytes=2.0)).plan.method == "none"
     assert (level.asked, made.counts.of("p").lookups) == (0, 0)
 
 
@@ -282,63 +308,3 @@ def test_copied_text_is_indexed_when_a_blend_is_first_asked_for() -> None:
     assert made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.method == "blend"
     assert made.copied is not None
     assert finder_of(stored, reuse="blend").copied is not None
-
-
-def rows_of(made: Finder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows", **other: str) -> ChunkMeta:
-    """Stores rows of a blended prompt; their description."""
-    where = {"partition": "p", "epoch": "e", **other}
-    meta = ChunkMeta(
-        name, where["partition"], where["epoch"], tokens, "", "", kind=ROWS, position=700, generation=generation
-    )
-    made.store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
-    made.add(meta)
-    return meta
-
-
-def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
-    """Not by a prompt that begins with them or equals them, not by a level, and not by name."""
-    level = Likes({"rows": 1.0})
-    made = finder_of(level=level)
-    rows_of(made, WORDS[:100])
-    for tokens in (WORDS[:100], (*WORDS[:100], 7, 8)):
-        for mode in ("off", "exact", "adopt"):
-            decision = made.find(copied(tokens), Ask(mode))
-            assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
-        assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
-        assert made.exactly(copied(tokens)).plan.method == "none"
-    for mode in ("exact", "adopt", "blend"):
-        decision = made.find(ASKED, Ask(mode, donor="rows"))
-        assert "not known" in decision.plan.reason
-    assert made.find(ASKED, Ask("adopt")).plan.donors == ()
-
-
-def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found() -> None:
-    made = finder_of(max_generation=2)
-    rows_of(made, WORDS[:100], name="b", partition="q")
-    rows_of(made, WORDS[:100], name="c", epoch="f")
-    rows_of(made, WORDS[:100], generation=3, name="d")
-    asked = copied((7, 8), WORDS[:100])
-    assert made.find(asked, Ask("blend")).plan.method == "none"
-    kept = rows_of(made, WORDS[:100], generation=2, name="a")
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [kept.id]
-
-
-def test_of_equal_runs_the_least_generation_is_taken() -> None:
-    made = finder_of(max_generation=3)
-    names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]
-    asked = copied((7, 8), WORDS[:100])
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [names[1]]
-    exact = copied((1, 2, 3), WORDS[:100])
-    made.store.put(Chunk(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
-    made.add(described(exact))
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [id_of(exact)]
-
-
-def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
-    made = finder_of()
-    late = rows_of(made, WORDS[:100])
-    other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
-    made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
-    assert made.copied is None
-    assert [meta.id for meta in made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
-    assert made.find(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

@@ -45,7 +45,10 @@ class DeltasMachine(RuleBasedStateMachine):
 
     def make(self) -> None:
         self.store = open_store(self.where(), **self.settings)
-        self.store.on_evict(lambda id: self.model.pop(id, None))
+        self.store.on_evict(self.forget)
+
+    def forget(self, id: str) -> None:
+        self.model.pop(id, None)
 
     @rule(path=PATHS, last=LENGTHS, partition=PARTITIONS)
     def put(self, path: list[int], last: int, partition: str) -> None:

@@ -41,6 +41,13 @@ def test_never_the_whole_prompt() -> None:
     assert hit.tokens == 31
 
 
+def test_the_whole_prompt_where_it_is_asked_for() -> None:
+    _, index = store_of(("a", tuple(range(40)), ()))
+    hit = index.longest("p", "e", range(32), whole=True)
+    assert hit is not None
+    assert (hit.donor, hit.tokens) == ("a", 32)
+
+
 def test_partition_epoch_and_pictures_are_walls() -> None:
     tokens = tuple(range(48))
     _, index = store_of(("a", tokens, (Span(16, 16, "red"),)))

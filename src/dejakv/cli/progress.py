@@ -140,9 +140,11 @@ class _Lines:
 
 
 def line_of(row: Row) -> str:
-    """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`"""
+    """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and why state that was found
+    was not used."""
     arm = "cache" if "cache" in row.arms else next(iter(row.arms))
     record = row.arms[arm].record
     statuses = ", ".join(f"{name}={status}" for name, status in record.statuses.items())
     head = f"[{row.sample_id}] {record.provenance} | latency={record.latency_ms / 1e3:.3f}s"
-    return f"{head} | answer match={row.correct(arm)} | {statuses}"
+    unused = f" | not used: {record.reason}" if record.reason else ""
+    return f"{head} | answer match={row.correct(arm)} | {statuses}{unused}"

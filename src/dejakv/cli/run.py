@@ -47,7 +47,7 @@ def run_command(
         Text,
         _data(
             help="shapes, docs, repo, rag, sessions, gqa, jsonl, folder or package.module:factory. The last four need "
-            "--model or --cache-mode dry-run."
+            "--model or --cache-mode dry-run (default: the one of the model's preset, else shapes)."
         ),
     ] = None,
     dataset_path: Annotated[
@@ -55,7 +55,13 @@ def run_command(
     ] = None,
     dataset_config: Annotated[Text, _data(help="gqa: configuration on the hub.")] = None,
     split: Annotated[Text, _data(help="gqa: split on the hub (default: val).")] = None,
-    image_root: Annotated[Text, _data(help="Folder of the pictures.")] = None,
+    image_root: Annotated[
+        Text,
+        _data(
+            help="Folder of the pictures, for the model and the hook (default: SEMANTIC_CACHE_IMAGE_ROOT, GQA_IMAGE_ROOT or "
+            "LLAVA_IMAGE_ROOT)."
+        ),
+    ] = None,
     passages: Annotated[Number, _data(help="rag: passages in a prompt (default: 8).")] = None,
     order: Annotated[
         Text,
@@ -82,7 +88,7 @@ def run_command(
         Text,
         _reuse(
             help="exact (same answer), adopt (answer the donor's prompt) or blend (mix donor state with recomputed rows) "
-            f"(default: {SemanticCacheConfig.reuse})."
+            f"(default: {SemanticCacheConfig.reuse}; adopt if a threshold, a latent layer or a chunk source asks for similar prompts)."
         ),
     ] = None,
     media: Annotated[
@@ -119,6 +125,13 @@ def run_command(
     ] = None,
     index_encoder: Annotated[
         Text, _levels(help="sentence-transformers name or folder, or model: the served model's own embeddings.")
+    ] = None,
+    image_encoder: Annotated[
+        Text,
+        _levels(
+            help="Of the layer vision: CLIP model of sentence-transformers by name or folder, or model: the served model's own "
+            "tower (default: CLIP if it can be loaded, else the tower)."
+        ),
     ] = None,
     index: Annotated[Text, _levels(help=f"flat, hnsw or lsh (default: {SemanticCacheConfig.index}).")] = None,
     embedding_layer: Annotated[list[str] | None, _levels(help="Latent layer NAME:DIM[:THRESH]; repeatable.")] = None,
@@ -169,6 +182,13 @@ def run_command(
     blend_share: Annotated[
         float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
     ] = None,
+    prune: Annotated[
+        Text,
+        _reuse(
+            help="Decode from the tokens that matter most: attention, snapkv or random (a control); approximate "
+            f"(default: {SemanticCacheConfig.prune})."
+        ),
+    ] = None,
     cache_dir: Annotated[Text, _cache(help="Folder that keeps the cache; without it every run starts empty.")] = None,
     max_bytes: Annotated[
         Number, _cache(help=f"Largest size of the store, in bytes (default: {SemanticCacheConfig.max_bytes}).")
@@ -192,6 +212,12 @@ def run_command(
     enable_fusion_cache: Annotated[
         bool, _cache("--enable-fusion-cache", help="Keep encoder outputs, by the pictures' content.")
     ] = False,
+    fusion_provider: Annotated[
+        Text,
+        _cache(
+            help="Reader and writer of the model's own fusion modules, package.module:factory; implies --enable-fusion-cache."
+        ),
+    ] = None,
     fusion_cache_dir: Annotated[
         Text, _cache(help="Folder that keeps encoder outputs; implies --enable-fusion-cache.")
     ] = None,
@@ -209,6 +235,9 @@ def run_command(
         float | None, _run(help=f"Sampling temperature; 0: greedy (default: {RunSettings.temperature}).")
     ] = None,
     seed: Annotated[Number, _run(help=f"Seed of the data set and of sampling (default: {RunSettings.seed}).")] = None,
+    seeds: Annotated[
+        Number, _run(help="Repeat the run with so many seeds, from --seed upwards, and report each and all of them.")
+    ] = None,
     repeat: Annotated[
         Number,
         _data(min=1, help=f"How often the samples come, one round after another (default: {RunSettings.repeat})."),
@@ -236,8 +265,7 @@ def run_command(
     ] = False,
 ) -> None:
     """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
-    from dejakv.cli.progress import run_with_progress
-    from dejakv.experiments.table import show
+    from dejakv.cli.outcome import constants, run_and_show
 
     run_part: dict[str, Any] = {
         "model": model, "engine": engine, "dtype": dtype, "device": device, "attn": attn,
@@ -251,13 +279,13 @@ def run_command(
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
-        "index_encoder": index_encoder, "index": index, "embedding_layers": embedding_layer or None,
+        "index_encoder": index_encoder, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
-        "min_gain": min_gain, "costs": _constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
-        "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
+        "min_gain": min_gain, "costs": constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
+        "fusion_provider": fusion_provider, "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
-        "blend_share": blend_share, "max_generation": max_generation, "image_root": image_root,
+        "blend_share": blend_share, "max_generation": max_generation, "prune": prune, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "copied_text": False if disable_copied_text else None,
@@ -267,22 +295,5 @@ def run_command(
     if preset is None and model is None:
         preset, chosen = default_for(dataset, cache_mode)
         run_part |= chosen
-    result = run_with_progress(settings_from(preset, run_part, cache_part), log_samples, resume)
-    show(result.summary, result.rows, disagreements=show_disagreements)
-    if result.output is not None:
-        typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
-    if result.stopped:
-        again = "add --resume to the same command to continue" if result.output is not None else "nothing was kept"
-        typer.echo(f"dejakv: stopped after {result.summary['samples']} of {result.summary['stopped_before']}"
-                   f" samples: {again}", err=True)  # fmt: skip
-        raise typer.Exit(130)
-
-
-def _constants(given: str | None) -> tuple[float, ...] | None:
-    """Raises: ConfigError for what is no list of numbers."""
-    from dejakv.errors import ConfigError
-
-    try:
-        return tuple(float(part) for part in given.split(",")) if given else None
-    except ValueError as error:
-        raise ConfigError(f"--costs {given!r}: give four numbers with commas, such as 4e-3,1.3e-6,1e-9,2e-4") from error
+    settings = settings_from(preset, run_part, cache_part)
+    run_and_show(settings, seeds, log_samples=log_samples, resume=resume, disagreements=show_disagreements)

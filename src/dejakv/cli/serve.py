@@ -39,6 +39,12 @@ def serve_command(
             help="Rows that a blend computes: strict (most), default or loose (fewest; only for prompts whose passages stay in place)."
         ),
     ] = None,
+    prune: Annotated[
+        Text,
+        typer.Option(
+            help="Requests that allow approximate reuse are decoded from the tokens that matter most: attention, snapkv or random (default: none)."
+        ),
+    ] = None,
     cache_dir: Annotated[
         Text, typer.Option(help="Folder that keeps the cache across restarts; without it the cache is in memory.")
     ] = None,
@@ -68,7 +74,7 @@ def serve_command(
 
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
-        "blend_quality": blend_quality, "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
+        "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
         "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     try:

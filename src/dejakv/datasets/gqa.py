@@ -2,7 +2,7 @@
 
 From the hub (`lmms-lab/GQA` through `datasets`), questions are in `<split>_<kind>_instructions` and pictures in
 `<split>_<kind>_images`, joined by image id. The original release is one JSON object `{question id: record}` and a folder
-of `<imageId>.jpg`.
+of `<imageId>.jpg`, which `--image-root` or an environment variable names.
 """
 
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.images import by_id, media_from_file
 from dejakv.errors import DatasetError, MissingExtraError
 from dejakv.request import Media
 
@@ -21,33 +20,30 @@ DEFAULT_CONFIG = "val_balanced_instructions"
 
 
 class GqaFiles:
-    """The original JSON file and image folder. Without an `image_root` the questions come without pictures."""
+    """The original JSON file. Its questions name their pictures by `imageId`; a run looks for them."""
 
     name = "gqa"
 
-    def __init__(self, path: str | Path, image_root: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
             raise DatasetError(f"no file {str(path)!r}: give GQA's questions JSON with --dataset-path")
-        self.image_root = Path(image_root) if image_root else None
 
     def __iter__(self) -> Iterator[Sample]:
         try:
             records: Any = json.loads(self.path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{self.path.name} is not JSON ({error}): give GQA's questions JSON with --dataset-path"
             ) from error
         if not isinstance(records, dict):
             raise DatasetError(f"{self.path.name} is not in GQA's format: give an object of question id -> record")
         for key, record in records.items():
-            media: tuple[Media, ...] = ()
-            if self.image_root is not None:
-                picture = by_id(self.image_root, str(record.get("imageId", "")))
-                if picture is None:
-                    raise DatasetError(f"question {key}: no picture {record.get('imageId')}.jpg below --image-root")
-                media = (media_from_file(picture),)
-            yield sample_of(str(key), record, media)
+            if not isinstance(record, dict):
+                raise DatasetError(
+                    f"{self.path.name}: record {key} is not an object: give an object of question id -> record"
+                )
+            yield sample_of(str(key), record, ())
 
 
 class GqaHub:

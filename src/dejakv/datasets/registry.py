@@ -17,6 +17,9 @@ QUESTIONS_A_PICTURE = 13
 DOCUMENT_FACTS = 64
 """About 640 tokens a document: long enough for a prefill to cost more than a look-up."""
 
+_FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
+"""Endings of paths that cannot be ids on the hub."""
+
 KNOWN = ("shapes", "docs", *WORKLOADS, "gqa", "jsonl", "folder")
 
 
@@ -33,8 +36,10 @@ class DatasetOptions:
     shuffle_seed: int | None = None
 
 
-def open_dataset(name: str, options: DatasetOptions, workload: WorkloadOptions | None = None) -> Dataset:
-    """A data set by name or `package.module:factory`.
+def open_dataset(
+    name: str, options: DatasetOptions, workload: WorkloadOptions | None = None, *, pictures: bool = True
+) -> Dataset:
+    """A data set by name or `package.module:factory`. `pictures=False`: GQA from the hub comes without its pictures.
 
     Raises: DatasetError for an unknown name or missing files, ConfigError for a factory that does not import.
     """
@@ -55,8 +60,15 @@ def open_dataset(name: str, options: DatasetOptions, workload: WorkloadOptions |
         from dejakv.datasets.gqa import DEFAULT_CONFIG, HUB_ID, GqaFiles, GqaHub
 
         if options.path and Path(options.path).suffix == ".json":
-            return GqaFiles(options.path, options.image_root)
-        return GqaHub(options.config or DEFAULT_CONFIG, options.split or "val", options.path or HUB_ID)
+            return GqaFiles(options.path)
+        if options.path and Path(options.path).suffix in _FILES and not Path(options.path).exists():
+            raise DatasetError(f"no file {options.path!r}: give GQA's questions JSON with --dataset-path")
+        if options.path and Path(options.path).is_file():
+            raise DatasetError(
+                f"--dataset-path {options.path!r} is not in GQA's format, which is one .json file of question id -> record: "
+                "give that, or --dataset jsonl for JSON lines"
+            )
+        return GqaHub(options.config or DEFAULT_CONFIG, options.split or "val", options.path or HUB_ID, pictures)
     if name == "jsonl":
         from dejakv.datasets.jsonl import JsonlDataset
 

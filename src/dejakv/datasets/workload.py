@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from dejakv.datasets.base import Dataset
 
 WORKLOADS = ("repo", "rag", "sessions")
+OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
+"""The data set of each option."""
 
 
 @dataclass(frozen=True)

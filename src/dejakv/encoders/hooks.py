@@ -152,7 +152,8 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
         hooks["prompt"] = PromptHook(encoder, config.chunk_window)
     if "vision" in made:
         automatic = "vision" in specs and specs["vision"].dim is None
-        hooks["vision"] = VisionHook(image_encoder(engine, prefer_clip=not automatic), image_roots(config.image_root))
+        encoder = image_encoder(engine, prefer_clip=not automatic, name=config.image_encoder)
+        hooks["vision"] = VisionHook(encoder, image_roots(config.image_root))
     joined = JoinedHook(**hooks)
     return EmbeddingHook(joined, engine, joined.fingerprint)
 

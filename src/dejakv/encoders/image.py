@@ -27,7 +27,7 @@ class ClipEncoder:
 
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
-        self._model = load_sentence_transformer(name_or_path, device)
+        self._model = load_sentence_transformer(name_or_path, device, "--image-encoder")
         self._lock = threading.Lock()
         self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
 
@@ -57,15 +57,22 @@ class TowerEncoder:
         return unit(row, row.size, "the served model's vision tower")
 
 
-def image_encoder(engine: Any = None, *, prefer_clip: bool = True) -> ImageEncoder:
-    """CLIP if it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first.
+def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | None = None) -> ImageEncoder:
+    """CLIP if it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first. `name`: the folder
+    or hub name of a CLIP model that is used and nothing else, or `model` for the tower alone.
 
-    Raises ConfigError if neither is available.
+    Raises ConfigError if none is available; ModelError for a named model that cannot be loaded.
     """
+    if name is not None and name != "model":
+        return ClipEncoder(name)
     embed = getattr(engine, "embed_image", None)
     tower = TowerEncoder(embed, str(getattr(engine, "epoch", ""))) if embed is not None else None
-    if tower is not None and not prefer_clip:
+    if tower is not None and (name == "model" or not prefer_clip):
         return tower
+    if name == "model":
+        raise ConfigError(
+            "--image-encoder model: the served model has no vision tower; name a CLIP model or its folder"
+        )
     try:
         return ClipEncoder()
     except (MissingExtraError, ModelError) as error:

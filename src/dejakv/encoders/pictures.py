@@ -29,29 +29,30 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
     media = tuple(item for item in getattr(sample, "media", ()) if item.modality == "image")
     if media:
         return media
-    image_id = _image_id(sample)
-    if not image_id:
+    name = image_id(sample)
+    if not name:
         return ()
     folders = list(roots)
     for root in folders:
         try:
-            path = by_id(root, image_id)
-            if path is None and Path(image_id).suffix:
-                path = inside(root, image_id)
+            path = by_id(root, name)
+            if path is None and Path(name).suffix:
+                path = inside(root, name)
                 path = path if path.is_file() else None
         except (
             DatasetError,
             ValueError,
             OSError,
         ) as error:  # a path that leaves the folder, or that no file system accepts
-            raise InputError(f"the image id {image_id!r} names no file below the image root: {error}") from error
+            raise InputError(f"the image id {name!r} names no file below the image root: {error}") from error
         if path is not None:
             return (media_from_file(path),)
     where = ", ".join(str(root) for root in folders) or "no folder: set --image-root or " + " or ".join(ROOT_VARIABLES)
-    raise InputError(f"no picture {image_id}.jpg or .png in {where}")
+    raise InputError(f"no picture {name}.jpg or .png in {where}")
 
 
-def _image_id(sample: Any) -> str:
+def image_id(sample: Any) -> str:
+    """The id by which a `Request` or a data set's `Sample` names its picture; empty for none."""
     fields: Mapping[str, Any] = getattr(sample, "metadata", None) or getattr(sample, "fields", None) or {}
     for name in ID_FIELDS:
         value = fields.get(name)

@@ -119,8 +119,9 @@ _loaded: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
 _loading = threading.Lock()
 
 
-def load_sentence_transformer(name_or_path: str, device: str) -> Any:
-    """The model, shared by all users of the same name while one of them exists. Raises MissingExtraError, ModelError."""
+def load_sentence_transformer(name_or_path: str, device: str, flag: str = "--index-encoder") -> Any:
+    """The model, shared by all users of the same name while one of them exists. `flag`: what named it, for messages. Raises
+    MissingExtraError, ModelError."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -129,15 +130,15 @@ def load_sentence_transformer(name_or_path: str, device: str) -> Any:
     with _loading:
         model = _loaded.get(key)
         if model is None:
-            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device)
+            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device, flag)
         return model
 
 
-def _load(make: Any, name_or_path: str, device: str) -> Any:
+def _load(make: Any, name_or_path: str, device: str, flag: str) -> Any:
     try:
         return make(name_or_path, device=device)
     except Exception as error:
         raise ModelError(
             f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {error}): give a sentence-transformers "
-            "name that can be downloaded or a local folder, or use --index-encoder model, which needs no download"
+            f"name that can be downloaded or a local folder, or use {flag} model, which needs no download"
         ) from error

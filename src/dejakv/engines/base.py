@@ -72,6 +72,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    approximate      the engine decoded from less than the prompt's whole state (pruning); what `capture` returns is whole
     rows             what later blends may take from this one, None if nothing was blended
     shared           the caller is handed the state as well (in `details`): capture before it can change it
     continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
@@ -88,6 +89,7 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    approximate: bool = False
     rows: ComputedRows | None = None
     shared: bool = False
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)

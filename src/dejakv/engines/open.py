@@ -7,12 +7,17 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoder_cache.disk import DiskTier
 from dejakv.engines.choice import EngineName, ModelChoice
+from dejakv.errors import ConfigError
 
 
 def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     """Loads the model, with what a cache of this config needs beside it. Raises ModelError or MissingExtraError."""
     registry = encoder_registry(cache)
     if choice.engine == "vllm":
+        if cache.prune != "none":
+            raise ConfigError(
+                f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
+            )
         from dejakv.engines.vllm import VLLMEngine
 
         return VLLMEngine.from_pretrained(
@@ -30,6 +35,7 @@ def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
         attn=choice.attn,
         trust_remote_code=choice.trust_remote_code,
         encoder_cache=registry,
+        prune=cache.prune,
     )
 
 
@@ -50,6 +56,8 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         min_gain=config.min_gain,
         lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
         index_encoder="none",
+        copied_text=False,  # donors are named
+        blend_donors=config.blend_donors,
         blend_quality=config.blend_quality,
         blend_share=config.blend_share,
         blend_map=config.blend_map,
@@ -59,7 +67,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
 
 def state_folders(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
     """The folders in which a run leaves state for the next one."""
-    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir) if folder]
+    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir, cache.fusion_states_dir) if folder]
     if engine == "vllm" and cache.cache_dir:
         folders.append(_beside(cache.cache_dir))
     return folders

@@ -83,10 +83,12 @@ def serve_all(
         watch.stage("warming up")
         for sample in chosen[:WARM_UP]:
             Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
-        _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], watch)
+        _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], rows, watch)
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
-            row = _serve(pipelines, sample, prompter.request(sample, sampling), first=number)
+            request = prompter.request(sample, sampling)
+            row = _serve(pipelines, sample, request, first=number)
+            _learn(pipelines, request, row)
             rows.append(row)
             if log is not None:
                 log.append(row)
@@ -128,17 +130,26 @@ def _outcome(answer: Answer, flush_ms: float, tokens: Sequence[int], wanted: Log
     return Outcome(answer.record, answer.text, answer.cached_answer, first, near, flush_ms)
 
 
-def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watch: Watch) -> None:
-    """Refills the caches of a resumed run with its finished prompts, one token each."""
+def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
+    """Tells each cache whether its answer was the `none` arm's, so that a donor that was wrong is not offered again."""
+    for name, pipeline in pipelines.items():
+        agreed = row.agrees(name)
+        if pipeline.cache is not None and agreed is not None:
+            pipeline.cache.judged(request, row.arms[name].record, agreed)
+
+
+def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Watch) -> None:
+    """Refills the caches of a resumed run with its finished prompts, one token each, and with what was learned of them."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
-    for request in requests:
+    for request, row in zip(requests, rows, strict=True):
         short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
             pipeline.answer(short)
             _flush(pipeline)
             _promote(pipeline)
+        _learn(pipelines, request, row)
 
 
 def _flush(pipeline: Pipeline) -> float:

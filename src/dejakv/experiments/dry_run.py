@@ -17,6 +17,7 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import share_figures
+from dejakv.experiments.summary import counted
 from dejakv.experiments.watch import Watch
 from dejakv.shares import Shares
 from dejakv.store.memory import MemoryStore
@@ -88,6 +89,7 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
             | _false_hits([line for line in hits if line["level"] == level])
             for level in levels
         },
+        "not_used": counted(line["reason"] for line in lines if line["reason"]),
         "plans": dict(Counter(line["plan"] for line in lines).most_common()),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,

@@ -13,6 +13,9 @@ def in_plain_words(summary: dict[str, Any]) -> list[str]:
     if summary["agreement"] is not None:
         first, same = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
         lines.append(f"First token the same in {first} of {count}, the whole answer in {same} of {count}.")
+        lines.append(
+            f"This is one draw of the samples (--seed {summary.get('seed', 0)}): --seeds 5 shows how other draws differ."
+        )
     return lines
 
 

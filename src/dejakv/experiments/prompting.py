@@ -5,6 +5,7 @@ from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.encoders.pictures import image_id
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 
@@ -43,7 +44,7 @@ class Prompter:
             sampling=sampling or Sampling(),
             parts=sample.parts,
             order="free" if sample.parts else "given",
-            metadata={"question": sample.question, "imageId": sample.fields.get("imageId"), "sample": sample.id},
+            metadata={"question": sample.question, "imageId": image_id(sample) or None, "sample": sample.id},
         )
 
     def prompt(self, sample: Sample) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.datasets.workload import WorkloadOptions
+from dejakv.encoders.pictures import ROOT_VARIABLES, image_roots
 from dejakv.engines.open import open_engine, open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import compare
 from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.output import run_folder, write_run
+from dejakv.experiments.pictures import missing, with_pictures
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import RunSettings
@@ -55,6 +57,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
     ):
         summary, lines = shares_alone(settings, chosen)
+        summary["implied"] = list(settings.implied)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     _check_pictures(settings, chosen)
     if engine is not None:
@@ -90,7 +93,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
     prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
-        _label_media(summary, settings)
+        _label(summary, settings, chosen)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     log = (
         SamplesLog(Path(settings.output), settings.named(), chosen, resume=resume)
@@ -105,7 +108,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
             log.close()
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
     summary |= measured(chosen[: len(done.rows)], prompter, engine.prepare)
-    _label_media(summary, settings)
+    _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
     return RunResult(
@@ -113,14 +116,34 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
     )
 
 
-def _label_media(summary: dict[str, Any], settings: RunSettings) -> None:
+def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sample]) -> None:
+    """What a reader of the figures must know beside them."""
     summary["media"] = settings.cache.media
+    summary["seed"] = settings.seed
+    summary["implied"] = list(settings.implied)
+    if settings.cache.prune != "none":
+        summary["implied"].append(
+            f"--prune {settings.cache.prune}: answers of the cache arm are decoded from pruned state"
+        )
+    warnings: list[str] = []
     if settings.cache.media == "ignore":
-        summary["warning"] = "media=ignore: donors with other pictures were allowed, as the prototypes did"
+        warnings.append("media=ignore: donors with other pictures were allowed, as the prototypes did")
+    summary["pictures_missing"] = missing(chosen) if _wants_pictures(settings) else 0
+    if summary["pictures_missing"]:
+        roots = ", ".join(map(str, image_roots(settings.cache.image_root))) or "no folder"
+        warnings.append(
+            f"{summary['pictures_missing']} of {len(chosen)} questions were asked without the picture that they name: it is "
+            f"missing or unreadable in {roots}; give --image-root or set {' or '.join(ROOT_VARIABLES)}"
+        )
+    if warnings:
+        summary["warning"] = "; ".join(warnings)
 
 
 def read_samples(settings: RunSettings) -> Iterator[Sample]:
-    """The samples of a run, in its order."""
+    """The samples of a run, in its order. Raises: DatasetError, also for an image root that is no folder."""
+    root = settings.cache.image_root
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
     options = DatasetOptions(
         path=settings.dataset_path,
         config=settings.dataset_config,
@@ -131,7 +154,16 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
         shuffle_seed=settings.shuffle_seed,
     )
     workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
-    return samples(open_dataset(settings.dataset, options, workload), options)
+    wanted = _wants_pictures(settings)
+    found = samples(open_dataset(settings.dataset, options, workload, pictures=wanted), options)
+    return with_pictures(found, image_roots(options.image_root)) if wanted else found
+
+
+def _wants_pictures(settings: RunSettings) -> bool:
+    """Whether the model is to see the pictures that records name. A folder given for a model that reads only text is told."""
+    if settings.cache_mode == "shares" or model_is_missing(settings):
+        return False
+    return bool(settings.cache.image_root) or takes_pictures(settings)
 
 
 def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:

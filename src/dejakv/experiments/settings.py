@@ -1,13 +1,15 @@
 """Settings of a run: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.workload import OPTIONS
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
-from dejakv.presets import preset
+from dejakv.presets import dataset_of, preset
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
@@ -20,7 +22,7 @@ class RunSettings(ModelChoice):
     """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
     `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`. `repeat`: how often the samples come, one round after
     the other. `promote`: after each request the cache computes one waiting prompt exactly, outside of all times, as a server does in
-    idle time."""
+    idle time. `implied`: what was set because of other settings, in sentences for the report."""
 
     model: str = "shapes-vlm"
     dataset: str = "shapes"
@@ -44,6 +46,7 @@ class RunSettings(ModelChoice):
     repeat: Positive = 1
     promote: bool = False
     output: Folder | None = None
+    implied: tuple[str, ...] = ()
     cache: SemanticCacheConfig = field(default_factory=SemanticCacheConfig)
 
     def __post_init__(self) -> None:
@@ -74,7 +77,32 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     given = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
-    if "fusion_cache_dir" in given:
-        given.setdefault("enable_fusion_cache", True)
-    config = SemanticCacheConfig.from_dict({**base_cache, **given})
-    return from_mapping(RunSettings, {**merged, "cache": config}, "a run's settings")
+    every = {**base_cache, **given}
+    implied: list[str] = []
+    if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
+        merged["dataset"] = found
+        if found != RunSettings.dataset:
+            implied.append(f"the data set is {found}, the one of {merged['model']}; --dataset names another")
+    for name, dataset in OPTIONS.items():
+        if run.get(name) is not None and merged.get("dataset", RunSettings.dataset) != dataset:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
+            )
+    if "reuse" not in every and (why := _asks_for_similar(merged, every)):
+        every["reuse"] = "adopt"
+        implied.append(
+            f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
+        )
+    config = SemanticCacheConfig.from_dict(every)
+    return from_mapping(RunSettings, {**merged, "cache": config, "implied": tuple(implied)}, "a run's settings")
+
+
+def _asks_for_similar(run: Mapping[str, Any], cache: Mapping[str, Any]) -> str:
+    """The flag that has no effect under exact reuse; empty if there is none."""
+    if "similarity_threshold" in cache:
+        return "--similarity-threshold"
+    if cache.get("embedding_layers"):
+        return "--embedding-layer"
+    source = run.get("chunk_source", "question")
+    return "" if source in ("question", "prompt") else f"--chunk-source {source}"

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -114,7 +114,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "hit_rate_interval": wilson(len(hits), len(records)) if records else None,
         "prefix_hits": sum(record.method == "prefix" for record in records),
         "by_level": _by_level(hits),
-        "by_method": _counts(record.method for record in records),
+        "by_method": counted(record.method for record in records),
         "agreement": sum(judged) / len(judged) if judged else None,
         "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
         "agreement_first": sum(first) / len(first) if first else None,
@@ -122,7 +122,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         **_fidelity(rows, "cache"),
         "response_cache": _response_cache(hits),
         "beyond_prefix": _beyond_prefix(rows),
-        "not_used": _counts(record.reason for record in records if record.reason),
+        "not_used": counted(record.reason for record in records if record.reason),
         "lookup_ms": _spread([record.lookup_ms for record in records]),
         "inject_ms": _spread([record.inject_ms for record in records if record.reused_tokens]),
         "bytes_loaded": sum(record.bytes_loaded for record in records),
@@ -213,7 +213,8 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _counts(values: Any) -> dict[str, int]:
+def counted(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, the most frequent first."""
     table: dict[str, int] = defaultdict(int)
     for value in values:
         table[value] += 1

@@ -33,7 +33,7 @@ SWITCHES = {
 def split_settings(entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run settings and cache settings of an entry. Raises ConfigError for an unknown name."""
     cache_names = {item.name for item in fields(SemanticCacheConfig)}
-    run_names = {item.name for item in fields(RunSettings)} - {"cache"}
+    run_names = {item.name for item in fields(RunSettings)} - {"cache", "implied"}
     run_part: dict[str, Any] = {}
     cache_part: dict[str, Any] = {}
     for name, value in entry.items():

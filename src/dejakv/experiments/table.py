@@ -11,6 +11,7 @@ from dejakv.experiments.disagreements import side_by_side
 from dejakv.experiments.plain_words import in_plain_words
 from dejakv.experiments.shares import in_words
 from dejakv.experiments.summary import Row
+from dejakv.experiments.unused import unused_table
 
 
 def show(
@@ -18,12 +19,16 @@ def show(
 ) -> None:
     """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
+    for line in summary.get("implied", ()):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if summary.get("cache_mode") in ("dry-run", "shares"):
         _show_dry_run(summary, console)
         return
     console.print(_arms(summary))
     if summary.get("by_level"):
         console.print(_levels(summary))
+    if (unused := unused_table(summary.get("not_used", {}))) is not None:
+        console.print(unused)
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
     _show_shares(summary, console)
@@ -167,6 +172,14 @@ def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
     low, high = summary["hit_rate_interval"]
     console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
+    if (unused := unused_table(summary.get("not_used", {}))) is not None:
+        console.print(unused)
+    judged = (
+        "judged by the data set's answers: a live run also counts answers that the model changes between two right wordings"
+        if summary["judged"]
+        else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
+    )
+    console.print(judged, soft_wrap=True)
     console.print(f"plans: {', '.join(f'{name} {count}' for name, count in summary['plans'].items())}")
 
 

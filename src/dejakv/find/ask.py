@@ -16,19 +16,21 @@ class Ask:
     mode       `off` reuses nothing but exact prefixes and is not compared; `exact`, `adopt`, `blend`: see `ReuseMethod`
     threshold  least score of a donor: the cosine of similar text, or the share of the prompt that is copied text; it can only
                tighten what the cache is set to
-    donor      id of the only donor to be used beside exact ones; the caller vouches for it, so no guard is asked. It must be
-               of the request's own partition and epoch
+    named      ids of the only donors to be used beside exact ones, the best first; the caller vouches for them, so no guard is
+               asked. They must be of the request's own partition and epoch
     no_store   nothing of this request is kept
     donors     of how many prompts a blend takes state at most; None: of as many as the settings say
-    similar    False leaves out the levels: exact prefixes and equal prompts alone, found without comparing text
+    similar    False leaves out whatever is not exact: exact prefixes and equal prompts alone
+    levels     False leaves out the levels, which may run an encoder: copied text is still looked for
     """
 
     mode: Mode = "exact"
     threshold: float | None = None
-    donor: str | None = None
+    named: tuple[str, ...] = ()
     no_store: bool = False
     similar: bool = True
     donors: int | None = None
+    levels: bool = True
 
     @classmethod
     def of(

@@ -10,6 +10,17 @@ from dejakv.find.ways import Plan
 from dejakv.levels.base import Query, Status
 
 
+def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
+    """The status table once it is known what is run: a level whose donor is not used is no hit, and `kv_cache` is one
+    exactly where state is used."""
+    unused = plan.match is None
+    rows: dict[str, Status] = {
+        name: "miss" if unused and status == "hit" else status for name, status in statuses.items()
+    }
+    rows["kv_cache"] = "hit" if plan.donors else "miss"
+    return rows
+
+
 @dataclass(frozen=True)
 class Decision:
     """How a request is to be run.

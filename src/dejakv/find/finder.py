@@ -19,7 +19,7 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
-from dejakv.find.decision import Decision
+from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
 from dejakv.guards.base import Guard, Verdict
@@ -102,12 +102,13 @@ class Finder:
         found = replace(found, prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
         planned = self._plan(prepared, key, found, ask, costs)
         chosen, exact = planned.plan, planned.exact
-        statuses["kv_cache"] = "hit" if found.match or exact.donors else "miss"
         self.counts.lookup(request.partition, found.verdicts)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
         seconds = time.perf_counter() - began
         tokens = len(prepared.token_ids)
-        return Decision(key, tokens, ask, chosen, exact, found, query, statuses, seconds, planned.candidates)
+        return Decision(
+            key, tokens, ask, chosen, exact, found, query, settled(statuses, chosen), seconds, planned.candidates
+        )
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
@@ -174,8 +175,8 @@ class Finder:
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         epoch = prepared.epoch
         own = self._of_caller(key, query.request, epoch)
-        if ask.donor is not None:
-            return self._named(ask.donor, own, query.request, epoch)
+        if ask.named:
+            return self._named(ask, own, query.request, epoch)
         if ask.method == "blend" and ask.similar and own is None and (index := self._begin_copied()) is not None:
             copied = self._copied(index, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
@@ -187,7 +188,7 @@ class Finder:
         match: Match | None = None
         donors: list[ChunkMeta] = []
         guards = [guard for guard in self.guards if ask.method != "blend" or not guard.waived_for_blend]
-        for level in self.levels if ask.similar else ():
+        for level in self.levels if ask.similar and ask.levels else ():
             if match is not None:
                 _skip(level, statuses)
                 continue
@@ -252,13 +253,15 @@ class Finder:
             return Found()
         return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied)
 
-    def _named(self, donor: str, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
-        """The donor that the caller named, or the prompt's own state, which is always better."""
-        meta = own or self._of_caller(donor, request, epoch)
-        if meta is None:
-            unknown = Verdict("reject", NAMED, "the donor that the request names is not known in its partition")
-            return Found(verdicts=(unknown,))
-        return Found(Match(meta.id, NAMED if own is None else "exact_text", 1.0), (meta,))
+    def _named(self, ask: Ask, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
+        """The donors that the caller named, or the prompt's own state, which is always better."""
+        if own is not None:
+            return Found(Match(own.id, "exact_text", 1.0), (own,))
+        metas = [self._of_caller(id, request, epoch) for id in dict.fromkeys(ask.named)]
+        donors = tuple(meta for meta in metas if meta is not None)[: self._most(ask)]
+        unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
+        verdicts = (unknown,) * metas.count(None)
+        return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=verdicts)
 
     def _most(self, ask: Ask) -> int:
         """How many donors are of use."""
@@ -277,7 +280,12 @@ class Finder:
         return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
 
     def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
-        hit = self._prefix.longest(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
+        request, ids, spans = prepared.request, prepared.token_ids, prepared.spans
+        key = exact_key(request.partition, prepared.epoch, ids, [span.digest for span in spans])
+        if self._of_caller(key, request, prepared.epoch) is not None:
+            hit = PrefixHit(key, len(ids) - 1)  # the prompt itself: nothing is longer
+        else:
+            hit = self._prefix.longest(request.partition, prepared.epoch, ids, spans)
         if hit is None:
             return None
         meta = self.store.meta(hit.donor)

@@ -60,7 +60,11 @@ def plan(
         took = costs.prefix(tokens - 1, tokens) if costs else None
         return Planned(chosen, exact, (*ways, Candidate(chosen, took)))
     if ask.method == "exact":
-        return Planned(replace(exact, reason="not asked for: reuse is exact and the tokens differ"), exact, ways)
+        level = found.match.level
+        why = (
+            f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
+        )
+        return Planned(replace(exact, reason=why), exact, ways)
     judges = (LeastGain(min_gain), MostRows(MAX_SHARE), *guards)
     others = tuple(
         replace(way, refused=next(filter(None, (judge.refuses(way.plan, tokens, exact) for judge in judges)), ""))

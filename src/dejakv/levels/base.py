@@ -28,6 +28,16 @@ class Match:
     layers: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
+    def chunk_id(self) -> str:
+        """Id of the donor's chunk, in a store."""
+        return self.donor
+
+    @property
+    def layer(self) -> str:
+        """The latent layer that decided, empty for levels without layers."""
+        return self.level.partition("embedding:")[2]
+
+    @property
     def provenance(self) -> str:
         """As logs and reports print it: `text:exact`, `text:semantic`, `embedding:prompt`."""
         names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}

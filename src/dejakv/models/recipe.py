@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dejakv.command import command
+
 WEIGHTS = "model.safetensors"
 LICENSE = "LICENSE"
 _HERE = Path(__file__).parent / "recipes"
@@ -37,7 +39,7 @@ class Recipe:
     @property
     def command(self) -> str:
         """The command that fetches it."""
-        return f"dejakv models get {self.name}"
+        return command(f"models get {self.name}")
 
 
 RECIPES = {

@@ -1,7 +1,8 @@
 """Blend: take a similar donor's state token by token, and compute the rows that need it (SemShareKV, arXiv 2509.24832).
 
 Settings, what it took, and the two steps that know tokens alone: the token map and what must be computed. An engine does the
-rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never captured and never a donor.
+rest (`engines.base.Blends`). The answer is approximate, so the state it leaves is never used as exact: rows that were computed in every layer may
+serve later blends (`new_text`), the others nothing.
 """
 
 from collections.abc import Sequence
@@ -130,11 +131,13 @@ def find(
     config: BlendConfig,
     ends: Ids | None,
     exact: Sequence[bool] = (),
+    first: int = 0,
 ) -> tuple[TokenMap, Need]:
     """The token map and what must be computed, for one prompt.
 
     exact  of each donor, whether its state is that of full computation from its first token on: as far as its tokens are the
            prompt's from the beginning, it is this prompt's own state
+    first  rows from the beginning that are exact already, whatever the donors hold
     """
     found = token_map(
         config.map, target, donors, embed, ends=ends, bits=config.bits, rope_weight=config.rope_weight, seed=config.seed
@@ -144,6 +147,6 @@ def find(
         target, donors, found, ends=ends, rule=config.forced(), tail=config.tail,
         min_similarity=config.min_similarity,
         budget=None if config.by_need and config.rule != "first" else config.share,
-        exact=held,
+        exact=max(held, first),
     )  # fmt: skip
     return found, needed

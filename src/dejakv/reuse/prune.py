@@ -156,12 +156,7 @@ class PrunableDynamicCache(Cache):
             raise ModelError(
                 f"{len(weights)} attention calls were seen for {len(held)} layers: load the model with --attn sdpa or eager"
             )
-        text = model.config.get_text_config()
-        kinds = set(getattr(text, "layer_types", None) or ())
-        if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
-            raise ModelError(
-                f"{type(model).__name__} has sliding windows, which pruned layers cannot express: do not prune it"
-            )
+        check_prunable(model)
         tokens = held[0].keys.shape[-2]
         layers, kept, full = [], [], 0
         for index, (layer, weight) in enumerate(zip(held, weights, strict=True)):
@@ -170,12 +165,24 @@ class PrunableDynamicCache(Cache):
             keys, values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
             layers.append(PrunedLayer(keys, values, tokens))
             kept.append(rows)
-        _install(model)
+        install_hooks(model)
         return cls(layers, kept, full)
 
 
-def _install(model: Any) -> None:
-    """Masks are made for one layer's length; a single new token sees everything that is left, so it needs none."""
+def check_prunable(model: Any) -> None:
+    """Raises: ModelError for a model with sliding windows."""
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
+        raise ModelError(
+            f"{type(model).__name__} has sliding windows, which pruned layers cannot express: do not prune it"
+        )
+
+
+def install_hooks(model: Any) -> None:
+    """Puts the hooks of pruned decoding on, once; they do nothing with another cache.
+
+    Masks are made for one layer's length; a single new token sees everything that is left, so it needs none."""
     if getattr(model, _HOOKS, None):
         return
 

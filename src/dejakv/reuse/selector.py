@@ -64,9 +64,10 @@ def relative_error(new: Tensor, old: Tensor) -> Tensor:
 
 
 def choose(scores: Tensor, forced: Tensor, count: int) -> Tensor:
-    """Indices, ascending, of all forced rows and the highest scores up to `count` rows. `scores` and `forced`: `[rows]`."""
+    """Indices, ascending, of all forced rows and the highest scores up to `count` rows, of equal ones the first. `scores` and
+    `forced`: `[rows]`."""
     wanted = max(count, int(forced.sum()))
     if wanted >= scores.numel():
         return torch.arange(scores.numel(), device=scores.device)
     ranked = scores.float().masked_fill(forced, float("inf"))
-    return ranked.topk(wanted).indices.sort().values
+    return ranked.sort(descending=True, stable=True).indices[:wanted].sort().values

@@ -7,7 +7,7 @@
 | `align`     | a monotone alignment, as a diff tool makes it                                       |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -82,6 +82,14 @@ class Donors:
     def number(self) -> Ids:
         """Which donor each token belongs to."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
+
+    def parts(self, source: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Donor by donor what a map takes: the donor's number, which target tokens, and their places in the donor. Donors that
+        nothing is taken from are left out."""
+        number, places = self.number[source], self.rows[source]
+        for index in np.unique(number).tolist():
+            rows = np.flatnonzero(number == index)
+            yield index, rows, places[rows]
 
 
 @dataclass(frozen=True)

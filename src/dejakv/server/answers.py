@@ -23,7 +23,7 @@ def usage_of(answer: Answer) -> dict[str, Any]:
 
 
 def provenance(answer: Answer) -> dict[str, Any]:
-    """The origin of the answer's state."""
+    """The origin of the answer's state; `reason`: why state that was found was not used."""
     record = answer.record
     return {
         "provenance": record.provenance,
@@ -31,6 +31,7 @@ def provenance(answer: Answer) -> dict[str, Any]:
         "reuse": record.method,
         "score": record.score,
         "approximate": record.approximate,
+        "reason": record.reason,
         "order": list(record.order),
         "tokens_reused": record.reused_tokens,
         "tokens_computed": record.computed_tokens,

@@ -13,7 +13,16 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.pipeline import Pipeline
-from dejakv.server import openapi, problems, routes_cache, routes_generate, routes_openai, routes_ops
+from dejakv.server import (
+    docs_page,
+    home_page,
+    openapi,
+    problems,
+    routes_cache,
+    routes_generate,
+    routes_openai,
+    routes_ops,
+)
 from dejakv.server.bodies import Bodies
 from dejakv.server.figures import registry_of
 from dejakv.server.gate import Gate, Keys
@@ -70,6 +79,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         title="DejaKV",
         version=__version__,
         description="Generates text, reusing computed state of similar earlier prompts.",
+        docs_url=None,  # FastAPI's page loads its scripts from another host
         redoc_url=None,
         lifespan=lifespan,
         responses=_PROBLEMS,
@@ -78,7 +88,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     app.add_middleware(Gate, keys=keys, settings=settings)
     openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest)
     problems.install(app, settings.retry_after)
-    for routes in (routes_generate, routes_openai, routes_cache, routes_ops):
+    for routes in (home_page, docs_page, routes_generate, routes_openai, routes_cache, routes_ops):
         app.include_router(routes.router)
     return app
 
@@ -96,5 +106,6 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         cache_dir=settings.cache_dir,
         blend_quality=settings.blend_quality,
         blend_share=settings.blend_share,
+        prune=settings.prune,
         max_generation=settings.max_generation,
     )

@@ -119,9 +119,19 @@ async def _parsed(model: type[Model], raw: bytes) -> Model:
 def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return f"the body is no JSON ({first['msg'][:_LONGEST_MESSAGE]}): send UTF-8, with \\u surrogates in pairs only"
+        return _not_json(first["msg"].removeprefix("Invalid JSON: ")[:_LONGEST_MESSAGE])
     where = ".".join(str(part) for part in first["loc"]) or "body"
     return f"{where[:_LONGEST_MESSAGE]}: {first['msg'][:_LONGEST_MESSAGE]}"
+
+
+def _not_json(why: str) -> str:
+    """The remedy fits the mistake: most are quotes and commas, few are characters."""
+    if "surrogate" in why or "unicode" in why.lower() or "escape" in why:
+        return f"the body is not valid JSON ({why}): send UTF-8, and \\u surrogates in pairs only"
+    return (
+        f"the body is not valid JSON ({why}): correct it at that place (names and texts in double quotes, no comma after the "
+        "last item); `python -m json.tool` shows the mistakes of a file"
+    )
 
 
 def _too_large(settings: ServerSettings) -> RefusedError:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dejakv.api_keys import ApiKeys, bearer_key
 from dejakv.errors import ConfigError
+from dejakv.server.docs_page import ASSETS
 from dejakv.server.refusals import RefusedError, problem
 from dejakv.server.settings import ServerSettings
 
@@ -13,8 +14,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
-"""Paths that need no key; they reveal nothing about requests."""
+OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", *(f"/docs/{name}" for name in ASSETS)})
+"""Paths that need no key; without one they reveal nothing about requests."""
 
 
 @dataclass(frozen=True)

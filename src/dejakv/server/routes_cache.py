@@ -43,7 +43,7 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
         lookups=counts.lookups,
         prefix_hits=counts.prefix_hits,
         hits=counts.hits,
-        misses=counts.lookups - sum(counts.hits.values()),
+        misses=counts.misses,
         rejections=counts.rejections,
         promotions=counts.promotions,
         encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},

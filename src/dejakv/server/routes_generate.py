@@ -41,6 +41,8 @@ def response(answer: Answer, service: Service, partition: str, wanted: str | Non
         store_key=service.name_entry(partition, stored, wanted) if stored else None,
         level=record.level,
         reuse=record.method,
+        approximate=record.approximate,
+        reason=record.reason,
         tokens_reused=record.reused_tokens,
         tokens_computed=record.computed_tokens,
         timings=Timings(

@@ -38,7 +38,8 @@ class Timings(BaseModel):
 
 class GenerateResponse(BaseModel):
     """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
-    `store_key` is null for an approximate answer, whose state is never kept."""
+    `store_key` is null for an approximate answer, whose state is never kept. `reason`: why state that was found was not used,
+    or why the prompt ran exactly; empty if there is nothing to say."""
 
     text: str
     used_semshare: bool
@@ -48,6 +49,8 @@ class GenerateResponse(BaseModel):
     store_key: str | None
     level: str
     reuse: str
+    approximate: bool
+    reason: str
     tokens_reused: int
     tokens_computed: int
     timings: Timings
@@ -57,7 +60,8 @@ class CacheStats(BaseModel):
     """Figures of the caller's own requests; of all requests for the operator.
 
     `entries` and `bytes` (the present content) are null for one tenant of several, because they may depend on others.
-    `stored` counts the caller's prompts that were stored since the start.
+    `stored` counts the caller's prompts that were stored since the start. Each of the `lookups` is in `hits` (by level), in
+    `prefix_hits` or in `misses`.
     """
 
     entries: int | None

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dejakv.config import PrunePolicy
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
 
@@ -18,6 +19,7 @@ class ServerSettings(BaseSettings):
 
     reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
+    prune               requests that allow approximate reuse are decoded from a pruned state (see `SemanticCacheConfig.prune`)
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
     max_generation      rows that a blend computed serve later blends: how often approximate state may have gone into them
     promote             a prompt that was answered approximately is computed exactly when no request waits, so that it is hit
@@ -56,6 +58,7 @@ class ServerSettings(BaseSettings):
     index_encoder: str = "model"
     blend_quality: BlendQuality = DEFAULT
     blend_share: float | None = Field(default=None, ge=0, le=1)
+    prune: PrunePolicy = "none"
     max_generation: int = Field(default=MAX_GENERATION, ge=0)
     promote: bool = True
     promote_after: float = Field(default=1.0, ge=0)
@@ -87,6 +90,10 @@ class ServerSettings(BaseSettings):
         if self.reuse != "exact" and not self.allow_approximate:
             raise ValueError(
                 f"reuse={self.reuse} is approximate, but allow_approximate=false: set reuse=exact, or allow_approximate=true"
+            )
+        if self.prune != "none" and not self.allow_approximate:
+            raise ValueError(
+                f"prune={self.prune} is approximate, but allow_approximate=false: set prune=none, or allow_approximate=true"
             )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(

@@ -215,3 +215,13 @@ class Parents(Protocol):
     def discard(self, id: str) -> None:
         """Removes an entry that cannot be read, and all that need its rows."""
         ...
+
+
+@runtime_checkable
+class TellsNew(Protocol):
+    """A store that can tell what came since it was asked last, without reading all that is there."""
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
+        all."""
+        ...

@@ -125,9 +125,16 @@ class Catalog:
             found = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE id = ?", (id,)).fetchone()
         return row_of(found) if found else None
 
-    def rows(self, partition: str | None, epoch: str | None, page: int = 256) -> Iterator[Row | Unreadable]:
-        """All rows, fetched in pages without a lock between them."""
-        after = -1
+    def file_of(self, number: int) -> str | None:
+        """The file of the row of that number."""
+        with self._reader.use() as connection:
+            found = connection.execute("SELECT file FROM chunks WHERE rowid = ?", (number,)).fetchone()
+        return found[0] if found else None
+
+    def rows(
+        self, partition: str | None, epoch: str | None, page: int = 256, *, after: int = -1
+    ) -> Iterator[Row | Unreadable]:
+        """All rows of higher numbers than `after`, fetched in pages without a lock between them."""
         while True:
             with self._reader.use() as connection:
                 found = connection.execute(

@@ -16,7 +16,7 @@ from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Store, StoreStat
 from dejakv.store.codec import CorruptChunk
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.parts import (
-    assembled,
+    Assembly,
     beginning_of,
     cut,
     follows,
@@ -148,10 +148,11 @@ class DeltaStore(WrapperStore):
     ) -> ChunkMeta | None:
         """Splits a held entry where a new prompt leaves it, or ends: then the part before is that prompt. The description of
         the part before; None if the entry cannot be split."""
-        upper = new if at == new.num_tokens else as_node(beginning_of(held, at))
+        own = at == new.num_tokens
+        upper = new if own else as_node(beginning_of(held, at))
         there = self.inner.meta(upper.id)
-        if there is not None:
-            return there
+        if there is not None:  # made by another process since
+            return self._above(there) if own else there
         part = self.inner.get(held.id)
         if part is None or part.meta.rows_from != held.rows_from or not has_its_rows(part):
             return None
@@ -181,7 +182,7 @@ class DeltaStore(WrapperStore):
         parent is removed."""
         if not meta.parent:
             chunk = self.inner.get(meta.id)
-            return chunk if chunk is not None and not chunk.meta.parent else None
+            return chunk if chunk is not None and not chunk.meta.parent and chunk.meta.kind != NODE else None
         chain = [meta]
         while chain[-1].parent:
             parent = self._above(chain[-1])
@@ -193,25 +194,28 @@ class DeltaStore(WrapperStore):
         wanted = needed(reversed(chain), rows) or [meta]
         if wanted[-1] is not meta:
             self.touch(meta.id)  # a use, although nothing of its own is read
-        parts = [self.inner.get(part.id) for part in wanted]
-        sound = [part for part, of in zip(parts, wanted, strict=True) if part and part.meta.rows_from == of.rows_from]
-        if len(sound) < len(wanted):
-            return None
+        whole = Assembly(meta, rows)
         try:
-            return assembled(meta, sound, rows)
+            for of in wanted:
+                part = self.inner.get(of.id)
+                if part is None or part.meta.rows_from != of.rows_from:
+                    return None
+                whole.add(part)
         except CorruptChunk as error:
             self._counters.corrupt(meta.partition)
             self._lost(meta, str(error))
             return None
+        return whole.chunk()
 
     def _lost(self, meta: ChunkMeta, why: str) -> None:
         logger.warning("chunk %s and all that need its rows are removed: %s", meta.id, why)
         self.discard(meta.id)
 
     def _left(self, id: str) -> None:
-        if self._index is not None and self.inner.meta(id) is None:
+        meta = self.inner.meta(id)
+        if meta is None and self._index is not None:
             self._index.remove(id)
-        if self.meta(id) is None:
+        if meta is None or meta.kind == NODE:
             self._listeners.tell([id])
 
 

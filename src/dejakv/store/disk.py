@@ -16,7 +16,7 @@ from dejakv.store.connection import is_damage
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.disk_writer import DiskWriter, Refused, Written
 from dejakv.store.eviction import Budget, PolicyName, policy_named
-from dejakv.store.known import Known, KnownRows
+from dejakv.store.known import Known, KnownRows, Mark
 from dejakv.store.layout import open_folder
 from dejakv.store.usage import Condemned, PendingUses, Pins
 
@@ -31,10 +31,8 @@ class DiskStore:
     policy                  `lru` or `lfu`
     in_front                for a tier in front of another store: a chunk is a copy, with or without its parent
 
-    Every load is verified. Loaded tensors of a megabyte and more are memory maps, so, as with any map, an I/O error of the
-    disk during a read kills the process. Uses are noted in batches: a killed process loses the last ones.
-    Reading never waits for a writer: its changes to the catalog are delayed until nobody else writes.
-
+    Every load is verified. Loaded tensors of a megabyte and more are memory maps: an I/O error of the disk during a read kills
+    the process. Uses are noted in batches: a killed process loses the last ones. Reading never waits for a writer.
     Raises: StoreError if the folder cannot be used.
     """
 
@@ -103,8 +101,7 @@ class DiskStore:
             self.touch(id)
             return chunk
         else:
-            known = self._lookup(id)
-            if known is not None:
+            if (known := self._lookup(id)) is not None:
                 self._discard(known.row, CorruptChunk("the file is missing"))
         self._counters.miss(known.row.partition if known else None)
         return None
@@ -115,11 +112,14 @@ class DiskStore:
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         try:
             for row in self._catalog.rows(partition, epoch):
-                known = self._known.decoded(row)
-                if known is not None:
+                if (known := self._known.decoded(row)) is not None:
                     yield known.meta
         except sqlite3.Error as error:
             logger.warning("the catalog of %s cannot be read: %s", self.folder, error)
+
+    def added(self, mark: Mark = None) -> tuple[list[ChunkMeta], Mark]:
+        """See `TellsNew`."""
+        return self._known.added(mark)
 
     def delete(self, id: str) -> bool:
         try:

@@ -15,6 +15,9 @@ from dejakv.store.metacodec import decode_meta
 
 _ROWS = 1024
 
+Mark = tuple[int, str] | None
+"""Number and file of the newest row that was seen."""
+
 
 @dataclass(frozen=True)
 class Known:
@@ -67,6 +70,26 @@ class KnownRows:
             self._damaged(row, error)
             return None
         return Known(row, meta)
+
+    def added(self, mark: Mark) -> tuple[list[ChunkMeta], Mark]:
+        """See `TellsNew`. A mark is the newest row's number and file.
+
+        New rows get higher numbers while the row of the mark is there. Once it is gone its number may be given again, so all rows
+        are read.
+        """
+        number, file = mark or (0, "")
+        try:
+            after = number if self._catalog.file_of(number) == file else 0
+            rows = list(self._catalog.rows(None, None, after=after))
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return [], mark
+        if rows:
+            last = rows[-1]
+            mark = (last.number, last.file) if isinstance(last, Row) else None
+        elif not after:
+            mark = None
+        return [known.meta for known in map(self.decoded, rows) if known is not None], mark
 
     def notice(self) -> bool:
         """Tells the listeners of entries removed by other processes. False if not all of them are still known by name."""

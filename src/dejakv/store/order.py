@@ -128,8 +128,8 @@ class EvictionOrder:
                 break
             choice.take(item)
         self._push(*choice.aside)
-        inner = self._inner_prompts(choice, protected) if choice.freed >= nbytes else []
-        nodes = tuple(inner[: max(0, entries - choice.prompts)])
+        missing = max(0, entries - choice.prompts)
+        nodes = tuple(self._inner_prompts(choice, protected)[:missing]) if missing and choice.freed >= nbytes else ()
         if choice.freed < nbytes or choice.prompts + len(nodes) < entries:
             self._push(*choice.items)
             return None

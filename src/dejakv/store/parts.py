@@ -72,25 +72,34 @@ def needed(chain: Iterable[ChunkMeta], rows: Rows | None) -> list[ChunkMeta]:
     return [meta for meta in chain if any(_inside(meta, [(0, meta.num_tokens)] if rows is None else rows))]
 
 
-def assembled(meta: ChunkMeta, parts: Sequence[Chunk], rows: Rows | None) -> Chunk:
-    """A prompt's state from its parts, `rows` of it or all. Rows of which no part is given are undefined.
+class Assembly:
+    """A prompt's state in the making: `rows` of it, or all. Rows of which no part is added stay undefined.
 
-    Raises: CorruptChunk if the parts do not fit each other.
+    A part is copied when it is added, while it is still in the processor's cache from having been verified.
     """
-    first = parts[0].tensor
-    shape = list(first.shape)
-    shape[AXIS : AXIS + 1] = [meta.num_tokens]
-    whole = np.empty(shape, first.data.dtype)
-    for part in parts:
-        start, expected = part.meta.rows_from, list(shape)
-        expected[AXIS : AXIS + 1] = [part.meta.num_tokens - start]
-        if list(part.tensor.shape) != expected or part.tensor.dtype != first.dtype or not has_its_rows(part):
+
+    def __init__(self, meta: ChunkMeta, rows: Rows | None) -> None:
+        self._meta = meta
+        self._rows = rows
+        self._whole: Tensor | None = None
+
+    def add(self, part: Chunk) -> None:
+        """Raises: CorruptChunk if the part does not fit those before it."""
+        shape, start = list(part.tensor.shape), part.meta.rows_from
+        shape[AXIS : AXIS + 1] = [self._meta.num_tokens]
+        if self._whole is None:
+            self._whole = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
+        if (tuple(shape), part.tensor.dtype) != (self._whole.shape, self._whole.dtype) or not has_its_rows(part):
             raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
-        for low, high in _inside(part.meta, [(0, meta.num_tokens)] if rows is None else rows):
-            whole[:, :, :, low:high] = part.tensor.data[:, :, :, low - start : high - start]
-    whole.flags.writeable = False
-    described = replace(meta, parent="", rows_from=0, nbytes=whole.nbytes)
-    return Chunk(described, Tensor(whole, first.dtype), rows)
+        for low, high in _inside(part.meta, [(0, self._meta.num_tokens)] if self._rows is None else self._rows):
+            self._whole.data[:, :, :, low:high] = part.tensor.data[:, :, :, low - start : high - start]
+
+    def chunk(self) -> Chunk:
+        """The prompt's chunk, standing alone. At least one part must have been added."""
+        assert self._whole is not None
+        self._whole.data.flags.writeable = False
+        described = replace(self._meta, parent="", rows_from=0, nbytes=self._whole.nbytes)
+        return Chunk(described, self._whole, self._rows)
 
 
 def _inside(meta: ChunkMeta, rows: Rows) -> Iterator[tuple[int, int]]:

@@ -7,9 +7,13 @@ the tokens after the last full block are compared one by one.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from dejakv.identity import Span, block_hashes, common_prefix
+from dejakv.identity import BLOCK_TOKENS, Span, block_hashes, common_prefix
 from dejakv.store.base import ChunkMeta, Store
+
+COMPARED = 2
+"""Chunks with equally many equal blocks whose further tokens are compared."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +57,21 @@ class PrefixIndex:
     ) -> PrefixHit | None:
         """The longest shared prefix of at least one block, at most `len(token_ids) - 1` tokens long; `whole`: one longer.
 
-        Of the chunks that share the most blocks the latest eight are compared token by token: the rest could add no more
-        than a part of one block.
+        Of the chunks that share the most blocks the latest two are compared token by token: others could add no more than a
+        part of one block, and each must be fetched.
         """
-        hashes = block_hashes(partition, epoch, token_ids, spans)
+        hashes = block_hashes(partition, epoch, token_ids, spans, known=self._holders)
         most = len(token_ids) - (not whole)
-        with self._lock:
-            candidates = [list(self._holders[block])[-8:] for block in reversed(hashes) if block in self._holders]
         best: PrefixHit | None = None
-        for donors in candidates:
-            for donor in reversed(donors):
+        for depth in range(len(hashes), 0, -1):
+            with self._lock:
+                donors = list(islice(reversed(self._holders.get(hashes[depth - 1], {})), COMPARED))
+            for donor in donors:
                 meta = self._store.meta(donor)
                 if meta is None:
                     continue
-                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
+                start = depth * BLOCK_TOKENS  # equal hashes are equal tokens
+                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans, start=start), most)
                 if tokens > (best.tokens if best else 0):
                     best = PrefixHit(donor, tokens)
             if best is not None:  # shallower blocks matter only where all holders of this one are gone

@@ -162,7 +162,7 @@ def test_same_picture_meets_and_uuids_are_taken_out(app, server):
         ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 3}}}, "threshold 3 is no cosine"),
         (
             {"kv_transfer_params": {"dejakv": {"mode": "adopt", "donor": "0" * 40}}},
-            "named: the donor that the request names",
+            "named: a donor that the request names",
         ),
         ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "tenant": "x"}}}, "unknown field 'tenant'"),
         ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 0.999}}}, "threshold: score"),

@@ -1,13 +1,16 @@
 """Blend through a real engine: its two exact ends, and what it must refuse."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm import llama
 from dejakv.engines.vllm.buffers import Buffers
+from dejakv.store.base import Chunk, Tensor
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
@@ -31,27 +34,25 @@ def test_blend_exactness(engine):
     """All rows recomputed equals exact; an identical donor with one row recomputed equals exact."""
     (truth,) = engine.ask([B], salt="truth", wish={"mode": "off", "no_store": True})
     blender = worker_side().blender
-    (chunk,) = [worker_side().store.get(meta.id) for meta in worker_side().store.metas(partition="default")]
+    chunk = _stored()
     assert blender.check(chunk) == ""
 
-    ids = torch.tensor(B)
-    draft = blender.draft(tuple(B), len(B), chunk, Buffers(1 << 24))
+    draft = _draft(blender, B, chunk)
     every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
     assert every.computed == len(B)
     exact = _exact_state(engine, B)
     assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
 
-    same = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
+    same = _draft(blender, A, chunk)
     forced = torch.zeros(len(A), dtype=torch.bool)
     forced[-1] = True
     from dejakv.reuse.schedule import Schedule
 
-    one = blender.mix(_with(same, forced=forced, tail=1, schedule=Schedule((0.0,) * 4)))
+    one = blender.mix(_with(replace(same, tail=1), forced=forced, schedule=Schedule((0.0,) * 4)))
     assert one.computed == 1
     stored = torch.from_numpy(chunk.tensor.data.copy())
     assert torch.equal(one.state[:, :, :, :-1], stored[:, :, :, :-1])
     assert (one.state - stored).abs().max() < 1e-4 * stored.abs().max()
-    assert ids.tolist() == B
 
     engine.reset_prefix_cache()
     full = _share(blender, 1.0)
@@ -71,9 +72,7 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     from dejakv.reuse.selector import Selector, choose
 
     blender = worker_side().blender
-    (meta,) = worker_side().store.metas(partition="default")
-    chunk = worker_side().store.get(meta.id)
-    draft = blender.draft(tuple(A), len(A), chunk, Buffers(1 << 24))
+    draft = _draft(blender, A, _stored())
     draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4))
     got = blender.question_attention(draft)
     model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")
@@ -87,22 +86,33 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
 
     draft.state[:, :, :, : -draft.tail] = 0.0  # whatever is not computed stays nothing
     scores = blender.question_attention(draft)
-    kept = choose(scores, draft.forced, round(0.2 * len(A)))
+    kept = choose(scores, draft.plan.forced, round(0.2 * len(A)))
     mixed = blender.mix(draft)
     assert mixed.computed == len(kept)
     assert mixed.state.abs().sum((0, 1, 2, 4)).nonzero().squeeze(1).tolist() == kept.tolist()
 
 
-def _with(draft, **values):
-    from dataclasses import replace
+def _stored():
+    """The state that was stored without a salt."""
+    (meta,) = worker_side().store.metas(partition="default")
+    return worker_side().store.get(meta.id)
 
-    return replace(draft, **values)
+
+def _draft(blender, prompt, *chunks):
+    """The draft of a prompt of which vLLM holds nothing and computes nothing."""
+    chunk_of = {chunk.meta.id: chunk for chunk in chunks}
+    metas = [chunk.meta for chunk in chunks]
+    return blender.draft(prompt, 0, len(prompt), metas, chunk_of.__getitem__, Buffers(1 << 24))
+
+
+def _with(draft, **values):
+    """The draft with other values in its plan."""
+    return replace(draft, plan=replace(draft.plan, **values))
 
 
 def _share(blender, share):
     """The blender with another share of recomputed rows, for a `with`."""
     import contextlib
-    from dataclasses import replace
 
     @contextlib.contextmanager
     def patched():
@@ -137,12 +147,38 @@ def test_other_models_are_refused():
     )
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))
     assert "have q_norm" in llama.why_not(model)
+    del layer.self_attn.q_norm
+    layer.self_attn.do_llama_4_scaling = True
+    assert "llama_4_scaling" in llama.why_not(model)
+    layer.self_attn.do_llama_4_scaling = False
+    assert "rotates keys in a way that is not known" in llama.why_not(model)  # longrope has two tables
+    layer.self_attn.rotary_emb = SimpleNamespace(cos_sin_cache=1)
+    assert llama.why_not(model) == ""
+
+
+def test_a_model_that_differs_far_into_a_prompt_is_found_out(engine, monkeypatch):
+    """Queries that grow with their position, as Llama 4's and Ministral's do: the first hundred tokens are right."""
+    blender, chunk = worker_side().blender, _stored()
+    rotate = blender.decoder.rotate
+
+    def scaled(index, rows, q, k):
+        q, k = rotate(index, rows, q, k)
+        return q * torch.where(rows >= 100, 1.5, 1.0)[:, None], k
+
+    monkeypatch.setattr(blender.decoder, "rotate", scaled)
+    monkeypatch.setattr(blender, "_checked", 0)
+    monkeypatch.setattr(blender, "_problem", "")
+    short = Chunk(
+        replace(chunk.meta, token_ids=chunk.meta.token_ids[:90]),
+        Tensor(np.ascontiguousarray(chunk.tensor.data[:, :, :, :90]), "F32"),
+    )
+    assert blender.check(short) == ""
+    assert "the end of a stored state of 401 tokens gave another one" in blender.check(chunk)
+    assert blender.check(short) != "", "what is wrong once stays off"
 
 
 def test_impossible_blend_runs_exactly_and_is_stored(engine):
     """A donor with too little in common: the exact prefix is taken instead, the prompt is computed, and it is stored."""
-    from dataclasses import replace
-
     blender = worker_side().blender
     before = blender.config
     blender.config = replace(before, max_share=0.0)

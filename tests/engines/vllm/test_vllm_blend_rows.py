@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm_facts import BLENDING, CONFIG, blended, changed, donor_of, request
+from vllm_facts import BLENDING, CONFIG, blended, blended_of, changed, donor_of, joined, request
 from vllm_harness import DOCS, worker_side
 
 from dejakv.engines.blending import run_blend
@@ -79,6 +79,38 @@ def test_the_rows_are_the_transformers_engines(
     assert done.computed_tokens == tail + math.ceil(sum(map(len, rows.values())) / len(rows))
     told, donor = done.details["vllm"], chunk.meta.num_tokens
     assert told["bytes_loaded"] == stop * chunk.tensor.nbytes // donor  # nothing of the rows that vLLM computes
+
+
+@pytest.mark.parametrize(
+    ("settings", "seed"),
+    [
+        ({"selector": "value", "threshold": 0.02, "share": 0.1}, 51),  # by need: more rows than the share
+        ({"selector": "similarity", "by_need": False, "share": 0.25}, 52),  # sentences that the share does not pay for
+        ({"selector": "random", "seed": 7, "share": 0.3}, 53),
+        ({"selector": "query", "map": "lsh", "bits": 8, "seed": 5, "rope_weight": 0.5, "rule": "none"}, 54),
+        ({"selector": "query", "share": 0.3, "complete": 1}, 55),
+    ],
+)
+def test_every_setting_of_a_blend_counts_in_vllm(
+    settings: dict[str, Any],
+    seed: int,
+    engine: VLLMEngine,
+    plain: TransformersEngine,
+    rows: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same rows of the same two donors in both engines. vLLM computes the last four, which are the question's."""
+    leave(4, engine, monkeypatch)
+    config = replace(CONFIG, **settings)
+    chunks = [donor_of(engine, request(seed)), donor_of(engine, request(seed + 100))]
+    asked = joined(seed, seed + 100)
+    there = blended_of(plain, asked, chunks, config).details["blend"]
+    done = blended_of(engine, asked, chunks, config)
+    stop = done.prompt_tokens - 4
+    for layer, active in enumerate(there.active):
+        everywhere = range(done.prompt_tokens) if active is None else active
+        assert rows[layer] == [row for row in everywhere if row < stop]
+    assert len(done.details["vllm"]["donors"]) == 2
 
 
 @pytest.mark.parametrize(("more", "seed"), [(0.0, 36), (-1e-6, 37)])

@@ -78,7 +78,7 @@ def test_named_donor_of_another_partition(engine):
     (foreign,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": donor, "no_store": True})
     (nowhere,) = engine.ask([near], salt="two", wish={"mode": "blend", "donor": "0" * 40, "no_store": True})
     assert foreign.told["method"] == nowhere.told["method"] == "none"
-    unknown = "named: the donor that the request names is not known in its partition"
+    unknown = "named: a donor that the request names is not known in its partition"
     assert foreign.told["reason"] == nowhere.told["reason"] == unknown
     (own,) = engine.ask([near], salt="one", wish={"mode": "blend", "donor": donor, "no_store": True})
     assert own.told["method"] == "blend"
@@ -101,6 +101,9 @@ def test_prompt_logprobs_get_no_reuse(engine):
         ({"threshold": "high"}, "threshold 'high' is no cosine"),
         ({"no_store": "yes"}, "no_store 'yes' is neither true nor false"),
         ({"donor": 7}, "donor is no string"),
+        ({"donors": [7]}, "donors is no list of strings"),
+        ({"donors": ["a"] * 9}, "9 donors: the server takes state of at most blend_donors=8"),
+        ({"donor": "a", "donors": ["b"]}, "donor and donors: give one of them"),
         ({"partition": "two"}, "unknown field 'partition'"),
         ("everything", "kv_transfer_params.dejakv is no object"),
     ],

@@ -24,7 +24,7 @@ def _two_cpus(monkeypatch):
 def _confirmed(engine):
     """Steps the engine until all ranks have answered for every save."""
     deadline = time.monotonic() + 60
-    while engine.connector._scheduler._saving:
+    while engine.connector._scheduler.saves.pending:
         assert time.monotonic() < deadline, "saves were never confirmed"
         engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
 

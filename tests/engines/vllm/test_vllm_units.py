@@ -243,6 +243,20 @@ def test_saver_drops_what_does_not_fit():
     assert not saver.has_room("d", 1)
 
 
+def test_a_save_larger_than_the_backlog_is_taken_when_nothing_waits():
+    """A long prompt is not refused for ever; behind others it is, since they hold the memory."""
+    store = _Slow()
+    saver = Saver(store, max_pending_bytes=100)
+    assert saver.has_room("long", 1_000)
+    saver.submit("long", 1_000, lambda: nullcontext(_chunk("long")))
+    assert not saver.has_room("next", 1)
+    store.go.set()
+    assert saver.flush(5)
+    assert saver.has_room("next", 1_000)
+    assert saver.take() == (["long"], {"next": "backlog: the store is slower than the prompts"})
+    saver.close()
+
+
 def test_counts_are_taken_once():
     counts = Counts()
     counts.add("saves")

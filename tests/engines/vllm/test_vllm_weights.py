@@ -140,7 +140,7 @@ def test_a_load_at_a_reset_is_not_used(truth, tmp_path, done):
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         engine.llm.llm_engine.add_request("one", {"prompt_token_ids": prompts[0]}, greedy)
         scheduler = engine.core.scheduler
-        while not worker_side()._loading:
+        while not len(worker_side().loads):
             engine.llm.llm_engine.step()
         if done:
             go.set()

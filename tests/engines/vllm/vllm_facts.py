@@ -38,6 +38,13 @@ def changed(seed: int) -> Request:
     return replace(first, id="changed", prompt=start + " . ".join(order[5:] + order[:5]) + end)
 
 
+def joined(*seeds: int) -> Request:
+    """Facts from the middle of several documents, one after the other: the beginning is none of theirs."""
+    parts = [re.split(r"(?<=<s> )|(?= <q>)", request(seed).prompt) for seed in seeds]
+    facts = [" . ".join(part[1].split(" . ")[9 : 9 + 24 // len(seeds)]) for part in parts]
+    return replace(request(seeds[0]), id="joined", prompt=parts[0][0] + " . ".join(facts) + " ." + parts[0][2])
+
+
 def donor_of(engine: VLLMEngine, asked: Request) -> Chunk:
     """The state of a request that the cache arm answered exactly, from the connector's store."""
     prepared = engine.prepare(asked)
@@ -49,6 +56,10 @@ def donor_of(engine: VLLMEngine, asked: Request) -> Chunk:
 
 
 def blended(engine: Any, seed: int, chunk: Chunk, config: BlendConfig = CONFIG) -> Completion:
-    done = run_blend(engine, engine.prepare(changed(seed)), [chunk], config)
+    return blended_of(engine, changed(seed), [chunk], config)
+
+
+def blended_of(engine: Any, asked: Request, chunks: list[Chunk], config: BlendConfig) -> Completion:
+    done = run_blend(engine, engine.prepare(asked), chunks, config)
     assert done.details["blend"].blended, done.details["blend"].reason
     return done

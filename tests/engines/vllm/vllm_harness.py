@@ -90,7 +90,7 @@ class Engine:
                 self.core.step_fn()
             if worker is not None:
                 worker.saver.flush(10)
-            if worker is None or not self.connector._scheduler._saving:
+            if worker is None or not self.connector._scheduler.saves.pending:
                 return
             self.ask([[9, 9, 9, 9]], max_tokens=1)  # a step carries the confirmation
         raise AssertionError("saves were never confirmed")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dejakv.engines.base import ComputedRows
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, RowPlan
+from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.blend_rows import MadeOf, computed_rows
 from dejakv.engines.transformers.blend_seams import Seams
@@ -19,6 +19,7 @@ from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.need import Need
 from dejakv.reuse.offsets import runs_of
+from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors, TokenMap
@@ -76,11 +77,10 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    left = torch.from_numpy(needed.left).to(device)
+    left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
     runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, None, left, needed.exact, runs)
-    chosen = schedule.rows(complete, tokens, needed.exact) - needed.forced.sum() if complete < len(layers) else 0
-    if selector.asks and 0 < chosen < (~(needed.forced | needed.left)).sum():  # else there is nothing to choose
+    plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact, runs=runs)
+    if selector.asks and plan.ranks:  # else the forced rows are all that is computed
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))
@@ -97,23 +97,19 @@ def rearrange(
 ) -> Tensor:
     """The donors' K and V in target order, `[2, layers - first, kv_heads, tokens, head_dim]`, keys at target positions."""
     tokens = len(found)
-    here = torch.arange(tokens, device=device)
     out: Tensor | None = None
-    number, stops = donors.number[found.source], donors.stops
-    for index, (stored, length) in enumerate(zip(states, donors.lengths, strict=True)):
-        rows = np.flatnonzero(number == index)
-        if not rows.size and len(states) > 1:
-            continue
-        state = borrowed(stored)
+    first_position, stops = donors.first or (0,) * len(states), donors.stops
+    for index, rows, places in donors.parts(found.source):
+        state, length = borrowed(states[index]), donors.lengths[index]
         if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
             raise ModelError(
                 f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
                 f"{len(seams.layers)} layers: it is of another model"
             )
-        held = torch.from_numpy(donors.rows[found.source[rows]])
-        source = torch.from_numpy(donors.positions[found.source[rows]]).to(device)
+        held = torch.from_numpy(places)
         taken = state[:, first:].index_select(3, held).to(device=device, dtype=dtype)
-        at = here[torch.from_numpy(rows).to(device)]
+        at = torch.from_numpy(rows).to(device)
+        source = held.to(device) + first_position[index]
         taken[0] = seams.move(taken[0], at, source, stops[index], tokens, first)
         if rows.size == tokens:
             return taken
@@ -131,12 +127,8 @@ def query_attention(
 
     One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
     """
-    tokens = len(target)
-    forced = torch.zeros(tokens, dtype=torch.bool, device=plan.forced.device)
-    forced[tokens - tail :] = True
-    partial = Schedule(tuple(0.0 if share < 1.0 else 1.0 for share in plan.schedule.shares))
     scratch = [BlendLayer(layer.keys, layer.values) for layer in layers]
-    cache = BlendCache(scratch, RowPlan(partial, Selector("similarity"), plan.similarity, forced), seams)
+    cache = BlendCache(scratch, plan.of_question(tail), seams)
     with AttentionProbe(tail) as probe:
         model(
             input_ids=torch.tensor([list(target)], device=model.device),
@@ -144,4 +136,4 @@ def query_attention(
             use_cache=True,
             logits_to_keep=1,
         )
-    return probe.total(tokens, plan.selector.first_asked(len(layers)))
+    return probe.total(len(target), plan.selector.first_asked(len(layers)))

@@ -14,9 +14,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.errors import InputError
 from dejakv.reuse.offsets import Correction, correct, corrections
-from dejakv.reuse.schedule import Schedule
-from dejakv.reuse.selector import Selector, choose, relative_error
-from dejakv.reuse.token_map import Ids
+from dejakv.reuse.rows import RowPlan
+from dejakv.reuse.selector import relative_error
 
 
 class Peeked(Exception):
@@ -70,32 +69,6 @@ class BlendLayer(DynamicLayer):
         self.values = self.values.expand(batch, -1, -1, -1).contiguous()
 
 
-@dataclass(frozen=True)
-class RowPlan:
-    """Which rows are computed.
-
-    schedule    share of rows a layer
-    selector    what ranks the rest
-    similarity  `[tokens]` of the token map, in [0, 1]
-    forced      `[tokens]` bool: computed in every layer, whatever the share
-    threshold   by need: rows whose deviation is above it are computed even beyond the share; None for the share alone
-    scores      `[tokens]` scores made elsewhere (selector `query`)
-    left        `[tokens]` bool: rows not to be chosen (see `Need`)
-    exact       rows from the beginning that are exact; the share is of the others
-    runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
-    """
-
-    schedule: Schedule
-    selector: Selector
-    similarity: Tensor
-    forced: Tensor
-    threshold: float | None = None
-    scores: Tensor | None = None
-    left: Tensor | None = None
-    exact: int = 0
-    runs: Ids | None = None
-
-
 @dataclass
 class Trace:
     """What was computed. `rows[i]`: the rows of layer i, ascending; None for all of `tokens`."""
@@ -138,17 +111,8 @@ class BlendCache(Cache):
             self._begin(hidden, kwargs)
         assert self.active is not None
         plan, cache = self.plan, self.blends[index]
-        wanted = plan.schedule.rows(index, self.tokens, plan.exact)
-        if wanted < self.active.numel():
-            scores = self._scores(index, layer, hidden, kwargs)
-            forced = plan.forced[self.active]
-            if plan.threshold is not None:
-                forced = forced | (scores > plan.threshold)
-            if plan.left is not None:
-                left = plan.left[self.active]
-                scores = scores.masked_fill(left, -1.0)
-                wanted = min(wanted, int((~left).sum()))
-            kept = choose(scores, forced, wanted)
+        if plan.counts[index] < self.active.numel():
+            kept = plan.kept(index, self.active, self._scores(index, layer, hidden, kwargs))
             if kept.numel() < self.active.numel():
                 hidden, self.active = hidden.index_select(1, kept), self.active.index_select(0, kept)
                 self._masks.clear()
@@ -178,13 +142,12 @@ class BlendCache(Cache):
         self.active = torch.arange(self.tokens, device=hidden.device)
 
     def _scores(self, index: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """Scores of the active rows. The first layer's K and V depend on the token alone: there the map decides."""
+        """Scores of the active rows."""
         plan, active = self.plan, self.active
         assert active is not None
-        if plan.scores is not None:
-            return plan.scores[active]
-        if not plan.selector.deviation or index == 0:
-            return plan.selector.fixed_scores(plan.similarity)[active]
+        known = plan.known_scores(index)
+        if known is not None:
+            return known[active]
         cache = self.blends[index]
         rows = None if active.numel() == self.tokens else active
         old_values = cache.values if rows is None else cache.values.index_select(2, rows)

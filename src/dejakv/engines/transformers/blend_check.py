@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, Peeked, RowPlan
+from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer, Peeked
 from dejakv.engines.transformers.blend_hooks import install
 from dejakv.engines.transformers.blend_seams import Mover, Seams, find_seams
 from dejakv.errors import ModelError
+from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import constant
 from dejakv.reuse.selector import Selector
 

@@ -25,7 +25,7 @@ def continuation(model: Any, cache: Cache | None, ids: torch.Tensor, place: torc
     @torch.inference_mode()
     def scored(tokens: Sequence[int]) -> NDArray[np.float32] | None:
         held = ids.shape[1] - 1
-        start = _copy(cache, held) if cache is not None else None
+        start = copied(cache, held) if cache is not None else None
         if start is None or not tokens:
             return None
         given = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
@@ -39,9 +39,9 @@ def continuation(model: Any, cache: Cache | None, ids: torch.Tensor, place: torc
     return scored
 
 
-def _copy(cache: Cache, tokens: int) -> DynamicCache | None:
+def copied(cache: Cache, tokens: int) -> DynamicCache | None:
     """The first `tokens` rows as a cache of its own: its layers view the rows, and what is added is added beside them."""
-    copied = DynamicCache()
+    own_cache = DynamicCache()
     layers: list[Any] = []
     for layer in cache.layers:
         held: Any = layer
@@ -51,5 +51,5 @@ def _copy(cache: Cache, tokens: int) -> DynamicCache | None:
         own.keys, own.values = held.keys[:1, :, :tokens], held.values[:1, :, :tokens]
         own.dtype, own.device, own.is_initialized = own.keys.dtype, own.keys.device, True
         layers.append(own)
-    copied.layers = layers
-    return copied
+    own_cache.layers = layers
+    return own_cache

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from dejakv.config import PrunePolicy
 from dejakv.costs import Costs
 from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.blending import later
@@ -31,16 +32,18 @@ from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Clock
 from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
-from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
+from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache, usable
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
+from dejakv.engines.transformers.pruning import may_prune, prefill_pruned, pruning_of
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.engines.transformers.watched import WatchedModel
-from dejakv.errors import InputError, ModelError
+from dejakv.errors import InputError
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.reuse.prune import PruneConfig
 from dejakv.store.base import Chunk
 
 
@@ -69,6 +72,7 @@ class TransformersEngine(WatchedModel, Embeddings):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
+        self.pruning: PruneConfig | None = None
         timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
         self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
         self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
@@ -84,14 +88,19 @@ class TransformersEngine(WatchedModel, Embeddings):
         trust_remote_code: bool = False,
         encoder_cache: Any = None,
         check: bool = True,
+        prune: PrunePolicy = "none",
     ) -> "TransformersEngine":
         """Loads a bundled name, a folder or a hub id. `dtype` auto|fp32|bf16|fp16, `device` auto|cpu|cuda, `attn`
         sdpa|eager. `encoder_cache` (a `VisualKVCache`) keeps what the tower made of a picture; None runs it every time.
+        `prune`: see `SemanticCacheConfig`.
 
         Raises: ModelError, ConfigError.
         """
         loaded = load(model, dtype, device, attn, trust_remote_code)
-        return cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+        pruning = pruning_of(prune, loaded.model)  # before the engine begins to watch the model
+        engine = cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+        engine.pruning = pruning
+        return engine
 
     @property
     def context(self) -> int:
@@ -105,9 +114,10 @@ class TransformersEngine(WatchedModel, Embeddings):
         return self.vision.registry if self.vision is not None else None
 
     def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
-        """The same model for one arm of a comparison: only `cache` has the encoder registry. Weights and lock are shared.
-        Nothing here depends on the arm's `name`."""
+        """The same model for one arm of a comparison: only `cache` has the encoder registry and prunes. Weights and lock are
+        shared. Nothing here depends on the arm's `name`."""
         other = copy.copy(self)
+        other.pruning = self.pruning if arm == "cache" else None
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
             other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
@@ -200,7 +210,7 @@ class TransformersEngine(WatchedModel, Embeddings):
         with self._lock:
             self._check_model(prepared.epoch)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-            held = 0 if planned is not None else self._usable(start, n)
+            held = 0 if planned is not None else usable(start, n, self.epoch) if self.capabilities.reuse else 0
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
             if held and start is not None:
                 loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
@@ -217,11 +227,16 @@ class TransformersEngine(WatchedModel, Embeddings):
                         decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
+            used = cache
+            if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
+                with given_features(self._base, rows) as features:
+                    used = prefill_pruned(self.model, ids, cache, held, place, features, self.pruning)
+                rows = None
             with given_features(self._base, rows) as features:
                 output = decoding.generate(
                     self.model,
                     ids,
-                    cache,
+                    used,
                     {**arguments, **features, **extra, "attention_mask": torch.ones_like(ids)},
                     clock=clock,
                     tokenizer=self.tokenizer,
@@ -253,7 +268,8 @@ class TransformersEngine(WatchedModel, Embeddings):
             capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
             rows=planned.rows() if planned is not None and kept else None,
             shared=not isinstance(output, torch.Tensor),
-            continued=continuation(self.model, cache, ids, place),
+            continued=continuation(self.model, used, ids, place),
+            approximate=used is not cache,
             details={"output": output},
         )
 
@@ -273,15 +289,6 @@ class TransformersEngine(WatchedModel, Embeddings):
             return None  # the model's own cache: ours may not hold what its layers keep
         tensor = start.chunk.tensor if start is not None and held else None
         return filled_cache(tensor, held, self.device, self.model.dtype) if tensor is not None else plain_cache()
-
-    def _usable(self, start: Start | None, tokens: int) -> int:
-        if start is None or not self.capabilities.reuse or not self.epoch:
-            return 0
-        if start.chunk.meta.epoch and start.chunk.meta.epoch != self.epoch:
-            raise ModelError(
-                "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
-            )
-        return max(0, min(start.tokens, tokens - 1))
 
     def _check_length(self, tokens: int) -> None:
         if tokens == 0:

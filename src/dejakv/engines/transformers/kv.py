@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from dejakv.engines.base import Start
 from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.errors import ModelError
 from dejakv.store.base import Tensor
@@ -43,6 +44,17 @@ def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.
     ]
     cache.layers = layers
     return cache
+
+
+def usable(start: Start | None, tokens: int, epoch: str) -> int:
+    """Tokens of a prompt of `tokens` that a state holds, at most all but the last. Raises: ModelError for state of another model."""
+    if start is None or not epoch:
+        return 0
+    if start.chunk.meta.epoch and start.chunk.meta.epoch != epoch:
+        raise ModelError(
+            "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
+        )
+    return max(0, min(start.tokens, tokens - 1))
 
 
 def captured(cache: Cache, tokens: int) -> Tensor | None:

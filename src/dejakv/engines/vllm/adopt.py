@@ -92,7 +92,7 @@ class Adopter:
         return self._store.stats().entries
 
     def _find(self, asked: Asked) -> tuple[str, Provenance]:
-        ask = Ask("adopt", asked.threshold, asked.donor, asked.no_store)
+        ask = Ask("adopt", asked.threshold, (asked.donor,) if asked.donor is not None else (), asked.no_store)
         decision = self._cache.find(_prepared(asked), ask)
         chosen = decision.plan
         if chosen.method == "adopt" and chosen.match is not None:

@@ -61,7 +61,9 @@ def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSid
     """Raises ConfigError or StoreError."""
     settings = settings_of_rank(settings, compat.rank(), rank_count(vllm_config))
     store = open_store(settings, vllm_config, writing=True)
-    return WorkerSide(store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s)
+    return WorkerSide(
+        store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s, settings.max_pending_bytes
+    )
 
 
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender | None:

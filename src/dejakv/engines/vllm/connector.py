@@ -7,14 +7,12 @@
                        "kv_connector_extra_config": {"store_dir": "/var/lib/dejakv"}}'
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
@@ -25,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.forwarding import Forwarding
 from dejakv.engines.vllm.generations import UNCLEAN
 from dejakv.engines.vllm.inner import open_inner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
@@ -38,7 +37,7 @@ from dejakv.engines.vllm.weights import Weights
 from dejakv.engines.vllm.worker import WorkerSide
 
 
-class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
+class DejaKVConnector(Forwarding, SupportsHMA):
     """Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -58,11 +57,6 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.fail_loads = partial(compat.fail_loads, scheduler)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """A save that does not happen is a later miss, nothing more."""
-        return False
 
     # Scheduler side
 
@@ -122,10 +116,10 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._inner.connector.update_connector_output(replace(connector_output, kv_connector_worker_meta=theirs))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        held = self._inner is not None and self._inner.finished(request, block_ids)
-        if held:  # the blocks can be handed over once only, so our own copy is not made
-            return True, self.scheduler_side.finished(request, [])[1]
-        return self.scheduler_side.finished(request, block_ids)
+        held, theirs = (False, None) if self._inner is None else self._inner.finished(request, block_ids)
+        # Blocks can be handed over once only: where the wrapped connector has them, our own copy is not made.
+        ours, told = self.scheduler_side.finished(request, [] if held else block_ids)
+        return held or ours, {**(theirs or {}), **told}
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -156,10 +150,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = compat.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
-        self.worker_side.paged = paged
-        self.worker_side.blender = blender_for(self._vllm_config, self.settings, paged)
         model = compat.calling_model()
-        self.worker_side.watch = Watch(None if model is None else Weights(model))
+        watch = Watch(None if model is None else Weights(model))
+        self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
         if self._inner is not None:
             self._inner.connector.register_kv_caches(kv_caches)
 
@@ -234,6 +227,3 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> DejaKVPromMetrics:
         return DejaKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    def take_events(self) -> Iterable[Any]:
-        return ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.engines.vllm.lookups import Found
+from dejakv.engines.vllm.found import Found
 
 if TYPE_CHECKING:
     from dejakv.engines.vllm.traces import Trace
@@ -35,16 +35,16 @@ def continued(
 
 
 def what_to_repeat(told: dict[str, Any], tokens: int) -> Found:
-    """What the connector is to do for the repetition of a request of which it said `told`: blend from the same donor, else
+    """What the connector is to do for the repetition of a request of which it said `told`: blend from the same donors, else
     nothing, since vLLM's prefix cache holds what it loaded."""
     if told.get("method") == "blend":
-        return Found("blend", told["donor"], tokens, told["level"], told["score"])
+        return Found("blend", tuple(told["donors"]), tokens, told["level"], told["score"])
     return Found()
 
 
 def repeated(told: dict[str, Any], again: dict[str, Any]) -> bool:
-    """Whether a blend was repeated as it was: from the same donor, and over as many rows. Without a blend it always was."""
-    same = ("method", "donor", "tokens_reused", "tokens_recomputed")
+    """Whether a blend was repeated as it was: from the same donors, and over as many rows. Without a blend it always was."""
+    same = ("method", "donors", "tokens_reused", "tokens_recomputed")
     return told.get("method") != "blend" or all(told[name] == again.get(name) for name in same)
 
 

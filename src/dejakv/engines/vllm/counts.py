@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dejakv.engines.vllm.lookups import Found
+    from dejakv.engines.vllm.found import Found
     from dejakv.engines.vllm.messages import Loaded
 
 
@@ -32,6 +32,9 @@ class Counts:
         self.add("loads")
         self.add("loaded_bytes", amount=loaded.nbytes)
         self.add("load_seconds", amount=loaded.seconds)
+        self.add("loaded_donors", amount=len(loaded.donors))
+        for why in loaded.left_out:
+            self.add("donors_left_out", why)
 
     def take(self) -> dict[str, float]:
         """The counters, which start at nothing again."""

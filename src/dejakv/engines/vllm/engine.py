@@ -2,7 +2,7 @@
 """The engine on vLLM's offline `LLM`, in this process: `dejakv run --engine vllm`.
 
 Reuse is vLLM's and the connector's own affair: a request that is to start from stored state is simply asked, and vLLM's prefix
-cache or `DejaKVConnector` has the state. So `adopt` runs the donor's own prompt, and nothing is injected; a `blend` names its donor to
+cache or `DejaKVConnector` has the state. So `adopt` runs the donor's own prompt, and nothing is injected; a `blend` names its donors to
 the connector, as a client of a server may, and the connector says what came of it. Prefix caching is on
 in the arms `prefix` and `cache`, the connectors in `cache` alone; each arm has a `cache_salt` of its own, so no arm profits from
 another.
@@ -39,7 +39,6 @@ class VLLMEngine(ModelEmbeddings):
     """
 
     name = "vllm"
-    most_donors = 1
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
@@ -62,6 +61,11 @@ class VLLMEngine(ModelEmbeddings):
         Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
         """
         return cls(start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
+
+    @property
+    def most_donors(self) -> int:
+        """Of how many prompts a blend takes state at most."""
+        return self._shared.settings.blend_donors
 
     @property
     def context(self) -> int:
@@ -116,7 +120,7 @@ class VLLMEngine(ModelEmbeddings):
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
     ) -> Completion | BlendReport:
-        """Answers from the first donor's state, which the connector blends as `config` says, whatever it was started with.
+        """Answers from the donors' state, which the connector blends as `config` says, whatever it was started with.
 
         `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why.
         A report alone is of a prompt that was not run at all.
@@ -128,7 +132,8 @@ class VLLMEngine(ModelEmbeddings):
         why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
-        wish = named.wish_for(donors[0].meta, self._salt(prepared), self.epoch)
+        metas = [donor.meta for donor in donors[: self.most_donors]]
+        wish = named.wish_for(metas, self._salt(prepared), self.epoch)
         with self._shared.lock:
             return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
@@ -257,7 +262,7 @@ class VLLMEngine(ModelEmbeddings):
     def state_bytes(self) -> int:
         """Bytes of the state that the connector stored for this arm."""
         store = named.worker_side().store
-        return sum(meta.nbytes for salt in self._salts for meta in store.metas(partition_of(salt)))
+        return sum(store.stats(partition_of(salt)).bytes for salt in self._salts)
 
     def _capture(self, told: dict[str, Any]) -> Tensor | None:
         """Says that the connector has stored this prompt's state, once it has. What is approximate is nobody's to keep."""

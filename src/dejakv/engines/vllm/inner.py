@@ -6,6 +6,7 @@ would save a blended request's state as exact. Here it never sees such a request
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,15 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 
 
+def inner_class(extra: Mapping[str, Any]) -> type[KVConnectorBase_V1] | None:
+    """The class of the connector that `inner` in `kv_connector_extra_config` names, None if it names none.
+
+    Raises: ConfigError for a name that vLLM does not know.
+    """
+    config = extra.get("inner")
+    return _class_of(_config(config, "kv_both", None), config) if config else None
+
+
 def open_inner(
     settings: ConnectorSettings, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
 ) -> "Inner | None":
@@ -30,14 +40,33 @@ def open_inner(
         return None
     config = copy.copy(vllm_config)
     outer = vllm_config.kv_transfer_config
+    config.kv_transfer_config = _config(settings.inner, outer.kv_role, outer.engine_id)
+    made = _class_of(config.kv_transfer_config, settings.inner)
     try:
-        config.kv_transfer_config = KVTransferConfig(
-            **{"engine_id": outer.engine_id, "kv_role": outer.kv_role, **settings.inner}
-        )
-        connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)(config, role, kv_cache_config)
-    except (TypeError, ValueError, AttributeError, ImportError) as error:
-        raise ConfigError(f"the inner connector {settings.inner['kv_connector']!r} cannot be made: {error}") from error
-    return Inner(connector, settings.inner_isolated)
+        return Inner(made(config, role, kv_cache_config), settings.inner_isolated)
+    except _ERRORS as error:
+        raise _unusable(settings.inner, error) from error
+
+
+_ERRORS = (TypeError, ValueError, AttributeError, ImportError)
+
+
+def _config(inner: Mapping[str, Any], role: str, engine_id: str | None) -> KVTransferConfig:
+    try:
+        return KVTransferConfig(**{"kv_role": role, "engine_id": engine_id, **inner})
+    except _ERRORS as error:
+        raise _unusable(inner, error) from error
+
+
+def _class_of(config: KVTransferConfig, inner: Mapping[str, Any]) -> type[KVConnectorBase_V1]:
+    try:
+        return KVConnectorFactory.get_connector_class(config)
+    except _ERRORS as error:
+        raise _unusable(inner, error) from error
+
+
+def _unusable(inner: Mapping[str, Any], error: Exception) -> ConfigError:
+    return ConfigError(f"the inner connector {inner['kv_connector']!r} cannot be made: {error}")
 
 
 class Inner:
@@ -53,6 +82,7 @@ class Inner:
         self.closed = False
         self._chosen: dict[str, int] = {}
         self._barred: set[str] = set()
+        self._told: set[str] = set()
 
     # Scheduler side
 
@@ -69,6 +99,7 @@ class Inner:
 
     def new_request(self, request: Any) -> None:
         if self.admits(request):
+            self._told.add(request.request_id)
             self.connector.on_new_request(request)
         else:
             self.bar(request.request_id)
@@ -99,16 +130,23 @@ class Inner:
         hidden = self._hidden(output)
         return self.connector.build_connector_meta(_without(output, hidden) if hidden else output)
 
-    def finished(self, request: Any, block_ids: list[int]) -> bool:
-        """True if the inner connector keeps the request's blocks for a while."""
-        seen = request.request_id not in self._barred
+    def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the inner connector keeps the request's blocks for a while, and what it tells the client.
+
+        One that it knew of and may not see any more has no blocks for it: it is to forget the request, and save nothing.
+        """
+        told, barred = request.request_id in self._told, request.request_id in self._barred
         self._chosen.pop(request.request_id, None)
         self._barred.discard(request.request_id)
-        if not seen:
-            return False
+        self._told.discard(request.request_id)
+        if not told:
+            return False, None
+        blocks = [] if barred else block_ids
         if supports_hma(self.connector):
-            return bool(self.connector.request_finished_all_groups(request, (block_ids,))[0])  # pyright: ignore
-        return bool(self.connector.request_finished(request, block_ids)[0])
+            held, params = self.connector.request_finished_all_groups(request, (blocks,))  # pyright: ignore
+        else:
+            held, params = self.connector.request_finished(request, blocks)
+        return (False, None) if barred else (bool(held), params)
 
     def _hidden(self, output: Any) -> set[str]:
         return self._barred & set(output.num_scheduled_tokens)

@@ -31,6 +31,8 @@ def why_not(model: Any) -> str:
             return f"{type(model).__name__} is not built like Llama: its layers " + (
                 f"lack {', '.join(missing)}" if missing else f"have {', '.join(foreign)}"
             )
+        if getattr(layer.self_attn, "do_llama_4_scaling", False):
+            return f"{type(model).__name__} scales queries by their position (llama_4_scaling)"
         if not hasattr(layer.self_attn.rotary_emb, "cos_sin_cache"):
             return f"{type(model).__name__} rotates keys in a way that is not known here"
     return ""

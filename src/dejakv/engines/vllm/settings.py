@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import DEFAULT_ENCODER, SIMILARITY_THRESHOLD, SemanticCacheConfig
+from dejakv.config import SIMILARITY_THRESHOLD, SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector
@@ -41,8 +41,10 @@ class ConnectorSettings:
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
     similarity_threshold, index_encoder, lexical_guard, chunk_window
-                       how a donor is found and judged for blend (see SemanticCacheConfig); index_encoder `none`: only
-                       donors that a request names are blended
+                       how prompts with other words are found and judged for blend (see SemanticCacheConfig);
+                       index_encoder `none`: only copied text is looked for, and donors that a request names
+    copied_text        blend looks for runs of tokens that stand in stored prompts, at whatever place
+    blend_donors       of how many prompts a blend takes state at most
     blend_quality      `strict`, `default` or `loose` (see `dejakv.reuse.quality`)
     blend_share, blend_map, blend_selector, blend_max_share
                        share of rows recomputed and how they are chosen, where it is not to be the quality's; how tokens
@@ -69,9 +71,11 @@ class ConnectorSettings:
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
     similarity_threshold: Cosine = SIMILARITY_THRESHOLD
-    index_encoder: str = DEFAULT_ENCODER
+    index_encoder: str = NO_ENCODER
     lexical_guard: bool = True
     chunk_window: Count = 0
+    copied_text: bool = SemanticCacheConfig.copied_text
+    blend_donors: Positive = SemanticCacheConfig.blend_donors
     blend_quality: BlendQuality = DEFAULT
     blend_share: Share | None = None
     blend_map: BlendMap = MAP
@@ -120,7 +124,8 @@ class ConnectorSettings:
     def cache_config(self) -> SemanticCacheConfig:
         """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
         return SemanticCacheConfig(
-            reuse=self.mode,
+            reuse="blend" if self.may_blend else "exact",  # the index of copied text is filled at the start
+            copied_text=self.copied_text,
             similarity_threshold=self.similarity_threshold,
             index_encoder=self.index_encoder,
             lexical_guard=self.lexical_guard,
@@ -137,7 +142,7 @@ class ConnectorSettings:
             blend_share=self.blend_share,
             blend_map=self.blend_map,
             blend_selector=self.blend_selector,
-            blend_donors=1,
+            blend_donors=self.blend_donors,
         )
 
     @classmethod
@@ -154,12 +159,12 @@ class Wish:
     mode: Mode = "exact"
     threshold: float | None = None
     no_store: bool = False
-    donor: str | None = None
+    donors: tuple[str, ...] = ()
     problem: str = ""
 
-    def ask(self, *, similar: bool) -> Ask:
-        """The same for the finder; `similar`: see `Ask`."""
-        return Ask(self.mode, self.threshold, self.donor, self.no_store, similar)
+    def ask(self) -> Ask:
+        """The same for the finder."""
+        return Ask(self.mode, self.threshold, self.donors, self.no_store)
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None, settings: ConnectorSettings) -> "Wish":
@@ -174,9 +179,9 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor"})
+        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor", "donors"})
         if unknown:
-            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donor")
+            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donors")
         mode = asked.get("mode", settings.mode)
         if mode not in MODES:
             return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
@@ -190,7 +195,18 @@ class Wish:
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
-        donor = asked.get("donor")
+        donor, donors = asked.get("donor"), asked.get("donors")
         if donor is not None and not isinstance(donor, str):
             return refuse("donor is no string")
-        return cls(cast(Mode, mode), None if threshold is None else float(threshold), no_store, donor)
+        if donors is None:
+            donors = [] if donor is None else [donor]
+        elif donor is not None:
+            return refuse("donor and donors: give one of them")
+        if not isinstance(donors, list) or not all(isinstance(one, str) for one in cast(list[Any], donors)):
+            return refuse("donors is no list of strings")
+        named = tuple(cast(list[str], donors))
+        if len(named) > settings.blend_donors:
+            return refuse(
+                f"{len(named)} donors: the server takes state of at most blend_donors={settings.blend_donors}"
+            )
+        return cls(cast(Mode, mode), None if threshold is None else float(threshold), no_store, named)

@@ -11,6 +11,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "lookup_seconds": ("Seconds spent in lookups, off the engine loop.", ""),
     "loads": ("Stored states put into the KV cache.", ""),
     "loaded_bytes": ("Bytes of state put into the KV cache.", ""),
+    "loaded_donors": ("Stored prompts whose state was put in; of one load several where it is blended.", ""),
+    "donors_left_out": ("Donors that a blend was to take state from and did not, by reason.", "reason"),
     "load_seconds": ("Seconds from the order of a load to its end.", ""),
     "load_failures": ("Loads that became misses, by reason.", "reason"),
     "saves": ("Prompts whose state was stored and confirmed.", ""),

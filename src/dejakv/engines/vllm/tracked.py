@@ -1,12 +1,13 @@
 """What the connector's scheduler side knows of one live request."""
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from dejakv.engines.vllm.lookups import Found
+from dejakv.engines.vllm.found import Found
+from dejakv.engines.vllm.lookups import Lookup
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
+from dejakv.store.base import ChunkMeta
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Tracked:
 
     request: Any
     wish: Wish
-    lookup: "Future[Found] | None"
+    lookup: Lookup | None
     deadline: float
     found: Found | None = None
     settled: bool = False
@@ -37,15 +38,27 @@ class Tracked:
     generation: int = 0
     repeats: bool = False
 
+    def to_save(self) -> ChunkMeta | None:
+        """How the prompt's state is to be stored, with its text where that is known by now; None if it is not."""
+        lookup = self.lookup
+        if self.found is None and lookup is not None:
+            self.found = lookup.answer.result() if lookup.answer.done() else lookup.early
+        if self.found is None or self.found.save is None:
+            return None
+        described = lookup.described if lookup is not None else None
+        return described or self.found.save
+
     def told(self) -> dict[str, Any]:
         """What the client is told."""
         found = Found("exact", level="inner") if self.inner else self.found or Found()
         used = self.used
         loaded = self.loaded or Loaded("", 0, 0.0)
+        donors = (loaded.donors or found.donors) if used else ()
         return {
             "method": found.method if used else "none",
             "level": found.level if used else "",
-            "donor": found.donor if used else None,
+            "donor": donors[0] if donors else None,
+            "donors": list(donors),
             "score": found.score if used else None,
             "tokens_reused": max(0, used - loaded.computed),
             "tokens_recomputed": loaded.computed,

@@ -1,0 +1,49 @@
+"""Writes the tables of docs/prototypes.toml into docs/coming-from-the-prototypes.md: python -m scripts.prototypes_page"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+START, END = "<!-- made by scripts/prototypes_page.py from prototypes.toml -->", "<!-- end -->"
+TITLES = {
+    "hierarchical-semantic-cache": "Hierarchical semantic cache",
+    "cache-layers": "Its cache layers",
+    "semantic-share-kv": "SemanticShareKV",
+    "sim-llm": "Sim-LLM",
+    "visual-kv-cache": "VisualKVCache",
+}
+
+Table = Mapping[str, Mapping[str, Mapping[str, str]]]
+
+
+def section(table: Table) -> str:
+    """The tables as Markdown, between the two marks."""
+    parts = [START, "", "## Every name", ""]
+    for document, rows in table.items():
+        parts += [f"### {TITLES[document]}: names", "", "| prototype | here |", "|---|---|"]
+        parts += [f"| `{_cell(name)}` | {_cell(_here(row))} |" for name, row in rows.items()]
+        parts.append("")
+    return "\n".join([*parts, END])
+
+
+def page(text: str, table: Table) -> str:
+    """The page with its tables made anew."""
+    before, _, rest = text.partition(START)
+    return before + section(table) + rest.partition(END)[2]
+
+
+def _here(row: Mapping[str, str]) -> str:
+    if "instead" in row:
+        return row["instead"] if row["instead"].startswith("planned") else f"not here; {row['instead']}"
+    return f"`{row['here']}`" if "here" in row else "the same"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "¦")
+
+
+if __name__ == "__main__":
+    target = DOCS / "coming-from-the-prototypes.md"
+    table = tomllib.loads((DOCS / "prototypes.toml").read_text(encoding="utf-8"))
+    target.write_text(page(target.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -1,0 +1,187 @@
+"""What a blend starts from: the donors' state in the prompt's order, keys moved, and which rows must be computed.
+
+Made in a thread, without a forward pass. The token map is made of the donors' token ids alone; then donor by donor is read, what
+the map takes of it is copied into memory that is lent, and the donor is let go of. So a blend of any number of donors holds one of
+them at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm.buffers import Buffers, Lent
+from dejakv.errors import InputError
+from dejakv.reuse.blend import BlendConfig, find, not_worth
+from dejakv.reuse.rows import RowPlan
+from dejakv.reuse.selector import Selector
+from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
+from dejakv.store.base import Chunk, ChunkMeta
+
+Read = Callable[[str], "Chunk | str"]
+"""A stored state of this model by its id; or why there is none."""
+
+Move = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Turns keys `[layers, kv_heads, n, head_dim]` of positions `[n]` to other positions `[n]`, in place."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is known before the model runs.
+
+    ids       target tokens `[n]`
+    state     the donors', in target order and keys moved: `[2, layers, kv_heads, n, head_dim]`; undefined before `plan.first`
+    plan      which rows are computed; `plan.first` rows are held by vLLM, and from `plan.stop` on it computes by itself
+    tail      rows at the end that are the question, vLLM's among them
+    donors    ids of the donors that the map was made of, the best first
+    left_out  why donors that were planned are not in it
+    proof     a donor to check the model with, None if none is longer than what was checked
+    lent      the memory of `state`, to be given back after use
+    ready     on a GPU: when `state` is complete there (not run on one yet)
+    """
+
+    ids: torch.Tensor
+    state: torch.Tensor
+    plan: RowPlan
+    tail: int
+    donors: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    proof: Chunk | None = None
+    lent: Lent | None = None
+    ready: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """In the engine loop, before `state` is used: its kernels run after those of the thread that made the draft, and its
+        memory is not given to others before they ran."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.state.device)
+            stream.wait_event(self.ready)
+            self.state.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Makes drafts for one model.
+
+    layers, dtype, device  of the KV cache
+    ends                   ids of tokens that end a sentence
+    checked                tokens of the longest donor that the model was checked with
+    """
+
+    config: BlendConfig
+    layers: int
+    dtype: torch.dtype
+    device: torch.device
+    embed: Embed
+    move: Move
+    buffers: Buffers
+    ends: Ids | None = None
+    checked: int = 0
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        first: int,
+        stop: int,
+        donors: Sequence[ChunkMeta],
+        read: Read,
+        gone: Sequence[str] = (),
+    ) -> Draft:
+        """Of a whole prompt, of which vLLM holds the tokens before `first` and computes those from `stop` on. `gone`: why donors
+        that were planned too are not among the donors.
+
+        A donor that cannot be read, or is of another model, is left out, and the map is made of the rest.
+
+        Raises: InputError for a prompt that has too little in common with the donors that are left, or is cheaper from its exact
+        prefix.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        usable, left_out = list(donors), list(gone)
+        while usable:
+            among = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
+            exact = [meta.generation == meta.position == 0 for meta in usable]
+            found, must = find(ids, among, self.embed, self.config, self.ends, exact, first)
+            reason = not_worth(self.config, must, self.layers)
+            if reason:
+                raise InputError("; ".join([reason, *left_out]))
+            filled = self._filled(found, among, first, usable, read)
+            if isinstance(filled, _Useless):
+                usable.remove(filled.meta)
+                left_out.append(filled.reason)
+                continue
+            plan = RowPlan(
+                self.config.schedule_for(self.layers),
+                Selector(self.config.selector, self.config.seed),
+                torch.from_numpy(found.similarity).to(self.device),
+                torch.from_numpy(must.forced).to(self.device),
+                self.config.threshold if self.config.by_need else None,
+                left=torch.from_numpy(must.left).to(self.device) if must.left.any() else None,
+                first=first,
+                stop=stop,
+                exact=must.exact,
+            )
+            there = torch.from_numpy(ids).to(self.device)
+            names = tuple(meta.id for meta in usable)
+            ready = torch.cuda.Event() if self.device.type == "cuda" else None
+            if ready is not None:
+                ready.record()
+            return Draft(there, filled.state, plan, must.tail, names, tuple(left_out), filled.proof, filled.lent, ready)
+        raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
+
+    def _filled(
+        self, found: TokenMap, among: Donors, first: int, metas: Sequence[ChunkMeta], read: Read
+    ) -> "_Filled | _Useless":
+        """The donors' rows of the tokens from `first` on, in target order; or the first donor that cannot be used."""
+        lent: Lent | None = None
+        proof: Chunk | None = None
+        state: torch.Tensor | None = None
+        for number, rows, places in among.parts(found.source[first:]):
+            meta = metas[number]
+            chunk = read(meta.id)
+            if isinstance(chunk, str):
+                if lent is not None:
+                    self.buffers.take_back(lent)
+                return _Useless(meta, chunk)
+            donor = borrowed(chunk.tensor)
+            if state is None:
+                shape = (*donor.shape[:3], len(found), donor.shape[4])
+                lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
+                state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
+            self._copy(donor, places, rows + first, meta.position, state)
+            if meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
+                proof = chunk
+        assert state is not None
+        return _Filled(state, proof, lent)
+
+    def _copy(self, donor: torch.Tensor, places: Ids, rows: Ids, position: int, state: torch.Tensor) -> None:
+        """Copies a donor's tokens at `places` to the target's `rows`. Its first token was computed at `position`."""
+        at = torch.from_numpy(rows).to(self.device)
+        source = torch.from_numpy(places).to(self.device)
+        donor = donor.to(self.device)
+        if len(rows) == state.shape[3]:
+            torch.index_select(donor, 3, source, out=state)
+            self.move(state[0], source + position, at)
+            return
+        shape = (*state.shape[:3], len(rows), state.shape[4])
+        lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
+        part = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
+        torch.index_select(donor, 3, source, out=part)
+        self.move(part[0], source + position, at)
+        state.index_copy_(3, at, part)
+        if lent is not None:
+            self.buffers.take_back(lent)
+
+
+@dataclass(frozen=True)
+class _Useless:
+    meta: ChunkMeta
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Filled:
+    state: torch.Tensor
+    proof: Chunk | None
+    lent: Lent | None

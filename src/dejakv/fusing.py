@@ -1,0 +1,58 @@
+"""L1.5 with a user's `FusionProvider`: its states by the chunks of prompts, around each run of the engine."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from dejakv.engines.base import Prepared
+from dejakv.find.ways import Plan
+from dejakv.levels.base import Status
+from dejakv.levels.fusion import EncoderRegistry, FusionCache, FusionProvider
+from dejakv.store.base import Store
+
+_MOST = 256
+"""Partitions (times models) whose states are kept at hand; those of others are in the store, if there is one."""
+
+
+class Fusing:
+    """Fusion states of all partitions. Thread-safe; an error of the provider is a miss.
+
+    store  where states survive a restart; None keeps them in the registry alone
+    """
+
+    def __init__(self, provider: FusionProvider, registry: EncoderRegistry, store: Store | None = None) -> None:
+        self._provider = provider
+        self._registry = registry
+        self._store = store
+        self._caches: OrderedDict[tuple[str, str], FusionCache] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def inject(self, engine: Any, prepared: Prepared, plan: Plan) -> Status:
+        """Before a run: puts the state of the plan's first donor back into the model. The row `fusion` of the status table;
+        a `miss` where no donor is used."""
+        if plan.match is None or not plan.donors:
+            return "miss"
+        return self._of(prepared).inject(llm=engine, request_id=prepared.request.id, chunk_id=plan.donors[0].id)
+
+    def capture(self, engine: Any, prepared: Prepared, key: str, ran: Plan) -> bool:
+        """After a run without a donor: keeps what the model's fusion modules put out. False if there is nothing to keep."""
+        if ran.match is not None:
+            return False
+        return self._of(prepared).capture(llm=engine, request_id=prepared.request.id, chunk_id=key)
+
+    def close(self) -> None:
+        """Closes the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def _of(self, prepared: Prepared) -> FusionCache:
+        key = (prepared.epoch, prepared.request.partition)
+        with self._lock:
+            found = self._caches.get(key)
+            if found is None:
+                found = FusionCache(self._provider, self._registry, *key, store=self._store)
+                self._caches[key] = found
+                if len(self._caches) > _MOST:
+                    self._caches.popitem(last=False)
+            self._caches.move_to_end(key)
+            return found

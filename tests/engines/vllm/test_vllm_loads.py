@@ -1,0 +1,125 @@
+"""Loads through a real engine: one read serves all that want it, and blends wait for memory instead of taking more."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from vllm_harness import EXTENSION, running, tokens, worker_side
+
+from dejakv.engines.vllm.reads import Reads
+
+A = tokens(501, 201)
+PREAMBLE = tokens(320, 202)
+
+
+class Slow:
+    """A store whose reads wait to be let go."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.go = threading.Event()
+        self.read: list[str] = []
+
+    def get(self, id: str) -> Any:
+        self.read.append(id)
+        assert self.go.wait(10)
+        if self.error is not None:
+            raise self.error
+        return f"chunk {id}"
+
+
+def read_by(reads: Reads, count: int, id: str = "a") -> list[Any]:
+    """What threads get that read at the same time; then all of them are done."""
+    got: list[Any] = []
+
+    def one() -> None:
+        try:
+            got.append(reads.read(id))
+        except OSError as error:
+            got.append(str(error))
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    reads._store.go.set()
+    for thread in threads:
+        thread.join(10)
+    return got
+
+
+@pytest.mark.parametrize("error", [None, OSError("the disk is gone")])
+def test_reads_of_one_chunk_are_one(error: Exception | None) -> None:
+    store = Slow(error)
+    reads = Reads(store)
+    reads.expect(["a"] * 5)
+    assert read_by(reads, 4) == ["chunk a" if error is None else "the disk is gone"] * 4
+    assert store.read == ["a"]
+    if error is None:
+        assert reads.read("a") == "chunk a"  # the fifth comes late, and is expected
+        assert store.read == ["a"]
+    reads.done(["a"] * 5)
+    assert not reads._reads
+    assert not reads._expected
+
+
+def test_nothing_is_held_that_nobody_expects() -> None:
+    store = Slow()
+    store.go.set()
+    reads = Reads(store)
+    for _ in range(2):
+        reads.expect(["a"])
+        reads.read("a")
+        assert not reads._reads
+        reads.done(["a"])
+    assert store.read == ["a", "a"]
+
+
+def counted(store: Any) -> list[str]:
+    """The ids that the store is asked for from now on; each read takes a moment."""
+    read: list[str] = []
+    real = store.get
+
+    def get(id: str) -> Any:
+        read.append(id)
+        time.sleep(0.3)
+        return real(id)
+
+    store.get = get
+    return read
+
+
+def test_loads_of_one_chunk_are_merged() -> None:
+    """Eight prompts with one preamble, asked together."""
+    prompts = [PREAMBLE + tokens(40, 210 + number) for number in range(8)]
+    with running(extra={"min_new_tokens": 100}) as engine:
+        engine.ask([PREAMBLE + tokens(8, 209)])
+        engine.settle()
+        engine.reset_prefix_cache()
+        read = counted(worker_side().store)
+        outputs = engine.ask(prompts)
+        assert all(output.told["method"] == "exact" for output in outputs)
+        assert len(read) < 4
+        assert not worker_side().loads._reads._expected
+
+
+def test_blends_wait_for_memory() -> None:
+    """Room for one draft: a burst of blends is run one after the other, and all are answered."""
+    settings = {"modes": ["off", "exact", "blend"], "blend_max_share": 1.0, "max_pending_bytes": 1}
+    moved = [tokens(20, 220 + number) + A[100:] for number in range(4)]
+    with running(extra=settings, worker_extension_cls=EXTENSION) as engine:
+        engine.ask([A])
+        engine.settle()
+        loads, most = worker_side().loads, 0
+        fetch = loads._fetch
+
+        def fetched(load: Any) -> Any:
+            nonlocal most
+            most = max(most, sum(item.fetched is not None for item in loads._loading))
+            return fetch(load)
+
+        loads._fetch = fetched
+        outputs = engine.ask(moved, wish={"mode": "blend", "no_store": True})
+        assert [output.told["method"] for output in outputs] == ["blend"] * 4
+        assert most <= 1

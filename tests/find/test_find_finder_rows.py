@@ -1,0 +1,68 @@
+"""Rows of blended prompts in the finder: donors of later blends, within their bound, and of nothing else."""
+
+import numpy as np
+from tests.find.test_find_finder import ASKED, WORDS, Likes, copied, described, finder_of, id_of
+
+from dejakv.find.ask import Ask
+from dejakv.find.finder import Finder
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+
+
+def rows_of(made: Finder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows", **other: str) -> ChunkMeta:
+    """Stores rows of a blended prompt; their description."""
+    where = {"partition": "p", "epoch": "e", **other}
+    meta = ChunkMeta(
+        name, where["partition"], where["epoch"], tokens, "", "", kind=ROWS, position=700, generation=generation
+    )
+    made.store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
+    made.add(meta)
+    return meta
+
+
+def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
+    """Not by a prompt that begins with them or equals them, not by a level, and not by name."""
+    level = Likes({"rows": 1.0})
+    made = finder_of(level=level)
+    rows_of(made, WORDS[:100])
+    for tokens in (WORDS[:100], (*WORDS[:100], 7, 8)):
+        for mode in ("off", "exact", "adopt"):
+            decision = made.find(copied(tokens), Ask(mode))
+            assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
+        assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
+        assert made.exactly(copied(tokens)).plan.method == "none"
+    for mode in ("exact", "adopt", "blend"):
+        decision = made.find(ASKED, Ask(mode, donor="rows"))
+        assert "not known" in decision.plan.reason
+    assert made.find(ASKED, Ask("adopt")).plan.donors == ()
+
+
+def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found() -> None:
+    made = finder_of(max_generation=2)
+    rows_of(made, WORDS[:100], name="b", partition="q")
+    rows_of(made, WORDS[:100], name="c", epoch="f")
+    rows_of(made, WORDS[:100], generation=3, name="d")
+    asked = copied((7, 8), WORDS[:100])
+    assert made.find(asked, Ask("blend")).plan.method == "none"
+    kept = rows_of(made, WORDS[:100], generation=2, name="a")
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [kept.id]
+
+
+def test_of_equal_runs_the_least_generation_is_taken() -> None:
+    made = finder_of(max_generation=3)
+    names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]
+    asked = copied((7, 8), WORDS[:100])
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [names[1]]
+    exact = copied((1, 2, 3), WORDS[:100])
+    made.store.put(Chunk(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
+    made.add(described(exact))
+    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [id_of(exact)]
+
+
+def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
+    made = finder_of()
+    late = rows_of(made, WORDS[:100])
+    other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
+    made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
+    assert made.copied is None
+    assert [meta.id for meta in made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
+    assert made.find(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

@@ -1,0 +1,55 @@
+"""The status table never says hit beside a miss: it is settled once the plan is known."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.asking import EXACT, request
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.find.decision import settled
+from dejakv.find.ways import Plan
+from dejakv.levels.base import Match
+from dejakv.store.base import ChunkMeta
+
+META = ChunkMeta("d", "default", "e", (1, 2), "p", "c")
+MATCH = Match("d", "exact_text", 1.0)
+PLANS = (
+    Plan("none"),
+    Plan("prefix", (META,), reused=1),
+    Plan("exact", (META,), MATCH),
+    Plan("adopt", (META,), MATCH),
+    Plan("blend", (META,), MATCH),
+)
+NAMES = st.sampled_from(["exact_text", "semantic_text", "embedding:vision", "copied"])
+
+
+@given(st.dictionaries(NAMES, st.sampled_from(["hit", "miss", "skip"])), st.sampled_from(PLANS))
+def test_a_level_is_a_hit_only_where_its_donor_is_used(statuses: Any, plan: Plan) -> None:
+    rows = settled(statuses, plan)
+    assert set(rows) == {*statuses, "kv_cache"}
+    assert rows["kv_cache"] == ("miss" if plan.method == "none" else "hit")
+    for name, status in statuses.items():
+        if plan.match is not None or status != "hit":
+            assert rows[name] == status
+        else:
+            assert rows[name] == "miss"
+
+
+def test_the_same_question_in_other_spacing_is_a_miss_with_the_reason_and_the_flag(served: Any) -> None:
+    pipeline = served(EXACT)
+    question = "Where does Ann live?"
+    pipeline.answer(request(question))
+    pipeline.cache.flush()
+    asked = request(f"{question}.", chunk=f"  {question.upper()} ")
+    record = pipeline.answer(asked).record
+    assert record.statuses["exact_text"] == "miss"
+    assert (record.statuses["kv_cache"] == "hit") == (record.method == "prefix") == record.provenance.startswith("hit")
+    assert "exact_text found a donor" in record.reason
+    assert "--reuse adopt would use it" in record.reason
+    adopting = served(SemanticCacheConfig(reuse="adopt", index_encoder="model", min_gain=1, lexical_guard=False))
+    adopting.answer(request(question))
+    adopting.cache.flush()
+    used = adopting.answer(request(question, chunk=f"  {question.upper()} ")).record
+    assert used.method == "exact"
+    assert (used.statuses["exact_text"], used.statuses["kv_cache"]) == ("hit", "hit")

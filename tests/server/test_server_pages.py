@@ -1,0 +1,133 @@
+"""The pages for people: `/` and `/docs`, which need nothing from another host, and what the figures and messages say."""
+
+import random
+import re
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dejakv.datasets.docs import edit, make_document, prompt_of
+from dejakv.server.app import create_app
+from dejakv.server.gate import OPEN
+from dejakv.server.settings import ServerSettings
+
+PROMPT = "<s> Ann lives in Paris. Bob lives in Rome. Cleo works as a baker. <q> Where does Bob live? <a>"
+
+
+def linked(page: str) -> list[str]:
+    """Addresses that a browser loads for a page."""
+    return re.findall(r"""(?:src|href)=["']([^"']+)["']""", page) + re.findall(r"url: '([^']+)'", page)
+
+
+def test_the_documentation_loads_nothing_from_another_host(client: TestClient) -> None:
+    page = client.get("/docs").text
+    addresses = linked(page)
+    assert len(addresses) >= 4
+    for address in addresses:
+        assert address.startswith("/"), address
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert answer.content
+    assert '"validatorUrl": null' in page
+    assert b"SwaggerUIBundle" in client.get("/docs/swagger-ui-bundle.js").content
+    assert "text/css" in client.get("/docs/swagger-ui.css").headers["content-type"]
+
+
+def test_the_documentation_under_a_proxys_path(engine: Any) -> None:
+    with TestClient(create_app(ServerSettings(), engine), root_path="/kv") as client:
+        for page in ("/kv/docs", "/kv/"):
+            addresses = linked(client.get(page).text)
+            assert addresses
+            for address in addresses:
+                assert address.startswith("/kv/")
+                assert client.get(address).status_code == 200, address
+
+
+def test_the_documentation_needs_no_key(two_tenants: TestClient) -> None:
+    for path in OPEN:
+        assert two_tenants.get(path).status_code == 200, path
+
+
+def test_the_first_page_says_what_is_served_and_how_to_call_it(client: TestClient) -> None:
+    page = client.get("/").text
+    assert "docs-lm" in page
+    assert "curl -sS http://testserver/v1/generate" in page
+    assert "Authorization" not in page
+    assert "<th>requests that looked for state</th><td>0</td>" in page
+    client.post("/v1/generate", json={"prompt": PROMPT, "max_new_tokens": 1, "temperature": 0})
+    page = client.get("/").text
+    assert "<th>requests that looked for state</th><td>1</td>" in page
+    assert "<th>computed in full</th><td>1</td>" in page
+    for address in linked(page):
+        assert client.get(address).status_code == 200
+
+
+def test_the_first_page_shows_a_tenant_its_own_figures_and_a_stranger_none(two_tenants: TestClient) -> None:
+    alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
+    body = {"prompt": PROMPT, "max_new_tokens": 1, "temperature": 0}
+    two_tenants.post("/v1/generate", json=body, headers=alpha)
+    assert "looked for state" not in two_tenants.get("/").text
+    assert "Bearer KEY" in two_tenants.get("/").text
+    assert "<th>requests that looked for state</th><td>1</td>" in two_tenants.get("/", headers=alpha).text
+    assert "<th>requests that looked for state</th><td>0</td>" in two_tenants.get("/", headers=beta).text
+
+
+def test_a_hosts_name_cannot_put_markup_into_the_page(client: TestClient) -> None:
+    page = client.get("/", headers={"Host": "x/<script>alert(1)</script>"})
+    assert "<script>" not in page.text
+
+
+def test_every_lookup_is_a_hit_a_prefix_hit_or_a_miss(client: TestClient) -> None:
+    body = {"max_new_tokens": 1, "temperature": 0}
+    for prompt in (PROMPT, PROMPT, PROMPT.replace("Where does Bob live", "What city does Ann live in")):
+        client.post("/v1/generate", json={**body, "prompt": prompt})
+    stats = client.get("/v1/cache/stats").json()
+    assert stats["prefix_hits"] == 1
+    assert stats["lookups"] == sum(stats["hits"].values()) + stats["prefix_hits"] + stats["misses"] == 3
+    assert stats["misses"] == 1
+
+
+def test_an_answer_says_why_what_was_found_was_not_used(client: TestClient) -> None:
+    body = {"max_new_tokens": 1, "temperature": 0}
+    changed = PROMPT.replace("Paris", "Oslo")
+    first = client.post("/v1/generate", json={**body, "prompt": PROMPT}).json()
+    assert (first["cache_hit"], first["reason"]) == (False, "")
+    similar = client.post("/v1/generate", json={**body, "prompt": changed, "use_semshare": False}).json()
+    assert similar["reuse"] in ("none", "prefix")
+    assert "oslo against paris" in similar["reason"]
+    asked = {"prompt": f"{PROMPT}.", "max_tokens": 1, "temperature": 0}
+    completed = client.post("/v1/completions", json=asked).json()
+    assert "not asked for" in completed["dejakv"]["reason"]
+
+
+def test_a_repeated_blended_prompt_is_reused_or_says_why_not(client: TestClient) -> None:
+    body = {"max_new_tokens": 1, "temperature": 0, "use_semshare": True}
+    rng = random.Random(5)
+    document = make_document(rng, facts=24)
+    edited = edit(document, rng, facts=1)
+    question = edited.questions[0].text
+    client.post("/v1/generate", json={**body, "prompt": prompt_of(document.text, question)})
+    client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    changed = {**body, "prompt": prompt_of(edited.target.text, question)}
+    assert client.post("/v1/generate", json=changed).json()["used_semshare"]
+    again = client.post("/v1/generate", json=changed).json()
+    assert again["used_semshare"] or again["reuse"] == "exact" or again["reason"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b'{"prompt": "a",}', "no comma after the last item"),
+        (b"{'prompt': 'a'}", "double quotes"),
+        (b'{"prompt": "\\ud800"}', "surrogates in pairs"),
+        (b'{"prompt": "\xff"}', "send UTF-8"),
+    ],
+)
+def test_broken_json_names_the_place_and_the_remedy(client: TestClient, raw: bytes, says: str) -> None:
+    answer = client.post("/v1/generate", content=raw, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert "line 1 column" in message
+    assert says in message
+    assert ("surrogate" in message) == ("surrogate" in says or "UTF-8" in says)
