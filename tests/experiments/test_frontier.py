@@ -192,11 +192,14 @@ def test_the_picture_has_a_panel_for_each_kind_and_its_legend_beside_them(count)
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure = figure_of(frontier_rows(KINDS[:count]))
+    rows = frontier_rows(KINDS[:count])
+    figure = figure_of([row for row in rows if row["kind"] != KINDS[1] or row["budget"] != "share" or not row["map"]])
     figure.draw_without_rendering()
     assert [panel.get_title() for panel in figure.axes] == list(KINDS[:count])
     assert all(panel.lines for panel in figure.axes)
     (legend,) = figure.legends
+    shown = {line.get_label(): line.get_color() for line in legend.get_lines()}
+    assert all(line.get_color() == shown[line.get_label()] for panel in figure.axes for line in panel.lines)
     box = legend.get_window_extent()
     assert not any(box.overlaps(panel.get_tightbbox()) for panel in figure.axes)
     plt.close(figure)

@@ -25,6 +25,7 @@ class RowPlan:
     exact       rows from the beginning whose state is exact; a layer's share is of the others
     runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     first       rows before it are there already, and are computed in no layer
+    runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     stop        rows from it on are computed by somebody else, in every layer; None: there are none
     """
 

@@ -77,10 +77,10 @@ def plan_cache(
     layers += [BlendLayer(k[None], v[None]) for k, v in zip(injected[0], injected[1], strict=True)]
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
-    left = torch.from_numpy(needed.left).to(device)
+    left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
     runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
     plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact, runs=runs)
-    if selector.asks and plan.ranks:  # else there is nothing to choose
+    if selector.asks and plan.ranks:  # else the forced rows are all that is computed
         scores = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
     return PlannedBlend(BlendCache(layers, plan, seams))

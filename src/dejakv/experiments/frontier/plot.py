@@ -38,8 +38,9 @@ def figure_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     labelled = all(row["accuracy"] is not None for row in rows if row["selector"] == "full")
     measured = any(row["selector"] == "noise" for row in rows)
     value = "kl_mean" if measured else "accuracy" if labelled else "top1"
+    colors = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(_way(row) for row in rows if row["map"]))}
     for panel, kind in zip(panels.flat, kinds, strict=False):
-        _panel(panel, [row for row in rows if row["kind"] == kind], value)
+        _panel(panel, [row for row in rows if row["kind"] == kind], value, colors)
         panel.set_title(kind)
         panel.set_xlabel("% of rows computed in the last layer")
         panel.set_ylabel(NAMES[value])
@@ -59,7 +60,7 @@ def figure_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _panel(panel: Any, rows: Sequence[Mapping[str, Any]], value: str) -> None:
+def _panel(panel: Any, rows: Sequence[Mapping[str, Any]], value: str, colors: Mapping[str, str]) -> None:
     """The lines of one kind of change: dots for fixed shares, stars for what is computed by need."""
     for row in rows:
         if row["selector"] in ("full", "noise"):
@@ -69,11 +70,11 @@ def _panel(panel: Any, rows: Sequence[Mapping[str, Any]], value: str) -> None:
     for row in rows:
         if row["map"]:
             ways.setdefault(_way(row), []).append(row)
-    for place, (name, line) in enumerate(ways.items()):
+    for name, line in ways.items():
         line.sort(key=lambda row: row["last_share"])
         need = line[0]["budget"] in ("need", "first")
         panel.plot(
-            [100 * row["last_share"] for row in line], [row[value] for row in line], label=name, color=f"C{place % 10}",
+            [100 * row["last_share"] for row in line], [row[value] for row in line], label=name, color=colors[name],
             marker="*" if need else "o", markersize=9 if need else 3, linewidth=2 if line[0]["budget"] == "within" else 1,
         )  # fmt: skip
 
