@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 
 from dejakv.errors import ConfigError
 
@@ -64,7 +63,7 @@ class KVLayout:
     def layers(self) -> int:
         return len(self.targets)
 
-    @cached_property
+    @property
     def kv_layers(self) -> tuple[int, ...]:
         """Layers that compute KV, which is all that a cache holds."""
         return tuple(sorted(set(self.targets)))
@@ -72,23 +71,23 @@ class KVLayout:
     def attends_above(self, layer: int) -> bool:
         return self.targets[layer] > layer
 
-    @cached_property
+    @property
     def loop(self) -> range:
         """Layers from the first condensed one to the highest target: those that a prefill iterates. Empty without any."""
         above = [i for i in range(self.layers) if self.attends_above(i)]
         return range(above[0], max(self.targets[i] for i in above) + 1) if above else range(0)
 
-    @cached_property
+    @property
     def bottom(self) -> range:
         """Layers below the loop: all, if nothing is condensed."""
         return range(self.loop.start) if self.loop else range(self.layers)
 
-    @cached_property
+    @property
     def top(self) -> range:
         """Layers above the loop."""
         return range(self.loop.stop, self.layers) if self.loop else range(0)
 
-    @cached_property
+    @property
     def task_layers(self) -> tuple[int, ...]:
         """Layers whose KV a similar task supplies: those with KV from the first condensed layer on."""
         return tuple(i for i in self.kv_layers if self.loop and i >= self.loop.start)
