@@ -1,4 +1,4 @@
-"""Train docs-lckv or its Llama twin from docs-lm: `python -m training.lckv --minutes 40`, with `--twin` for the twin.
+"""Train docs-lckv or its Llama twin from docs-lm: `python -m training.lckv`, with `--twin` for the twin.
 
 Resumes from its folder; the documents task, data and losses of `training.docs`.
 """
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--twin", action="store_true", help="the ordinary Llama of the same layers")
     parser.add_argument("--start", default="docs-lm", help="model whose weights both start from")
     parser.add_argument("--level", type=int, default=3, help="level of the curriculum to start at")
+    parser.set_defaults(steps=340, tokens=2600, lr=5e-4)
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -10,6 +10,7 @@ from dejakv.cli.frontier import frontier_command
 from dejakv.cli.models import models_app
 from dejakv.cli.run import run_command
 from dejakv.cli.serve import serve_command
+from dejakv.cli.sim_llm import sim_llm_command
 from dejakv.cli.sweep import sweep_command
 from dejakv.errors import DejaKVError
 
@@ -25,6 +26,7 @@ typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
 typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
 typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
 typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
+typer_app.command("sim-llm", context_settings=_OPTIONS)(sim_llm_command)
 typer_app.add_typer(models_app, name="models")
 
 

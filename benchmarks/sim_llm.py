@@ -1,0 +1,290 @@
+"""Top-layer reuse between similar tasks: docs-lckv against its Llama twin, in one run.
+
+    python -m benchmarks.sim_llm --twin runs/docs-llama/model --out docs/results/sim_llm.json
+
+Parts, each into the file as it ends: `iterations` (how a prefill settles), `memory` (bytes a token), `tasks` (paraphrased,
+edited, unrelated tasks against the threshold), `speed` (first token on misses and hits, throughput at equal memory),
+`unsound` (ordinary models under the same reuse). Documents and questions are those of the documents task, with seeds that
+training did not use.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.workloads.machine import machine
+
+from dejakv.datasets import docs
+from dejakv.datasets.docs_changes import Change
+from dejakv.experiments.scoring import wilson
+from dejakv.models import load
+from dejakv.models.lckv.modeling import sequential_prefill
+from dejakv.sim_llm import SimLLMInference
+from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
+from dejakv.sim_llm.unsound import LABEL
+
+KINDS = ("paraphrase", "edit", "unrelated")
+THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+ANSWER = {"max_new_tokens": 3}
+
+
+def changes(kind: str, documents: int, facts: int, questions: int) -> list[Change]:
+    rng = random.Random(f"sim-llm/{kind}")
+    return [docs.change(kind, docs.make_document(rng, facts), rng, questions=questions) for _ in range(documents)]
+
+
+def served(name: str, **settings: Any) -> SimLLMInference:
+    return SimLLMInference.from_pretrained(name, similarity_threshold=-1.0, device="cpu", **settings)
+
+
+def share(right: list[bool]) -> dict[str, Any]:
+    low, high = wilson(sum(right), len(right))
+    rate = sum(right) / len(right) if right else None
+    return {"right": sum(right), "of": len(right), "share": rate, "low": low, "high": high}
+
+
+def iterations(o: argparse.Namespace) -> Any:
+    """Largest difference of logits from token-by-token decoding, and equal next tokens, by the number of iterations."""
+    model, tokenizer = load(o.model)
+    rng = random.Random("sim-llm/iterations")
+    rows = []
+    prompts = [docs.make_document(rng, 48) for _ in range(3)]
+    texts = [docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng)) for doc in prompts]
+    encoded = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
+    exact = [sequential_prefill(model, ids)[0] for ids in encoded]
+    for count in (1, 2, 3, 4, 5, 7, 9, 12, 16):
+        model.config.forward_passes, model.config.backward_passes = count - 1, 1
+        with torch.no_grad():
+            made = [model(ids).logits for ids in encoded]
+        far = max((a - b).abs().max().item() for a, b in zip(made, exact, strict=True))
+        last = max((a - b)[0, -1].abs().max().item() for a, b in zip(made, exact, strict=True))
+        same = statistics.mean(
+            (a.argmax(-1) == b.argmax(-1)).float().mean().item() for a, b in zip(made, exact, strict=True)
+        )
+        rows.append({"iterations": count, "largest": far, "last_token": last, "same_next_token": same})
+    spread = float(exact[0].std())
+    return {"tokens": [ids.shape[1] for ids in encoded], "logit_std": spread, "rows": rows}
+
+
+def memory(o: argparse.Namespace) -> Any:
+    """Bytes of KV a token, from caches as `generate` leaves them, and of what a task keeps."""
+    ids = torch.arange(10, 110)[None]
+    found = {}
+    for name in (o.model, o.twin):
+        model, _ = load(name)
+        out = model.generate(ids, max_new_tokens=1, return_dict_in_generate=True)
+        layers = [layer for layer in out.past_key_values.layers if layer.is_initialized]
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        found[name] = {"bytes_a_token": held / layers[0].keys.shape[-2], "layers": len(layers)}
+    one, other = (found[name]["bytes_a_token"] for name in (o.model, o.twin))
+    return {"lckv": found[o.model], "twin": found[o.twin], "saved": 1 - one / other}
+
+
+def tasks(o: argparse.Namespace) -> Any:
+    """Every case is answered in full and under forced reuse; thresholds are applied to the scores afterwards."""
+    arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
+    scorer = LlamaForCausalLMWithKVReuse(arms["map"].model.model, arms["map"].model.tokenizer, similarity="position")
+    twin = served(o.twin, unsound=True)
+    cases: list[dict[str, Any]] = []
+    for kind in KINDS:
+        many = o.documents if kind == "paraphrase" else o.documents // 2
+        for change in changes(kind, many, o.facts, o.questions):
+            rng = random.Random(change.donor.text)
+            donor = docs.prompt_of(change.donor.text, docs.ask(rng.choice(change.donor.facts), rng))
+            prompts = [docs.prompt_of(change.target.text, q.text) for q in change.questions]
+            full = arms["map"].batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
+            llama = twin.batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
+            said: dict[str, Any] = {}
+            for name, arm in arms.items():
+                arm.reset_cache()
+                arm.generate(donor, **ANSWER)
+                said[name] = arm.batch_generate(prompts, **ANSWER)
+            encode = arms["map"].model.tokenizer
+            for i, question in enumerate(change.questions):
+                cosine = said["map"][i].result.similarity
+                place = scorer.similarity.score(encode(prompts[i])["input_ids"], encode(donor)["input_ids"], cosine)
+                row = {"kind": kind, "must_change": question.must_change, "mean": cosine, "position": place}
+                row |= {"tokens": said["map"][i].result.prompt_tokens, "full": full[i] == question.answer}
+                row |= {"twin": llama[i] == question.answer, "rows": said["map"][i].result.computed}
+                row |= {f"by_{name}": answers[i] == question.answer for name, answers in said.items()}
+                row |= {
+                    f"stale_{name}": question.must_change and answers[i] == question.old_answer
+                    for name, answers in said.items()
+                }
+                cases.append(row)
+    return {
+        "facts": o.facts,
+        "tail": o.tail,
+        "kinds": {kind: summary([c for c in cases if c["kind"] == kind]) for kind in KINDS},
+    }
+
+
+def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "tokens": statistics.mean(c["tokens"] for c in cases),
+        "rows_computed_map": statistics.mean(c["rows"] / c["tokens"] for c in cases),
+        "twin_full": share([c["twin"] for c in cases]),
+        "lckv_full": share([c["full"] for c in cases]),
+        "forced": {m: share([c[f"by_{m}"] for c in cases]) for m in ("map", "position")},
+        "lost_to_full": {m: sum(c["full"] and not c[f"by_{m}"] for c in cases) for m in ("map", "position")},
+        "gained_over_full": {m: sum(c[f"by_{m}"] and not c["full"] for c in cases) for m in ("map", "position")},
+        "stale": {m: share([c[f"stale_{m}"] for c in cases if c["must_change"]]) for m in ("map", "position")},
+    }
+    for score in ("mean", "position"):
+        made[f"score_{score}"] = statistics.quantiles([c[score] for c in cases], n=20)
+        made[f"threshold_{score}"] = [
+            {
+                "threshold": t,
+                "hit_rate": share([c[score] >= t for c in cases]),
+                **{
+                    m: share([c[f"by_{m}"] if c[score] >= t else c["full"] for c in cases]) for m in ("map", "position")
+                },
+            }
+            for t in THRESHOLDS
+        ]
+    return made
+
+
+def timed(run: Any) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def speed(o: argparse.Namespace) -> Any:
+    """Medians and quartiles over rounds in which every arm takes its turn."""
+    first: dict[str, Any] = {}
+    for facts in (48, 110):
+        rng = random.Random(f"sim-llm/speed/{facts}")
+        arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
+        twin = served(o.twin, unsound=True)
+        rounds = [one_round(rng, facts, arms, twin) for _ in range(o.rounds)]
+        names = [name for name in rounds[0] if name != "tokens"]
+        first[str(round(statistics.mean(r["tokens"] for r in rounds)))] = {
+            "quartiles_s": {name: statistics.quantiles([r[name] for r in rounds], n=4) for name in names},
+            "of_twin": {name: statistics.quantiles([r[name] / r["twin"] for r in rounds], n=4) for name in names},
+        }
+    return {"first_token": first, "throughput": throughput(o)}
+
+
+def one_round(
+    rng: random.Random, facts: int, arms: dict[str, SimLLMInference], twin: SimLLMInference
+) -> dict[str, float]:
+    """Seconds to the first token of every arm on one edited document."""
+    one = {"max_new_tokens": 1}
+    doc = docs.make_document(rng, facts)
+    changed = docs.edit(doc, rng, facts=2, questions=1)
+    prompt = docs.prompt_of(changed.target.text, changed.questions[0].text)
+    donor = docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng))
+    for arm in arms.values():
+        arm.reset_cache()
+        arm.generate(donor, **one)
+    return {
+        "tokens": float(len(twin.model.tokenizer(prompt)["input_ids"])),
+        "twin": timed(lambda: twin.generate(prompt, enable_kv_reuse=False, **one)),
+        "lckv miss": timed(lambda: arms["map"].generate(prompt, enable_kv_reuse=False, **one)),
+        "lckv hit, map": timed(lambda: arms["map"].generate(prompt, **one)),
+        "lckv hit, position": timed(lambda: arms["position"].generate(prompt, **one)),
+        "lckv hit, identical": timed(lambda: arms["map"].generate(donor, **one)),
+    }
+
+
+@torch.no_grad()
+def throughput(o: argparse.Namespace) -> Any:
+    """New tokens a second of decoding at a context of about 500, each model with as many sequences as the memory holds."""
+    made = []
+    models = {"twin": load(o.twin)[0], "lckv": load(o.model)[0]}
+    for budget in (6, 24):
+        batch = {"twin": budget, "lckv": budget * 5 // 3}
+        rates: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(max(5, o.rounds // 2)):
+            for name, model in models.items():
+                ids = torch.randint(10, 400, (batch[name], 500))
+                model.config.forward_passes, kept = 1, getattr(model.config, "forward_passes", 0)
+                cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+                model.config.forward_passes = kept
+                token = ids[:, :1]
+                began = time.perf_counter()
+                for step in range(16):
+                    place = torch.full_like(token, 500 + step)
+                    token = model(token, past_key_values=cache, position_ids=place, use_cache=True).logits.argmax(-1)
+                rates[name].append(16 * batch[name] / (time.perf_counter() - began))
+        gain = [b / a - 1 for a, b in zip(rates["twin"], rates["lckv"], strict=True)]
+        made.append(
+            {
+                "sequences": batch,
+                "tokens_a_second": {name: statistics.quantiles(values, n=4) for name, values in rates.items()},
+                "gain": statistics.quantiles(gain, n=4),
+            }
+        )
+    return made
+
+
+def unsound(o: argparse.Namespace) -> Any:
+    """Ordinary models under the same reuse: the same question, a paraphrased task, an edited one; right answers for the twin,
+    and answers equal to full computation's for both."""
+    found: dict[str, Any] = {}
+    for name, many, facts, tail in ((o.twin, 20, o.facts, o.tail), (o.language_model, o.language_cases, 12, o.tail)):
+        arm = served(name, unsound=True, tail=tail)
+        found[name] = {}
+        for kind in ("identical", "paraphrase", "edit"):
+            right, fair, equal = [], [], []
+            for change in changes("paraphrase" if kind == "identical" else kind, many, facts, 1):
+                question = change.questions[0]
+                target = docs.prompt_of(change.target.text, question.text)
+                donor = target if kind == "identical" else docs.prompt_of(change.donor.text, question.text)
+                if name != o.twin:
+                    target, donor = (plain(text) for text in (target, donor))
+                arm.reset_cache()
+                full = arm.generate(target, enable_kv_reuse=False, max_new_tokens=4)
+                arm.generate(donor, max_new_tokens=1)
+                said = arm.generate(target, max_new_tokens=4)
+                assert said.startswith(LABEL)
+                words = said.removeprefix(LABEL)
+                fair.append(question.answer in full.lower().replace(".", " ").split())
+                right.append(question.answer in words.lower().replace(".", " ").split())
+                equal.append(words == full)
+            found[name][kind] = {"full": share(fair), "reused": share(right), "equal_to_full": share(equal)}
+    return found
+
+
+def plain(prompt: str) -> str:
+    """A prompt of docs-lm for a language model."""
+    document, _, question = prompt.removeprefix("<s> ").removesuffix(" <a>").partition(" <q> ")
+    return f"{document}\nQuestion: {question}\nAnswer in one word:"
+
+
+PARTS = {"iterations": iterations, "memory": memory, "tasks": tasks, "speed": speed, "unsound": unsound}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="docs-lckv")
+    parser.add_argument("--twin", required=True, help="folder of the Llama twin (`make train-lckv` trains it)")
+    parser.add_argument("--language-model", default="smollm2-135m")
+    parser.add_argument("--language-cases", type=int, default=12)
+    parser.add_argument("--documents", type=int, default=80, help="paraphrased documents; of other kinds half as many")
+    parser.add_argument("--questions", type=int, default=4, help="questions a document")
+    parser.add_argument("--facts", type=int, default=24, help="facts a document")
+    parser.add_argument("--tail", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/sim_llm.json"))
+    o = parser.parse_args()
+    made = json.loads(o.out.read_text()) if o.out.exists() else {}
+    for part in o.parts:
+        options = {k: v for k, v in vars(o).items() if k not in ("out", "parts", "model", "twin")}
+        made[part] = {**PARTS[part](o), "machine": machine(), "options": options}
+        o.out.write_text(
+            json.dumps(made, indent=1).replace(str(o.twin), "twin").replace(str(o.model), "docs-lckv") + "\n"
+        )
+        print(part, json.dumps(made[part])[:1500], flush=True)
+
+
+if __name__ == "__main__":
+    main()
