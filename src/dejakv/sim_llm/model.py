@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dejakv.engines.transformers.loading import no_bars
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
@@ -71,7 +72,8 @@ class LlamaForCausalLMWithKVReuse:
         """A bundled name, a folder or a hub id. `similarity`, `encoder`, `matching`, `tail` as in the class; other options go
         to transformers. Raises: ModelError."""
         own = {k: options.pop(k) for k in ("similarity", "encoder", "matching", "tail") if k in options}
-        model, tokenizer = load(model_path, **options)
+        with no_bars():
+            model, tokenizer = load(model_path, **options)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(model.to(device), tokenizer, unsound=unsound, **own)

@@ -56,7 +56,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
         if not images and not _causal(config):
             raise ModelError(_unknown_kind(where, config))
-        with _no_bars():
+        with no_bars():
             model = kind.from_pretrained(
                 where,
                 dtype="auto" if dtype == "auto" else _DTYPES[dtype],
@@ -76,7 +76,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
 
 
 @contextmanager
-def _no_bars() -> Generator[None]:
+def no_bars() -> Generator[None]:
     """transformers' own bar over the weights would stand in the middle of a command's output."""
     were = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
