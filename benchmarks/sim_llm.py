@@ -12,11 +12,11 @@ import argparse
 import json
 import random
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.sim_llm_speed import served, speed
 from benchmarks.workloads.machine import machine
 
 from dejakv.datasets import docs
@@ -36,10 +36,6 @@ ANSWER = {"max_new_tokens": 3}
 def changes(kind: str, documents: int, facts: int, questions: int) -> list[Change]:
     rng = random.Random(f"sim-llm/{kind}")
     return [docs.change(kind, docs.make_document(rng, facts), rng, questions=questions) for _ in range(documents)]
-
-
-def served(name: str, **settings: Any) -> SimLLMInference:
-    return SimLLMInference.from_pretrained(name, similarity_threshold=-1.0, device="cpu", **settings)
 
 
 def share(right: list[bool]) -> dict[str, Any]:
@@ -86,42 +82,57 @@ def memory(o: argparse.Namespace) -> Any:
 
 
 def tasks(o: argparse.Namespace) -> Any:
-    """Every case is answered in full and under forced reuse; thresholds are applied to the scores afterwards."""
+    """Every case is answered in full and under forced reuse; thresholds are applied to the scores afterwards.
+
+    Cases are kept beside the results as they are made, so that a stopped run goes on, and one process can take each kind.
+    """
+    kept = o.out.with_suffix(".cases.jsonl")
+    cases = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(case["kind"], case["document"]) for case in cases}
     arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
     scorer = LlamaForCausalLMWithKVReuse(arms["map"].model.model, arms["map"].model.tokenizer, similarity="position")
     twin = served(o.twin, unsound=True)
-    cases: list[dict[str, Any]] = []
-    for kind in KINDS:
-        many = o.documents if kind == "paraphrase" else o.documents // 2
-        for change in changes(kind, many, o.facts, o.questions):
-            rng = random.Random(change.donor.text)
-            donor = docs.prompt_of(change.donor.text, docs.ask(rng.choice(change.donor.facts), rng))
-            prompts = [docs.prompt_of(change.target.text, q.text) for q in change.questions]
-            full = arms["map"].batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
-            llama = twin.batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
-            said: dict[str, Any] = {}
-            for name, arm in arms.items():
-                arm.reset_cache()
-                arm.generate(donor, **ANSWER)
-                said[name] = arm.batch_generate(prompts, **ANSWER)
-            encode = arms["map"].model.tokenizer
-            for i, question in enumerate(change.questions):
-                cosine = said["map"][i].result.similarity
-                place = scorer.similarity.score(encode(prompts[i])["input_ids"], encode(donor)["input_ids"], cosine)
-                row = {"kind": kind, "must_change": question.must_change, "mean": cosine, "position": place}
-                row |= {"tokens": said["map"][i].result.prompt_tokens, "full": full[i] == question.answer}
-                row |= {"twin": llama[i] == question.answer, "rows": said["map"][i].result.computed}
-                row |= {f"by_{name}": answers[i] == question.answer for name, answers in said.items()}
-                row |= {
-                    f"stale_{name}": question.must_change and answers[i] == question.old_answer
-                    for name, answers in said.items()
-                }
-                cases.append(row)
-    return {
-        "facts": o.facts,
-        "tail": o.tail,
-        "kinds": {kind: summary([c for c in cases if c["kind"] == kind]) for kind in KINDS},
-    }
+    for kind in o.kinds:
+        for number, change in enumerate(changes(kind, o.documents, o.facts, o.questions)):
+            if (kind, number) in done:
+                continue
+            made = [{"kind": kind, "document": number, **case} for case in answered(change, arms, scorer, twin)]
+            with kept.open("a") as file:
+                file.writelines(json.dumps(case) + "\n" for case in made)
+            cases += made
+    by_kind = {kind: [case for case in cases if case["kind"] == kind] for kind in KINDS}
+    return {"facts": o.facts, "tail": o.tail, "kinds": {kind: summary(some) for kind, some in by_kind.items() if some}}
+
+
+def answered(
+    change: Change, arms: dict[str, SimLLMInference], scorer: LlamaForCausalLMWithKVReuse, twin: SimLLMInference
+) -> list[dict[str, Any]]:
+    """A case for each question about the changed document."""
+    rng = random.Random(change.donor.text)
+    donor = docs.prompt_of(change.donor.text, docs.ask(rng.choice(change.donor.facts), rng))
+    prompts = [docs.prompt_of(change.target.text, q.text) for q in change.questions]
+    full = arms["map"].batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
+    llama = twin.batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
+    said: dict[str, Any] = {}
+    for name, arm in arms.items():
+        arm.reset_cache()
+        arm.generate(donor, **ANSWER)
+        said[name] = arm.batch_generate(prompts, **ANSWER)
+    encode = arms["map"].model.tokenizer
+    rows = []
+    for i, question in enumerate(change.questions):
+        result = said["map"][i].result
+        place = scorer.similarity.score(encode(prompts[i])["input_ids"], encode(donor)["input_ids"], result.similarity)
+        row = {"must_change": question.must_change, "mean": result.similarity, "position": place}
+        row |= {"tokens": result.prompt_tokens, "rows": result.computed}
+        row |= {"full": full[i] == question.answer, "twin": llama[i] == question.answer}
+        row |= {f"by_{name}": answers[i] == question.answer for name, answers in said.items()}
+        row |= {
+            f"stale_{name}": question.must_change and answers[i] == question.old_answer
+            for name, answers in said.items()
+        }
+        rows.append(row)
+    return rows
 
 
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,81 +158,6 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
             }
             for t in THRESHOLDS
         ]
-    return made
-
-
-def timed(run: Any) -> float:
-    began = time.process_time()
-    run()
-    return time.process_time() - began
-
-
-def speed(o: argparse.Namespace) -> Any:
-    """Medians and quartiles over rounds in which every arm takes its turn."""
-    first: dict[str, Any] = {}
-    for facts in (48, 110):
-        rng = random.Random(f"sim-llm/speed/{facts}")
-        arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
-        twin = served(o.twin, unsound=True)
-        rounds = [one_round(rng, facts, arms, twin) for _ in range(o.rounds)]
-        names = [name for name in rounds[0] if name != "tokens"]
-        first[str(round(statistics.mean(r["tokens"] for r in rounds)))] = {
-            "quartiles_s": {name: statistics.quantiles([r[name] for r in rounds], n=4) for name in names},
-            "of_twin": {name: statistics.quantiles([r[name] / r["twin"] for r in rounds], n=4) for name in names},
-        }
-    return {"first_token": first, "throughput": throughput(o)}
-
-
-def one_round(
-    rng: random.Random, facts: int, arms: dict[str, SimLLMInference], twin: SimLLMInference
-) -> dict[str, float]:
-    """Seconds to the first token of every arm on one edited document."""
-    one = {"max_new_tokens": 1}
-    doc = docs.make_document(rng, facts)
-    changed = docs.edit(doc, rng, facts=2, questions=1)
-    prompt = docs.prompt_of(changed.target.text, changed.questions[0].text)
-    donor = docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng))
-    for arm in arms.values():
-        arm.reset_cache()
-        arm.generate(donor, **one)
-    return {
-        "tokens": float(len(twin.model.tokenizer(prompt)["input_ids"])),
-        "twin": timed(lambda: twin.generate(prompt, enable_kv_reuse=False, **one)),
-        "lckv miss": timed(lambda: arms["map"].generate(prompt, enable_kv_reuse=False, **one)),
-        "lckv hit, map": timed(lambda: arms["map"].generate(prompt, **one)),
-        "lckv hit, position": timed(lambda: arms["position"].generate(prompt, **one)),
-        "lckv hit, identical": timed(lambda: arms["map"].generate(donor, **one)),
-    }
-
-
-@torch.no_grad()
-def throughput(o: argparse.Namespace) -> Any:
-    """New tokens a second of decoding at a context of about 500, each model with as many sequences as the memory holds."""
-    made = []
-    models = {"twin": load(o.twin)[0], "lckv": load(o.model)[0]}
-    for budget in (6, 24):
-        batch = {"twin": budget, "lckv": budget * 5 // 3}
-        rates: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(max(5, o.rounds // 2)):
-            for name, model in models.items():
-                ids = torch.randint(10, 400, (batch[name], 500))
-                model.config.forward_passes, kept = 1, getattr(model.config, "forward_passes", 0)
-                cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-                model.config.forward_passes = kept
-                token = ids[:, :1]
-                began = time.process_time()
-                for step in range(16):
-                    place = torch.full_like(token, 500 + step)
-                    token = model(token, past_key_values=cache, position_ids=place, use_cache=True).logits.argmax(-1)
-                rates[name].append(16 * batch[name] / (time.process_time() - began))
-        gain = [b / a - 1 for a, b in zip(rates["twin"], rates["lckv"], strict=True)]
-        made.append(
-            {
-                "sequences": batch,
-                "tokens_a_second": {name: statistics.quantiles(values, n=4) for name, values in rates.items()},
-                "gain": statistics.quantiles(gain, n=4),
-            }
-        )
     return made
 
 
@@ -268,7 +204,8 @@ def main() -> None:
     parser.add_argument("--twin", required=True, help="folder of the Llama twin (`make train-lckv` trains it)")
     parser.add_argument("--language-model", default="smollm2-135m")
     parser.add_argument("--language-cases", type=int, default=12)
-    parser.add_argument("--documents", type=int, default=80, help="paraphrased documents; of other kinds half as many")
+    parser.add_argument("--documents", type=int, default=80, help="documents of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--questions", type=int, default=4, help="questions a document")
     parser.add_argument("--facts", type=int, default=24, help="facts a document")
     parser.add_argument("--tail", type=int, default=32)

@@ -24,11 +24,11 @@ inference.generate("<s> Ann lives in Rome. <q> Where does Ann live? <a>", max_ne
 (`forward_passes` + `backward_passes`).
 
 ## Accuracy
-One question behind a fresh document, greedy, the decoded text equal to the answer; {questions} questions a cell. *Held out*: wordings
+One question behind a fresh document, greedy, the decoded text equal to the answer. *Held out*: wordings
 that training never used. In brackets the 95% interval (Wilson) of the first column.
 
-| tokens of the document | trained wordings | held-out wordings |
-|---|---|---|
+| tokens of the document | questions a cell | trained wordings | held-out wordings |
+|---|---|---|---|
 {lengths}
 
 Measured on {machine}, by `{command}`. Longer documents were not measured.
@@ -60,12 +60,12 @@ def write_card(run: Path, train: str, note: str) -> str:
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     shutil.copyfile(run / "log.jsonl", folder / "learning.jsonl")
     cells = {(row["tokens"], row["wordings"]): row for row in curve["lengths"]}
-    count = curve["lengths"][0]["questions"]
     lengths = []
     for tokens in sorted({tokens for tokens, _ in cells}):
+        count = cells[tokens, "train"]["questions"]
         trained, held = (cells[tokens, wordings]["accuracy"] for wordings in ("train", "held_out"))
         low, high = wilson(round(trained * count), count)
-        lengths.append(f"| {tokens:,} | {trained:.3f} ({low:.3f} to {high:.3f}) | {held:.3f} |")
+        lengths.append(f"| {tokens:,} | {count} | {trained:.3f} ({low:.3f} to {high:.3f}) | {held:.3f} |")
     layout = config["kv_layout"]
     kept = len(set(layout.split("_")))
     size = (folder / "model.safetensors").stat().st_size
@@ -79,7 +79,6 @@ def write_card(run: Path, train: str, note: str) -> str:
         megabytes=size / 1e6,
         bytes_a_token=kept * 2 * config["num_key_value_heads"] * config["head_dim"] * 4,
         iterations=config["forward_passes"] + config["backward_passes"],
-        questions=count,
         lengths="\n".join(lengths),
         machine=curve["machine"],
         command=curve["command"],
