@@ -17,12 +17,12 @@ class TestTaskLevel(LevelTests):
         return Query(Request(id="", prompt="", chunk=""), space, lambda: {LAYER: vector})
 
 
-def test_a_query_without_the_vector_is_a_miss():
+def test_a_query_without_the_vector_is_skipped():
     level = TaskLevel(8, 16, 42, 0.9)
     bare = Query(Request(id="", prompt="", chunk=""), "s")
     level.add("one", bare)
     assert len(level) == 0
-    assert level.search(bare).statuses == {LAYER: "miss"}
+    assert level.search(bare).statuses == {LAYER: "skip"}
 
 
 def test_the_threshold_is_the_levels_own():

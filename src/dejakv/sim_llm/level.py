@@ -38,7 +38,9 @@ class TaskLevel:
 
     def search(self, query: Query) -> Search:
         vector, index = query.vectors.get(LAYER), self._indexes.get(query.space)
-        hits = index.search(vector, self._most, self.threshold) if vector is not None and index is not None else []
+        if vector is None:
+            return Search((), {LAYER: "skip"})
+        hits = index.search(vector, self._most, self.threshold) if index is not None else []
         matches = tuple(Match(donor, LAYER, score) for donor, score in hits)
         return Search(matches, {LAYER: "hit" if matches else "miss"})
 
