@@ -69,8 +69,8 @@ def write_card(run: Path, train: str, note: str) -> str:
     layout = config["kv_layout"]
     kept = len(set(layout.split("_")))
     size = (folder / "model.safetensors").stat().st_size
-    picked = [*log[:: max(1, len(log) // 12)], log[-1]]
-    rows = [f"| {x['seconds'] / 60:.1f} | {x['step']} | {x['facts']} | {x['accuracy']:.3f} |" for x in picked]
+    picked = {x["step"]: x for x in [*log[:: max(1, len(log) // 12)], log[-1]]}
+    rows = [f"| {x['seconds'] / 60:.1f} | {x['step']} | {x['facts']} | {x['accuracy']:.3f} |" for x in picked.values()]
     text = CARD.format(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
