@@ -165,7 +165,10 @@ def unsound(o: argparse.Namespace) -> Any:
     """Ordinary models under the same reuse: the same question, a paraphrased task, an edited one; right answers for the twin,
     and answers equal to full computation's for both."""
     found: dict[str, Any] = {}
-    for name, many, facts, tail in ((o.twin, 20, o.facts, o.tail), (o.language_model, o.language_cases, 12, o.tail)):
+    for name, many, facts, tail in (
+        (o.twin, o.twin_cases, o.facts, o.tail),
+        (o.language_model, o.language_cases, 12, o.tail),
+    ):
         arm = served(name, unsound=True, tail=tail)
         found[name] = {}
         for kind in ("identical", "paraphrase", "edit"):
@@ -204,12 +207,14 @@ def main() -> None:
     parser.add_argument("--twin", required=True, help="folder of the Llama twin (`make train-lckv` trains it)")
     parser.add_argument("--language-model", default="smollm2-135m")
     parser.add_argument("--language-cases", type=int, default=12)
+    parser.add_argument("--twin-cases", type=int, default=20)
     parser.add_argument("--documents", type=int, default=80, help="documents of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--questions", type=int, default=4, help="questions a document")
     parser.add_argument("--facts", type=int, default=24, help="facts a document")
     parser.add_argument("--tail", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--speed-facts", type=int, nargs="+", default=[48, 110], help="facts a document in `speed`")
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("docs/results/sim_llm.json"))
     o = parser.parse_args()

@@ -7,9 +7,11 @@ import time
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache, DynamicCache
 
 from dejakv.datasets import docs
 from dejakv.models import load
+from dejakv.models.lckv.cache import LCKVCache
 from dejakv.sim_llm import SimLLMInference
 
 
@@ -26,7 +28,7 @@ def timed(run: Any) -> float:
 def speed(o: argparse.Namespace) -> Any:
     """Medians and quartiles over rounds in which every arm takes its turn."""
     first: dict[str, Any] = {}
-    for facts in (48, 110):
+    for facts in o.speed_facts:
         rng = random.Random(f"sim-llm/speed/{facts}")
         arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
         twin = served(o.twin, unsound=True)
@@ -61,6 +63,17 @@ def one_round(
     }
 
 
+def held(model: Any, batch: int, tokens: int = 500) -> Cache:
+    """A cache as after a prompt of `tokens` tokens, with random content: decoding takes the same time."""
+    layout = getattr(model.model, "layout", None)
+    cache = LCKVCache(layout) if layout is not None else DynamicCache()
+    config = model.config
+    shape = (batch, config.num_key_value_heads, tokens, config.head_dim)
+    for layer in layout.kv_layers if layout is not None else range(config.num_hidden_layers):
+        cache.update(torch.randn(shape), torch.randn(shape), layer)
+    return cache
+
+
 @torch.no_grad()
 def throughput(o: argparse.Namespace) -> Any:
     """New tokens a second of decoding at a context of about 500, each model with as many sequences as the memory holds."""
@@ -71,11 +84,7 @@ def throughput(o: argparse.Namespace) -> Any:
         rates: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(max(5, o.rounds // 2)):
             for name, model in models.items():
-                ids = torch.randint(10, 400, (batch[name], 500))
-                model.config.forward_passes, kept = 1, getattr(model.config, "forward_passes", 0)
-                cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-                model.config.forward_passes = kept
-                token = ids[:, :1]
+                cache, token = held(model, batch[name]), torch.randint(10, 400, (batch[name], 1))
                 began = time.process_time()
                 for step in range(16):
                     place = torch.full_like(token, 500 + step)

@@ -23,7 +23,7 @@ def prompt(document: str, question: str) -> str:
 def main() -> None:
     inference = SimLLMInference.from_pretrained("docs-lckv", similarity_threshold=0.8, tail=12)
     asked = [
-        (DOCUMENT, "Where does Bob work?"),
+        (DOCUMENT, "What is the job of Bob?"),
         (DOCUMENT.replace("Rome", "Tokyo"), "What city does Ann live in?"),
     ]
     for document, question in asked:
