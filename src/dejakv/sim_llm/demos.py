@@ -4,6 +4,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from dejakv.datasets import docs
 from dejakv.errors import ConfigError
@@ -11,7 +12,7 @@ from dejakv.sim_llm.inference import SimLLMInference, TaskAnswer
 
 DEMOS = ("basic", "similarity", "benchmark")
 THRESHOLDS = (0.95, 0.9, 0.8, 0.6)
-ANSWER = {"max_new_tokens": 4}
+ANSWER: dict[str, Any] = {"max_new_tokens": 4}
 
 
 def demo(name: str, inference: SimLLMInference, cases: int = 4, facts: int = 40, seed: int = 0) -> Iterator[str]:
