@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo workloads ablation test test-core test-vllm soak lint format types train-shapes train-docs clean
+.PHONY: demo workloads ablation test test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
 ## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
 demo: $(VENV)/.model
@@ -64,6 +64,11 @@ train-shapes: $(VENV)/.installed-dev
 
 train-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m training.docs
+
+## docs-lckv and the Llama twin that it is compared with, both from docs-lm
+train-lckv: $(VENV)/.installed-dev
+	$(BIN)/python -m training.lckv
+	$(BIN)/python -m training.lckv --twin --out runs/docs-llama
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

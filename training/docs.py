@@ -6,10 +6,11 @@ import random
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from training.docs_data import make_batch
+from training.docs_data import Batch, make_batch
 from training.docs_export import export
 from training.docs_model import SIZES, Helpers, Losses, build, run
 from training.docs_state import State, load_state, save_state
@@ -55,7 +56,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
         self.options, self.state = options, State()
-        self.model = build(options.size, options.context).to(options.device)
+        self.model = self.make_model().to(options.device)
         self.helpers = Helpers(self.model.config.hidden_size).to(options.device)
         self.parameters = [*self.model.parameters(), *self.helpers.parameters()]
         self.optimizer = torch.optim.AdamW(
@@ -69,6 +70,14 @@ class Trainer:
             (self.folder / "log.jsonl").unlink(missing_ok=True)
         elif self.checkpoint.exists():
             self.state = load_state(self.checkpoint, self.modules, self.optimizer)
+
+    def make_model(self) -> Any:
+        """The model as training begins with it."""
+        return build(self.options.size, self.options.context)
+
+    def losses(self, batch: Batch, rng: random.Random, progress: float) -> Losses:
+        """One pass over a batch; what it draws comes from `rng`."""
+        return run(self.model, self.helpers, batch)
 
     def save(self) -> None:
         """Checkpoint, and the model as it would be shipped."""
@@ -90,7 +99,7 @@ class Trainer:
             group["lr"] = learning_rate(s.step, progress, o.lr)
         # Tiny models are faster without: casting costs more than the products save.
         with torch.autocast(o.device, torch.bfloat16, enabled=o.size != "smoke"):
-            losses = run(self.model, self.helpers, batch)
+            losses = self.losses(batch, rng, progress)
             loss = losses.answer + helper_weight(progress) * (0.5 * losses.binding + 0.5 * losses.attention)
         self.optimizer.zero_grad()
         loss.backward()
@@ -124,15 +133,14 @@ class Trainer:
         self.save()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.docs", description=__doc__)
+def make_parser(module: str, about: str | None, folder: str) -> argparse.ArgumentParser:
+    """The options of a run; `folder` is where it goes by default."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--minutes", type=float, default=45.0, help="time to train, resumed time included")
     parser.add_argument(
         "--steps", type=int, default=None, help="stop after so many steps; the schedule then follows steps"
     )
-    parser.add_argument(
-        "--out", default="runs/docs-lm", help="folder for checkpoints, log.jsonl and the exported model/"
-    )
+    parser.add_argument("--out", default=folder, help="folder for checkpoints, log.jsonl and the exported model/")
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
     parser.add_argument("--tokens", type=int, default=5000, help="tokens a step")
     parser.add_argument("--context", type=int, default=2048)
@@ -143,7 +151,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--log-every", type=int, default=20, help="steps between two lines of log.jsonl")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds between two checkpoints")
     parser.add_argument("--fresh", action="store_true", help="start anew where a checkpoint exists")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = make_parser("training.docs", __doc__, "runs/docs-lm").parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     Trainer(options).train()

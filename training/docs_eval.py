@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dejakv.datasets import docs
 from dejakv.datasets.docs_document import RESERVED, Wordings, ask
 from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.errors import DatasetError
+from dejakv.models import load
 
 LENGTHS = (50, 100, 250, 500, 750, 1000, 1250, 1500, 1750, 2000)
 
@@ -54,8 +54,8 @@ class Reader:
     """A model folder, loaded by the ordinary code path; `answer` is greedy."""
 
     def __init__(self, folder: str, device: str = "cpu") -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        model, self.tokenizer = load(folder, dtype=torch.float32)
+        self.model = model.to(device)
 
     @torch.inference_mode()
     def answer(self, prompt: str) -> tuple[str, bool]:

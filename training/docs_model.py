@@ -69,7 +69,7 @@ class Losses:
     looked: torch.Tensor
 
 
-def _mask(b: Batch) -> torch.Tensor:
+def question_mask(b: Batch) -> torch.Tensor:
     """[B, 1, Q*L, T+Q*L] what a question's token sees: the document, its own question so far, earlier turns if any."""
     n, t = b.doc.shape
     _, q, length = b.ask.shape
@@ -96,7 +96,7 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
     device = b.doc.device
     x = llama.embed_tokens(torch.cat([b.doc, b.ask.view(n, -1)], 1))
     cos, sin = llama.rotary_emb(x, torch.cat([b.doc_pos, b.ask_pos.view(n, -1)], 1))
-    mask = _mask(b)
+    mask = question_mask(b)
     rows = torch.arange(n, device=device)[:, None]
     marker = t + torch.arange(q, device=device) * length + b.at
     ends = torch.cat([marker, marker + 1], 1)

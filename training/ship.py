@@ -13,6 +13,7 @@ MODELS = Path(__file__).parent.parent / "src" / "dejakv" / "models"
 ABOUT = {
     "shapes-vlm": "answers questions about pictures of simple things (LLaVA: CLIP tower, Llama decoder; fp32)",
     "docs-lm": "answers questions about documents of facts (Llama; fp32)",
+    "docs-lckv": "docs-lm with a layer-condensed KV cache, for reuse between tasks (LCKV Llama; fp32)",
 }
 
 

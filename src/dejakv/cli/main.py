@@ -12,6 +12,7 @@ from dejakv.cli.replay import make_trace_command, replay_command
 from dejakv.cli.report import report_command
 from dejakv.cli.run import run_command
 from dejakv.cli.serve import serve_command
+from dejakv.cli.sim_llm import sim_llm_command
 from dejakv.cli.sweep import sweep_command
 from dejakv.cli.tune import tune_command
 from dejakv.errors import DejaKVError
@@ -32,6 +33,7 @@ typer_app.command("replay", context_settings=_OPTIONS)(replay_command)
 typer_app.command("tune", context_settings=_OPTIONS)(tune_command)
 typer_app.command("report", context_settings=_OPTIONS)(report_command)
 typer_app.command("make-trace", context_settings=_OPTIONS)(make_trace_command)
+typer_app.command("sim-llm", context_settings=_OPTIONS)(sim_llm_command)
 typer_app.add_typer(models_app, name="models")
 
 

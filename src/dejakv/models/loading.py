@@ -5,6 +5,7 @@ from typing import Any
 
 from dejakv.errors import ModelError
 from dejakv.models.gguf import SUFFIX, load_gguf
+from dejakv.models.lckv.register import register
 from dejakv.models.resolving import names, resolve
 
 
@@ -24,6 +25,7 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf(found, **options)
     where = str(found)
+    register()
     remote = {"trust_remote_code": options.get("trust_remote_code", False)}
     try:
         config = AutoConfig.from_pretrained(where, **remote)

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
@@ -20,6 +21,7 @@ from dejakv.engines.transformers.processors import load_processor
 from dejakv.errors import ConfigError, ModelError
 from dejakv.models import resolve
 from dejakv.models.gguf import SUFFIX, load_gguf
+from dejakv.models.lckv.register import register
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,13 +49,14 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
     where = str(found)
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
         raise ModelError(f"{where} holds no config.json: give the folder of a Hugging Face model, or its hub id")
+    register()
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
         images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
         kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
-        if not images and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not _remote_causal(config):
+        if not images and not _causal(config):
             raise ModelError(_unknown_kind(where, config))
-        with _no_bars():
+        with no_bars():
             model = kind.from_pretrained(
                 where,
                 dtype="auto" if dtype == "auto" else _DTYPES[dtype],
@@ -73,7 +76,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
 
 
 @contextmanager
-def _no_bars() -> Generator[None]:
+def no_bars() -> Generator[None]:
     """transformers' own bar over the weights would stand in the middle of a command's output."""
     were = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -96,8 +99,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _remote_causal(config: Any) -> bool:
-    return "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+def _causal(config: Any) -> bool:
+    """Whether transformers, this package or the checkpoint's own code has a causal language model for it."""
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return known or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
 
 
 def _unknown_kind(where: str, config: Any) -> str:

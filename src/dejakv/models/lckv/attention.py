@@ -1,0 +1,84 @@
+"""Attention to the KV of another layer, and the decoder layer around it. Parameter names are those of a Llama."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
+
+from dejakv.models.lckv.cache import KV
+from dejakv.models.lckv.configuration import LCKVLlamaConfig
+
+
+def rotated(states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """[batch, heads, rows, dim] turned to the positions whose (cos, sin) [batch, rows, dim] are given."""
+    cos, sin = (part.unsqueeze(1) for part in place)
+    return states * cos + rotate_half(states) * sin
+
+
+class LCKVAttention(nn.Module):
+    """Layers that no layer attends to have no key and value projections."""
+
+    def __init__(self, config: LCKVLlamaConfig, layer: int) -> None:
+        super().__init__()
+        layout = config.layout
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads or 1, config.head_dim or 1
+        hidden, bias = config.hidden_size, config.attention_bias
+        self.layer, self.head_dim = layer, dim
+        self.target = layout.targets[layer]
+        self.strict = layout.attends_above(layer) or config.force_nodiag
+        self.window = config.sliding_window if layout.windowed[layer] else None
+        self.computes_kv = layer in layout.kv_layers
+        self.dropout = float(config.attention_dropout or 0.0)
+        self.q_proj = nn.Linear(hidden, heads * dim, bias=bias)
+        if self.computes_kv:
+            self.k_proj = nn.Linear(hidden, kv_heads * dim, bias=bias)
+            self.v_proj = nn.Linear(hidden, kv_heads * dim, bias=bias)
+        self.o_proj = nn.Linear(heads * dim, hidden, bias=bias)
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def keys_values(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> KV:
+        """This layer's keys, rotated, and values, each [batch, kv heads, rows, dim]."""
+        return rotated(self._heads(self.k_proj(normed)), place), self._heads(self.v_proj(normed))
+
+    def queries(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return rotated(self._heads(self.q_proj(normed)), place)
+
+    def forward(
+        self,
+        normed: torch.Tensor,
+        place: tuple[torch.Tensor, torch.Tensor],
+        kv: KV | None,
+        seen: torch.Tensor,
+    ) -> torch.Tensor:
+        """[batch, rows, hidden]. A row that sees no key gets zero, as if its only key had the value zero.
+
+        kv    keys and values [batch, kv heads, keys, dim] attended to; None if there are none at all
+        seen  [batch, 1, rows, keys] booleans
+        """
+        if kv is None:
+            mixed = normed.new_zeros(*normed.shape[:2], self.o_proj.in_features)
+        else:
+            blind = ~seen.any(-1, keepdim=True)
+            # A row without a key would be NaN: it sees all of them, and is cleared afterwards.
+            out = F.scaled_dot_product_attention(
+                self.queries(normed, place),
+                *kv,
+                attn_mask=seen | blind,
+                dropout_p=self.dropout if self.training else 0.0,
+                enable_gqa=True,
+            )
+            mixed = out.masked_fill(blind, 0.0).transpose(1, 2).flatten(2)
+        return self.o_proj(mixed)
+
+
+class LCKVDecoderLayer(nn.Module):
+    """Attention and feed-forward with their norms, as in a Llama."""
+
+    def __init__(self, config: LCKVLlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = LCKVAttention(config, layer)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -1,0 +1,76 @@
+"""The cache of an LCKV model: layers that compute KV, and no others."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from dejakv.models.lckv.layout import KVLayout
+
+KV = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """KV of the prompt that a similar task supplies, so that its rows skip the condensed layers.
+
+    kv    for each of `KVLayout.task_layers`, keys (rotated to this prompt's positions) and values [batch, heads, n, dim];
+          what stands in rows to compute is not used
+    rows  [batch, r] indices of the rows that are computed, ascending, without repetition; the last row is among them
+    """
+
+    kv: dict[int, KV]
+    rows: torch.Tensor
+
+
+class LCKVCache(Cache):
+    """Keys and values of `layout.kv_layers`, each [batch, heads, tokens, dim], addressed by the layer's number.
+
+    given  rows of the next prefill that need not be computed; used once
+    """
+
+    def __init__(self, layout: KVLayout, given: GivenRows | None = None) -> None:
+        layers: list[Any] = [DynamicLayer() for _ in layout.kv_layers]
+        super().__init__(layers=layers)
+        self.slots = {layer: slot for slot, layer in enumerate(layout.kv_layers)}
+        self.given = given
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> KV:
+        return super().update(key_states, value_states, self.slots[layer_idx], *args, **kwargs)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens held, the same in every layer."""
+        return self._layer(0).get_seq_length()
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._layer(0).get_mask_sizes(query_length)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(
+            keys.nbytes + values.nbytes for layer in self.slots if (kv := held(self, layer)) for keys, values in [kv]
+        )
+
+    def _layer(self, slot: int) -> Any:
+        return self.layers[slot]
+
+
+def held(cache: Cache | None, layer: int) -> KV | None:
+    """What a cache holds of a layer; None if nothing. Also for transformers' own caches, addressed by all layers."""
+    if cache is None:
+        return None
+    slot = cache.slots[layer] if isinstance(cache, LCKVCache) else layer
+    layers: list[Any] = list(cache.layers)
+    if slot >= len(layers) or layers[slot].get_seq_length() == 0:
+        return None
+    return layers[slot].keys, layers[slot].values
+
+
+def length(cache: Cache | None, layout: KVLayout) -> int:
+    """Tokens that a cache holds."""
+    first = held(cache, layout.kv_layers[0])
+    return 0 if first is None else first[0].shape[-2]

@@ -1,0 +1,51 @@
+"""Configuration of LCKV models. Names of settings follow the published checkpoints of whyNLP/LCKV."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+from dejakv.models.lckv.layout import KVLayout
+
+
+@strict
+class LCKVLlamaConfig(LlamaConfig):
+    """A Llama's configuration and what is condensed.
+
+    kv_layout          the KV that each layer attends to (`KVLayout`); None: an ordinary Llama. Published checkpoints call
+                       it `layer_types`, a name that transformers 5 has for something else; both are read
+    forward_passes     iterations of a prefill or training step without gradient (m in the paper)
+    backward_passes    iterations after them, with gradient in training (b)
+    prefill_tolerance  a prefill stops early once no element of the condensed layers' KV changes by more than this; 0: never
+    sliding_window     tokens that windowed layers see
+    force_nodiag       no layer of a token sees that token's own KV
+    """
+
+    model_type = "lckv-llama"
+
+    kv_layout: str | None = None
+    forward_passes: int = 7
+    backward_passes: int = 2
+    prefill_tolerance: float = 0.0
+    sliding_window: int | None = 4096
+    force_nodiag: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        published = kwargs.pop("layer_types", None)
+        kwargs.pop("use_sequential", None)  # theirs for tests: here `sequential_prefill` is a function
+        if self.kv_layout is None:
+            self.kv_layout = published or "_".join(map(str, range(self.num_hidden_layers)))
+        super().__post_init__(**kwargs)
+
+    def validate_layout(self) -> None:
+        """Called by `@strict`."""
+        self.layout  # noqa: B018
+        if self.forward_passes < 0 or self.backward_passes < 1:
+            raise ValueError(
+                f"forward_passes={self.forward_passes} and backward_passes={self.backward_passes}: "
+                "give at least 0 and 1 (the paper uses 7 and 2)"
+            )
+
+    @property
+    def layout(self) -> KVLayout:
+        return KVLayout.parse(self.kv_layout or "", self.num_hidden_layers)

@@ -1,0 +1,93 @@
+"""Which layer's KV each layer attends to, in the notation of the published checkpoints: `0_3_3_3_4`."""
+
+import re
+from dataclasses import dataclass
+
+from dejakv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """`targets[i]` is the layer whose KV layer i attends to; `windowed[i]`, whether through a sliding window.
+
+    A layer that attends to itself is ordinary. One that attends to a higher layer is condensed: for a token, the KV of
+    that layer exists only after the token has passed it, so a condensed layer sees earlier tokens alone.
+    """
+
+    targets: tuple[int, ...]
+    windowed: tuple[bool, ...]
+
+    @classmethod
+    def parse(cls, text: str, layers: int) -> "KVLayout":
+        """`0_3_3_3_4`, one number a layer; a trailing `s` marks a sliding window.
+
+        Raises: ConfigError for another notation, another number of layers, or a target that does not attend to itself.
+        """
+        parts = text.split("_")
+        if not all(re.fullmatch(r"\d+s?", part) for part in parts):
+            raise ConfigError(
+                f"the KV layout {text!r} cannot be read: give one layer number for each layer, joined by '_', for "
+                f"example {'_'.join(map(str, range(layers)))!r} for an ordinary model"
+            )
+        targets = tuple(int(part.rstrip("s")) for part in parts)
+        if len(targets) != layers:
+            raise ConfigError(
+                f"the KV layout {text!r} names {len(targets)} layers, the model has {layers}: give a number for each"
+            )
+        for layer, target in enumerate(targets):
+            if target >= layers or targets[target] != target:
+                raise ConfigError(
+                    f"in the KV layout {text!r} layer {layer} attends to layer {target}, which has no KV of its own: "
+                    "choose a layer that attends to itself"
+                )
+        return cls(targets, tuple(part.endswith("s") for part in parts))
+
+    @classmethod
+    def condensed(cls, layers: int, bottom: int, top: int = 0) -> "KVLayout":
+        """`bottom` ordinary layers, then condensed ones up to their target, then `top` ordinary layers.
+
+        The paper's warm-up of w layers is `bottom = top = w / 2`. Raises: ConfigError if no layer is left to condense.
+        """
+        if bottom < 0 or top < 0 or layers - bottom - top < 2:
+            raise ConfigError(
+                f"{bottom} + {top} ordinary layers of {layers} leave nothing to condense: leave at least two"
+            )
+        target = layers - top - 1
+        targets = tuple(i if i < bottom or i > target else target for i in range(layers))
+        return cls(targets, (False,) * layers)
+
+    def __str__(self) -> str:
+        return "_".join(f"{t}{'s' if w else ''}" for t, w in zip(self.targets, self.windowed, strict=True))
+
+    @property
+    def layers(self) -> int:
+        return len(self.targets)
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that compute KV, which is all that a cache holds."""
+        return tuple(sorted(set(self.targets)))
+
+    def attends_above(self, layer: int) -> bool:
+        return self.targets[layer] > layer
+
+    @property
+    def loop(self) -> range:
+        """Layers from the first condensed one to the highest target: those that a prefill iterates. Empty without any."""
+        above = [i for i in range(self.layers) if self.attends_above(i)]
+        return range(above[0], max(self.targets[i] for i in above) + 1) if above else range(0)
+
+    @property
+    def bottom(self) -> range:
+        """Layers below the loop: all, if nothing is condensed."""
+        return range(self.loop.start) if self.loop else range(self.layers)
+
+    @property
+    def top(self) -> range:
+        """Layers above the loop."""
+        return range(self.loop.stop, self.layers) if self.loop else range(0)
+
+    @property
+    def task_layers(self) -> tuple[int, ...]:
+        """Layers whose KV a similar task supplies: those with KV from the first condensed layer on."""
+        return tuple(i for i in self.kv_layers if self.loop and i >= self.loop.start)

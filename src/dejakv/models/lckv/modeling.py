@@ -1,0 +1,161 @@
+"""LCKV models for transformers: what `AutoModelForCausalLM` loads for the model type `lckv-llama`."""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from dejakv.models.lckv.attention import LCKVDecoderLayer
+from dejakv.models.lckv.cache import LCKVCache, length
+from dejakv.models.lckv.configuration import LCKVLlamaConfig
+from dejakv.models.lckv.masks import Masks
+from dejakv.models.lckv.passes import Iterations, Passes, Rows
+
+
+class LCKVLlamaPreTrainedModel(LlamaPreTrainedModel):
+    config_class = LCKVLlamaConfig
+    config: LCKVLlamaConfig
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["LCKVDecoderLayer"]  # noqa: RUF012 (the name and form that transformers reads)
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _can_compile_fullgraph = False
+    _can_record_outputs = {}  # noqa: RUF012 (a layer runs many times in a forward)
+
+
+class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
+    """The decoder without its head."""
+
+    def __init__(self, config: LCKVLlamaConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(LCKVDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.layout = config.layout
+        self.post_init()
+
+    @property
+    def iterations(self) -> Iterations:
+        """Those that the configuration asks for."""
+        return Iterations(self.config.forward_passes, self.config.backward_passes, self.config.prefill_tolerance)
+
+    def passes(self, cache: Cache | None, tokens: int) -> Passes:
+        return Passes(self.layout, cast(Any, self.layers), cache, tokens)
+
+    def rows(
+        self, embeds: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, past: int
+    ) -> Rows:
+        """The new tokens as rows. Without `position_ids`, positions follow the held tokens, padding not counted."""
+        batch, tokens = embeds.shape[:2]
+        if position_ids is None:
+            if attention_mask is not None and attention_mask.ndim == 2:
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+            else:
+                position_ids = torch.arange(past, past + tokens, device=embeds.device)[None]
+        place = self.rotary_emb(embeds, position_ids)
+        place = tuple(part.expand(batch, -1, -1) for part in place)
+        return Rows(embeds, cast(Any, place), Masks.of(attention_mask, batch, past, tokens, embeds.device))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states [batch, rows, hidden] behind the last norm. Rows that a similar task supplied (`LCKVCache.given`)
+        are left out: the result then has the computed rows alone, the last one last."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if output_attentions or output_hidden_states:
+            raise ValueError("an LCKV model runs its layers many times: it returns no attentions or hidden states")
+        embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = LCKVCache(self.layout)
+        given = None
+        if isinstance(past_key_values, LCKVCache):
+            given, past_key_values.given = past_key_values.given, None
+        rows = self.rows(embeds, attention_mask, position_ids, length(past_key_values, self.layout))
+        passes = self.passes(past_key_values, embeds.shape[1])
+        rows = passes.once(rows, self.layout.bottom)
+        if self.layout.loop:
+            if given is not None:
+                rows = rows.pick(given.rows)
+            rows = passes.settle(rows, self.iterations, given)
+            rows = passes.once(rows, self.layout.top)
+        passes.commit()
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(rows.hidden), past_key_values=past_key_values if use_cache else None
+        )
+
+
+class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
+    """The decoder with its head; `generate` keeps an `LCKVCache`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LCKVLlamaConfig) -> None:
+        super().__init__(config)
+        self.model = LCKVLlamaModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [batch, rows, vocabulary]; with `labels` [batch, tokens] also the loss."""
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden = cast(torch.Tensor, out.last_hidden_state)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """`generate` would make a cache with room for every layer."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation={kind!r} has no condensed form: leave it out")
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = LCKVCache(self.model.layout)
+
+
+@torch.no_grad()
+def sequential_prefill(model: LCKVLlamaForCausalLM, input_ids: torch.Tensor) -> tuple[torch.Tensor, LCKVCache]:
+    """Logits [batch, tokens, vocabulary] and the cache of a prompt computed token by token: exact, and slow."""
+    cache = LCKVCache(model.model.layout)
+    parts = [model(token, past_key_values=cache, use_cache=True).logits for token in input_ids.split(1, 1)]
+    return torch.cat(parts, 1), cache

@@ -1,0 +1,142 @@
+"""The passes of an LCKV forward: bottom layers once, the loop until its KV has settled, top layers once.
+
+A token's condensed layers need the top layer's KV of all earlier tokens. Token by token this is at hand. For a whole prompt
+the KV starts at zero and is computed again from its last estimate (arXiv 2405.10637, section 3): after t iterations the
+first t tokens are exact, and others approach their value far sooner.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache
+
+from dejakv.models.lckv.attention import LCKVDecoderLayer
+from dejakv.models.lckv.cache import KV, GivenRows, held
+from dejakv.models.lckv.layout import KVLayout
+from dejakv.models.lckv.masks import Masks
+
+Place = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """How often the loop runs: `without_gradient`, then `with_gradient`; it stops early at a change of at most `tolerance`."""
+
+    without_gradient: int
+    with_gradient: int
+    tolerance: float = 0.0
+
+    def for_tokens(self, tokens: int) -> "Iterations":
+        """No more than there are tokens: then every one is exact. Those with gradient come last and stay."""
+        after = max(1, min(self.with_gradient, tokens))
+        return Iterations(min(self.without_gradient, max(0, tokens - after)), after, self.tolerance)
+
+
+@dataclass
+class Rows:
+    """Hidden states [batch, rows, hidden] with what belongs to each row. `index` [batch, rows] among new tokens; None: all.
+
+    trace  inputs of the layers of the last pass, by layer; for training
+    """
+
+    hidden: torch.Tensor
+    place: Place
+    masks: Masks
+    index: torch.Tensor | None = None
+
+    def pick(self, index: torch.Tensor) -> "Rows":
+        def rows(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor.expand(index.shape[0], -1, -1)
+            return tensor.gather(1, index[..., None].expand(-1, -1, tensor.shape[-1]))
+
+        return Rows(rows(self.hidden), (rows(self.place[0]), rows(self.place[1])), self.masks.pick(index), index)
+
+
+class Passes:
+    """One forward over new tokens behind a cache. `new` holds the KV of the new tokens by layer, and is added at the end."""
+
+    def __init__(self, layout: KVLayout, layers: Sequence[LCKVDecoderLayer], cache: Cache | None, tokens: int) -> None:
+        self.layout, self.layers, self.cache, self.tokens = layout, layers, cache, tokens
+        self.new: dict[int, KV] = {}
+        self.trace: dict[int, torch.Tensor] = {}
+        self.iterations = 0
+
+    def once(self, rows: Rows, layers: range) -> Rows:
+        """`layers` in order over the rows; their KV goes to `new`."""
+        hidden = rows.hidden
+        for number in layers:
+            layer = self.layers[number]
+            attention = layer.self_attn
+            self.trace[number] = hidden
+            normed = layer.input_layernorm(hidden)
+            if attention.computes_kv:
+                self._note(number, attention.keys_values(normed, rows.place), rows.index)
+            kv = self._with_past(attention.target)
+            seen = rows.masks.view(strict=attention.strict, window=attention.window)
+            if kv is not None:
+                seen = seen[..., : kv[0].shape[-2]]
+            hidden = hidden + attention(normed, rows.place, kv, seen)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return Rows(hidden, rows.place, rows.masks, rows.index)
+
+    def settle(self, rows: Rows, how: Iterations, given: GivenRows | None = None) -> Rows:
+        """The loop over `rows` until its KV has settled; rows that are `given` keep theirs."""
+        if given is not None:
+            self.new.update(given.kv)
+            self._clear(given)
+        elif rows.masks.places.shape[2] == 1:
+            return self.once(rows, self.layout.loop)  # one token sees earlier ones alone: exact at once
+        else:
+            self._start(rows)
+        how = how.for_tokens(rows.hidden.shape[1])
+        after = rows
+        for number in range(how.without_gradient + how.with_gradient):
+            before = {layer: self.new[layer] for layer in self._targets()}
+            blind = number < how.without_gradient
+            with torch.no_grad() if blind else nullcontext():
+                after = self.once(rows, self.layout.loop)
+            self.iterations = number + 1
+            if how.tolerance and not torch.is_grad_enabled() and self._change(before) <= how.tolerance:
+                break
+        return after
+
+    def commit(self) -> None:
+        """Adds the new tokens' KV to the cache."""
+        if self.cache is not None:
+            for layer, (keys, values) in self.new.items():
+                self.cache.update(keys, values, layer)
+
+    def _targets(self) -> list[int]:
+        return [i for i in self.layout.kv_layers if i in self.layout.loop]
+
+    def _start(self, rows: Rows) -> None:
+        batch, count = rows.hidden.shape[:2]
+        for target in self._targets():
+            attention = self.layers[target].self_attn
+            shape = (batch, attention.k_proj.out_features // attention.head_dim, count, attention.head_dim)
+            zero = rows.hidden.new_zeros(shape)
+            self.new[target] = (zero, zero)
+
+    def _clear(self, given: GivenRows) -> None:
+        for layer, (keys, values) in given.kv.items():
+            index = given.rows[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[-1])
+            self.new[layer] = (keys.scatter(2, index, 0.0), values.scatter(2, index, 0.0))
+
+    def _note(self, layer: int, kv: KV, index: torch.Tensor | None) -> None:
+        if index is not None and layer in self.new:
+            place = index[:, None, :, None].expand_as(kv[0])
+            keys, values = self.new[layer]
+            kv = keys.scatter(2, place, kv[0].to(keys.dtype)), values.scatter(2, place, kv[1].to(values.dtype))
+        self.new[layer] = kv
+
+    def _with_past(self, layer: int) -> KV | None:
+        past, new = held(self.cache, layer), self.new.get(layer)
+        if past is None or new is None:
+            return past or new
+        return torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2)
+
+    def _change(self, before: dict[int, KV]) -> float:
+        pairs = [(a, b) for i, kv in before.items() for a, b in zip(kv, self.new[i], strict=True)]
+        return max((a.float() - b.float()).abs().max().item() for a, b in pairs)

@@ -1,0 +1,47 @@
+"""Sim-LLM: a task takes the top layer's KV of a similar earlier task, in models for which that is sound (docs/sim-llm.md).
+
+Importing the package loads no torch; names resolve on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dejakv.index.lsh import LSHIndex as LSHIndex
+    from dejakv.sim_llm.entry import TaskCacheEntry as TaskCacheEntry
+    from dejakv.sim_llm.inference import SimLLMInference as SimLLMInference
+    from dejakv.sim_llm.manager import InterTaskKVManager as InterTaskKVManager
+    from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse as LlamaForCausalLMWithKVReuse
+    from dejakv.sim_llm.shared_kv import SharedKVPrefill as SharedKVPrefill
+    from dejakv.sim_llm.threshold import AdaptiveThreshold as AdaptiveThreshold
+
+_HOMES = {
+    "AdaptiveThreshold": "threshold",
+    "InterTaskKVManager": "manager",
+    "LSHIndex": "dejakv.index.lsh",
+    "LlamaForCausalLMWithKVReuse": "model",
+    "SharedKVPrefill": "shared_kv",
+    "SimLLMInference": "inference",
+    "TaskCacheEntry": "entry",
+}
+
+__all__ = [
+    "AdaptiveThreshold",
+    "InterTaskKVManager",
+    "LSHIndex",
+    "LlamaForCausalLMWithKVReuse",
+    "SharedKVPrefill",
+    "SimLLMInference",
+    "TaskCacheEntry",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    return getattr(import_module(home if home.startswith("dejakv.") else f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

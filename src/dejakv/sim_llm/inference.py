@@ -1,0 +1,147 @@
+"""Text in, text out: a model, its cache of tasks, and what both did."""
+
+import threading
+import time
+from typing import Any
+
+from dejakv.errors import ConfigError
+from dejakv.sim_llm.manager import InterTaskKVManager
+from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
+from dejakv.sim_llm.threshold import AdaptiveThreshold
+from dejakv.sim_llm.unsound import LABEL
+
+
+class TaskAnswer(str):
+    """The answer, with how it came about in `result`. An unsound one begins with its label."""
+
+    result: TaskResult
+
+    @classmethod
+    def of(cls, text: str, result: TaskResult) -> "TaskAnswer":
+        answer = cls((LABEL if result.unsound else "") + text)
+        answer.result = result
+        return answer
+
+    @property
+    def reused(self) -> bool:
+        return self.result.donor is not None
+
+
+class SimLLMInference:
+    """Serves one call at a time; others wait.
+
+    adaptive  learns the threshold from `feedback`; None: it stays as it is set
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLMWithKVReuse,
+        max_cache_size: int = 100,
+        similarity_threshold: float = 0.8,
+        num_hyperplanes: int = 16,
+        *,
+        adaptive: AdaptiveThreshold | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.adaptive = model, adaptive
+        self.manager: InterTaskKVManager = model.make_manager(
+            max_cache_size, similarity_threshold, num_hyperplanes=num_hyperplanes, **options
+        )
+        self._lock = threading.Lock()
+        self._totals: dict[str, float] = {
+            "prompts": 0,
+            "prompt_tokens": 0,
+            "computed_tokens": 0,
+            "new_tokens": 0,
+            "seconds": 0.0,
+        }
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_path: str,
+        max_cache_size: int = 100,
+        similarity_threshold: float = 0.8,
+        num_hyperplanes: int = 16,
+        device: str = "auto",
+        **model_kwargs: Any,
+    ) -> "SimLLMInference":
+        """`model_kwargs`: similarity, encoder, matching, tail, unsound (see `LlamaForCausalLMWithKVReuse`); store, partition,
+        seed (see `InterTaskKVManager`); adaptive; all others go to transformers.
+
+        Raises: ModelError for a model that is missing, or ordinary and not `unsound`; ConfigError for a setting out of range
+        """
+        kept = ("store", "partition", "seed", "adaptive")
+        own = {name: model_kwargs.pop(name) for name in kept if name in model_kwargs}
+        model = LlamaForCausalLMWithKVReuse.from_pretrained(model_path, device=device, **model_kwargs)
+        return cls(model, max_cache_size, similarity_threshold, num_hyperplanes, **own)
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 100,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        do_sample: bool = False,
+        task_id: str | None = None,
+        enable_kv_reuse: bool = True,
+        **generate_kwargs: Any,
+    ) -> TaskAnswer:
+        """The answer. Greedy unless `do_sample`. `task_id` names the task if it is kept; None: a digest of the prompt."""
+        sampling = {"temperature": temperature, "top_p": top_p, "do_sample": do_sample}
+        [answer] = self._run([prompt], [task_id], max_new_tokens, enable_kv_reuse, {**sampling, **generate_kwargs})
+        return answer
+
+    def batch_generate(
+        self, prompts: list[str], max_new_tokens: int = 100, enable_kv_reuse: bool = True, **generate_kwargs: Any
+    ) -> list[TaskAnswer]:
+        """Answers in order: hits as one batch, misses as another. Prompts of one call are no donors of each other."""
+        if not prompts:
+            return []
+        return self._run(list(prompts), None, max_new_tokens, enable_kv_reuse, generate_kwargs)
+
+    def feedback(self, answer: TaskAnswer, right: bool) -> float:
+        """Tells whether a reused answer was right; the threshold from now on. Answers without reuse teach nothing.
+
+        Raises: ConfigError without `adaptive`
+        """
+        if self.adaptive is None:
+            raise ConfigError("no threshold is learnt here: make it with adaptive=AdaptiveThreshold()")
+        if answer.reused:
+            self.manager.similarity_threshold = max(
+                -1.0, min(1.0, self.adaptive.observe(answer.result.similarity, right))
+            )
+        return self.manager.similarity_threshold
+
+    def get_statistics(self) -> dict[str, Any]:
+        """The cache's statistics, and prompts, prompt_tokens, computed_tokens (prompt rows through the condensed layers),
+        new_tokens and seconds so far."""
+        return {**self.manager.get_statistics(), **self._totals}
+
+    def reset_cache(self) -> None:
+        """Forgets all tasks, and the counters."""
+        with self._lock:
+            self.manager.reset()
+            self._totals = dict.fromkeys(self._totals, 0)
+
+    def set_similarity_threshold(self, threshold: float) -> None:
+        """Raises: ConfigError for what is no cosine."""
+        self.manager.similarity_threshold = threshold
+
+    def _run(
+        self, prompts: list[str], task_ids: list[str | None] | None, most: int, reuse: bool, options: dict[str, Any]
+    ) -> list[TaskAnswer]:
+        if most < 1:
+            raise ConfigError(f"max_new_tokens={most} leaves no room for an answer: give at least 1")
+        ids = [tuple(self.model.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        with self._lock:
+            began = time.perf_counter()
+            results = self.model.run(ids, task_ids, prompts, enable_kv_reuse=reuse, max_new_tokens=most, **options)
+            self._totals["seconds"] += time.perf_counter() - began
+            for result in results:
+                self._totals["prompts"] += 1
+                self._totals["prompt_tokens"] += result.prompt_tokens
+                self._totals["computed_tokens"] += result.computed
+                self._totals["new_tokens"] += len(result.tokens)
+        decode = self.model.tokenizer.decode
+        return [TaskAnswer.of(decode(r.tokens, skip_special_tokens=True).strip(), r) for r in results]

@@ -1,0 +1,258 @@
+"""A causal language model that takes the top layer's KV of similar tasks from an `InterTaskKVManager`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dejakv.engines.transformers.loading import no_bars
+from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.models import load
+from dejakv.sim_llm.entry import TaskCacheEntry
+from dejakv.sim_llm.manager import InterTaskKVManager, check_threshold
+from dejakv.sim_llm.rows import MATCHINGS, TAIL, plan_rows
+from dejakv.sim_llm.similarity import TaskSimilarity
+from dejakv.sim_llm.soundness import check_sound, layout_of
+from dejakv.sim_llm.top_layer import Task, TopLayerReuse
+from dejakv.sim_llm.unsound import generate_unsound, top_layer_kv
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """tokens    the answer's token ids, up to and with the end token
+    donor     task whose state was used; None on a miss
+    computed  prompt rows that went through the condensed layers (on an ordinary model: through all layers)
+    unsound   an ordinary model made it from another task's top layer
+    """
+
+    tokens: tuple[int, ...]
+    donor: str | None
+    similarity: float
+    prompt_tokens: int
+    computed: int
+    unsound: bool = False
+
+
+class LlamaForCausalLMWithKVReuse:
+    """Sound for LCKV models; refused for ordinary ones unless `unsound` (see `soundness`).
+
+    tokenizer  for pad and sentence ends. `matching`, `tail`: see `rows.plan_rows`. `similarity`: see `TaskSimilarity`
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        similarity: str = "mean",
+        encoder: Any = None,
+        matching: str = "map",
+        tail: int = TAIL,
+        unsound: bool = False,
+    ) -> None:
+        check_sound(model, unsound)
+        if matching not in MATCHINGS:
+            raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
+        if tail < 1:
+            raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
+        self.model, self.tokenizer, self.matching, self.tail = model.eval(), tokenizer, matching, tail
+        self.sound = layout_of(model) is not None
+        self.reuse = TopLayerReuse(model) if self.sound else None
+        self.similarity = TaskSimilarity(similarity, self.embed_tokens, encoder)
+        self._watch = ModelWatch(model, tokenizer, None, str(model.config._attn_implementation))
+        self.manager: InterTaskKVManager | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, model_path: str, *, device: str = "auto", unsound: bool = False, **options: Any
+    ) -> "LlamaForCausalLMWithKVReuse":
+        """A bundled name, a folder or a hub id. `similarity`, `encoder`, `matching`, `tail` as in the class; other options go
+        to transformers. Raises: ModelError."""
+        own = {k: options.pop(k) for k in ("similarity", "encoder", "matching", "tail") if k in options}
+        with no_bars():
+            model, tokenizer = load(model_path, **options)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(model.to(device), tokenizer, unsound=unsound, **own)
+
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the weights, tokenizer and numerics, renewed when they change; empty if they cannot be told apart."""
+        self._watch.check()
+        return self._watch.epoch
+
+    def make_manager(self, max_cache_size: int = 100, similarity_threshold: float = 0.8, **options: Any) -> Any:
+        """A manager that fits this model, connected. `options`: see `InterTaskKVManager`."""
+        size, device = self.similarity.dim, str(self.model.device)
+        self.set_kv_manager(
+            InterTaskKVManager(
+                size, max_cache_size, check_threshold(similarity_threshold), device=device, epoch=self.epoch, **options
+            )
+        )
+        return self.manager
+
+    def set_kv_manager(self, kv_manager: InterTaskKVManager | None) -> None:
+        """Connects a cache of tasks; None: none. Raises: ConfigError if it is of another dimension."""
+        if kv_manager is not None and kv_manager.embedding_dim != self.similarity.dim:
+            raise ConfigError(
+                f"the cache of tasks is for embeddings of {kv_manager.embedding_dim}, this model's have "
+                f"{self.similarity.dim}: make it with embedding_dim={self.similarity.dim}"
+            )
+        self.manager = kv_manager
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Input embeddings [tokens, hidden] float32."""
+        ids = torch.tensor(list(token_ids), device=self.model.device)
+        with torch.no_grad():
+            return self.model.get_input_embeddings()(ids).float().cpu().numpy()
+
+    def generate_with_kv_reuse(self, input_ids: Any, task_id: str | None = None, **options: Any) -> torch.Tensor:
+        """[1, prompt + answer] token ids, as `generate` returns them, for [1, tokens] of one task."""
+        ids = torch.as_tensor(input_ids)
+        if ids.dim() != 2 or ids.shape[0] != 1:
+            raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]; `run` takes many")
+        prompt = tuple(ids[0].tolist())
+        [result] = self.run([prompt], [task_id], **options)
+        return torch.tensor([[*prompt, *result.tokens]])
+
+    @torch.no_grad()
+    def run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        task_ids: Sequence[str | None] | None = None,
+        texts: Sequence[str] | None = None,
+        *,
+        enable_kv_reuse: bool = True,
+        max_new_tokens: int = 100,
+        **options: Any,
+    ) -> list[TaskResult]:
+        """One result for each prompt, in order. All hits run as one batch, and all misses as another, which are then kept.
+
+        options  of `generate` (temperature, top_p, do_sample, ...). Raises: InputError for an empty or over-long prompt, or a
+                 batch of several with a tokenizer that has no pad token
+        """
+        for prompt in prompts:
+            self._check(len(prompt), max_new_tokens)
+        texts = texts or [self.tokenizer.decode(prompt) for prompt in prompts]
+        task_ids = task_ids or [None] * len(prompts)
+        manager = self._current() if enable_kv_reuse else None
+        found = [self._search(manager, ids, text) for ids, text in zip(prompts, texts, strict=True)]
+        results: dict[int, TaskResult] = {}
+        for wanted in (True, False):
+            chosen = [i for i, entry in enumerate(found) if (entry is not None) == wanted]
+            if chosen:
+                entries = [found[i] for i in chosen]
+                group = self._group([prompts[i] for i in chosen], entries, max_new_tokens, options)
+                for i, (result, kv) in zip(chosen, group, strict=True):
+                    results[i] = result
+                    if manager is not None and kv is not None:
+                        name = task_ids[i] or manager.generate_task_id(texts[i])
+                        vector = self.similarity.embed(prompts[i], texts[i])
+                        manager.add_task(name, vector, kv, token_ids=tuple(prompts[i]), text=texts[i])
+        return [results[i] for i in range(len(prompts))]
+
+    def _current(self) -> InterTaskKVManager | None:
+        """The manager, under the model's present epoch; None if the model's state cannot be told apart."""
+        epoch = self.epoch
+        if self.manager is None or not epoch:
+            return None
+        self.manager.epoch = epoch
+        return self.manager
+
+    def _search(self, manager: InterTaskKVManager | None, ids: tuple[int, ...], text: str) -> TaskCacheEntry | None:
+        if manager is None:
+            return None
+        score = self.similarity.score
+        return manager.search_similar_task(
+            self.similarity.embed(ids, text), judge=lambda donor, cosine: score(ids, donor, cosine)
+        )
+
+    def _group(
+        self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
+    ) -> list[tuple[TaskResult, Any]]:
+        """Results, and on a miss the state to keep."""
+        if self.reuse is None:
+            return [self._ordinary(ids, entry, most, options) for ids, entry in zip(prompts, entries, strict=True)]
+        embed = self.embed_tokens
+        plans = [
+            entry and plan_rows(ids, entry.token_ids, self.matching, embed, tail=self.tail, ends=self._ends)
+            for ids, entry in zip(prompts, entries, strict=True)
+        ]
+        tasks = [Task(*one) for one in zip(prompts, entries, plans, strict=True)]
+        inputs = self.reuse.prepare(tasks, self._pad(len(tasks)))
+        cache, longest = inputs["past_key_values"], inputs["input_ids"].shape[1]
+        computed = longest if cache.given is None else cache.given.rows.shape[1]
+        out = self.model.generate(**inputs, max_new_tokens=most, **self._decoding(options))
+        made: list[tuple[TaskResult, Any]] = []
+        for row, (ids, entry) in enumerate(zip(prompts, entries, strict=True)):
+            tokens = self._until_end(out[row, longest:].tolist())
+            kv = self.reuse.state(cache, row, len(ids), longest) if entry is None else None
+            made.append((self._result(tokens, entry, ids, min(computed, len(ids))), kv))
+        return made
+
+    def _ordinary(self, ids: tuple[int, ...], entry: Any, most: int, options: dict[str, Any]) -> tuple[TaskResult, Any]:
+        if entry is None:
+            prompt = torch.tensor([ids], device=self.model.device)
+            out = self.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=most,
+                return_dict_in_generate=True,
+                **self._decoding(options),
+            )
+            tokens = self._until_end(out.sequences[0, len(ids) :].tolist())
+            return self._result(tokens, None, ids, len(ids)), top_layer_kv(out.past_key_values, len(ids))
+        keys, values = entry.top_layer_kv
+        config = self.model.config
+        if (keys.shape[1], keys.dtype) != (config.num_key_value_heads, self.model.dtype):
+            raise ModelError("the task's state is of another model: keep one cache of tasks for each model (`epoch`)")
+        tail = min(self.tail, len(ids))
+        tokens = generate_unsound(self.model, ids, (keys, values), tail, most)
+        return self._result(tokens, entry, ids, max(tail, len(ids) - entry.tokens)), None
+
+    def _result(self, tokens: list[int], entry: TaskCacheEntry | None, ids: tuple[int, ...], rows: int) -> TaskResult:
+        if entry is None:
+            return TaskResult(tuple(tokens), None, 0.0, len(ids), len(ids))
+        return TaskResult(tuple(tokens), entry.task_id, entry.similarity, len(ids), rows, not self.sound)
+
+    def _decoding(self, options: dict[str, Any]) -> dict[str, Any]:
+        chosen = {"do_sample": False, **options}
+        if not chosen["do_sample"]:
+            for name in ("temperature", "top_p", "top_k"):
+                chosen.pop(name, None)
+        return {"pad_token_id": self._pad(1), **chosen}
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        ends = self.model.generation_config.eos_token_id
+        ends = set(ends if isinstance(ends, list) else [ends])
+        stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+        return tokens[:stop]
+
+    @property
+    def _ends(self) -> Any:
+        """Ids of tokens that end a sentence, for the token map."""
+        known = [self.tokenizer.convert_tokens_to_ids(mark) for mark in (".", "?", "!")]
+        unknown = self.tokenizer.unk_token_id
+        return np.array([i for i in known if i is not None and i != unknown], np.int64)
+
+    def _pad(self, batch: int) -> int:
+        pad = self.tokenizer.pad_token_id
+        if pad is None and batch > 1:
+            raise InputError(
+                f"{type(self.tokenizer).__name__} has no pad token, which a batch of {batch} prompts needs: set "
+                "tokenizer.pad_token = tokenizer.eos_token, or run the prompts one by one"
+            )
+        return 0 if pad is None else int(pad)
+
+    def _check(self, tokens: int, most: int) -> None:
+        limit = self.model.config.max_position_embeddings
+        if not tokens:
+            raise InputError("the prompt has no tokens: give a question")
+        if tokens + most > limit:
+            raise InputError(
+                f"a prompt of {tokens} tokens with up to {most} for the answer is longer than the model's context of "
+                f"{limit}: shorten the prompt, or give a smaller max_new_tokens"
+            )

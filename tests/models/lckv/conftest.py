@@ -1,0 +1,26 @@
+"""Small random LCKV models."""
+
+import pytest
+import torch
+
+from dejakv.models.lckv.configuration import LCKVLlamaConfig
+from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
+
+
+def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:
+    """Five layers of 32, 50 tokens."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 5, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": None}
+    config = LCKVLlamaConfig(**shape, **heads, initializer_range=0.1, kv_layout=layout, **settings)
+    return LCKVLlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(params=["0_3_3_3_4", "0_1_4_4_4", "3_3_3_3_4", "0_2_2_4_4", "0_1s_3_3s_4"])
+def model(request):
+    return tiny(request.param, sliding_window=6)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(1))

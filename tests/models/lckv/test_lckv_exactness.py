@@ -1,0 +1,140 @@
+"""Iterated prefill equals token-by-token decoding, and reuse leaves out what it says."""
+
+import pytest
+import torch
+from tests.models.lckv.conftest import tiny
+
+from dejakv.models.lckv.cache import GivenRows, LCKVCache
+from dejakv.models.lckv.modeling import sequential_prefill
+
+TOLERANCE = 2e-6
+
+
+def logits(model, ids, **inputs):
+    with torch.no_grad():
+        return model(ids, **inputs).logits
+
+
+def test_as_many_iterations_as_tokens_are_exact(model, ids):
+    model.config.forward_passes = ids.shape[1] - model.config.backward_passes
+    assert torch.allclose(logits(model, ids), sequential_prefill(model, ids)[0], atol=TOLERANCE)
+
+
+def test_after_t_iterations_the_first_t_tokens_are_exact(model, ids):
+    model.config.forward_passes, model.config.backward_passes = 4, 1
+    exact = sequential_prefill(model, ids)[0]
+    assert torch.allclose(logits(model, ids)[:, :5], exact[:, :5], atol=TOLERANCE)
+
+
+def test_the_papers_iterations_come_near(ids):
+    model = tiny("0_1_4_4_4")
+    exact = sequential_prefill(model, ids)[0]
+    near = (logits(model, ids) - exact).abs().max()
+    model.config.forward_passes, model.config.backward_passes = 0, 1
+    far = (logits(model, ids) - exact).abs().max()
+    assert near < 0.01 * exact.std() < far
+
+
+def test_a_tolerance_stops_early(ids):
+    model = tiny("0_1_4_4_4", forward_passes=30, prefill_tolerance=1e-3)
+    with torch.no_grad():
+        rows = model.model.rows(model.model.embed_tokens(ids), None, None, 0)
+        passes = model.model.passes(None, ids.shape[1])
+        passes.settle(passes.once(rows, model.model.layout.bottom), model.model.iterations)
+    assert 2 < passes.iterations < ids.shape[1]
+
+
+def test_a_prompt_in_two_parts_equals_the_whole(model, ids):
+    model.config.forward_passes = 30
+    cache = LCKVCache(model.model.layout)
+    parts = [logits(model, part, past_key_values=cache, use_cache=True) for part in (ids[:, :11], ids[:, 11:])]
+    assert torch.allclose(torch.cat(parts, 1), logits(model, ids), atol=TOLERANCE)
+
+
+def test_left_padding_changes_nothing(model, ids):
+    model.config.forward_passes = 30
+    padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), ids], 1)
+    mask = (torch.arange(padded.shape[1]) >= 5).long().expand(2, -1)
+    got = logits(model, padded, attention_mask=mask)
+    assert torch.allclose(got[:, 5:], logits(model, ids), atol=TOLERANCE)
+
+
+def test_the_first_token_sees_nothing_in_condensed_layers(ids):
+    """So its condensed layers add only their feed-forward part, and the value projection cannot matter."""
+    model = tiny("4_4_4_4_4")
+    before = logits(model, ids[:, :1])
+    with torch.no_grad():
+        model.model.layers[4].self_attn.o_proj.weight.zero_()  # the target itself sees its own token
+    reference = logits(model, ids[:, :1])
+    with torch.no_grad():
+        for layer in model.model.layers[:4]:
+            layer.self_attn.o_proj.weight.mul_(100)
+    assert torch.equal(logits(model, ids[:, :1]), reference)
+    assert not torch.equal(before, reference)
+
+
+def test_generate_equals_stepwise_greedy_decoding(model, ids):
+    model.config.forward_passes = 30
+    out = model.generate(ids, max_new_tokens=6, do_sample=False)
+    exact, cache = sequential_prefill(model, ids)
+    token, said = exact[:, -1].argmax(-1, keepdim=True), []
+    for _ in range(6):
+        said.append(token)
+        token = logits(model, token, past_key_values=cache, use_cache=True)[:, -1].argmax(-1, keepdim=True)
+    assert torch.equal(out[:, ids.shape[1] :], torch.cat(said, 1))
+
+
+def test_the_cache_holds_only_layers_with_kv(model, ids):
+    _, cache = sequential_prefill(model, ids)
+    layout = model.model.layout
+    assert len(cache.layers) == len(layout.kv_layers)
+    assert cache.nbytes == len(layout.kv_layers) * 2 * ids.numel() * 2 * 8 * 4
+
+
+def given_from(cache, layout, rows):
+    held = {layer: (cache.layers[s].keys, cache.layers[s].values) for layer, s in cache.slots.items()}
+    return GivenRows({layer: held[layer] for layer in layout.task_layers}, rows)
+
+
+def test_rows_given_exactly_give_the_same_logits(model, ids):
+    """An identical task: the donor's KV is what would have been computed, so every later token comes out equal."""
+    exact, donor = sequential_prefill(model, ids)
+    layout = model.model.layout
+    model.config.forward_passes = 30
+    for rows in ([ids.shape[1] - 1], [3, 9, 10, ids.shape[1] - 1]):
+        index = torch.tensor(rows).expand(2, -1)
+        cache = LCKVCache(layout, given_from(donor, layout, index))
+        got = logits(model, ids, past_key_values=cache, use_cache=True)
+        assert got.shape[1] == len(rows)
+        assert torch.allclose(got, exact[:, rows], atol=TOLERANCE)
+        for slot in range(len(cache.layers)):
+            assert torch.allclose(cache.layers[slot].keys, donor.layers[slot].keys, atol=TOLERANCE)
+
+
+def test_what_stands_in_computed_rows_is_not_used(ids):
+    model = tiny("0_1_4_4_4", forward_passes=30)
+    exact, donor = sequential_prefill(model, ids)
+    keys, values = donor.layers[2].keys.clone(), donor.layers[2].values.clone()
+    keys[:, :, 5], values[:, :, 5] = 1e3, float("nan")
+    index = torch.tensor([5, ids.shape[1] - 1]).expand(2, -1)
+    cache = LCKVCache(model.model.layout, GivenRows({4: (keys, values)}, index))
+    got = logits(model, ids, past_key_values=cache, use_cache=True)
+    assert torch.allclose(got[:, -1], exact[:, -1], atol=TOLERANCE)
+
+
+def test_gradients_flow_through_the_last_iterations_alone(ids):
+    model = tiny("0_1_4_4_4", forward_passes=2, backward_passes=2)
+    model.train()
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_attentions_and_hidden_states_are_refused(ids):
+    with pytest.raises(ValueError, match="many times"):
+        tiny("0_1_4_4_4")(ids, output_hidden_states=True)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 7), torch.ones(2, 1, 24, 24)])
+def test_masks_that_do_not_fit_name_the_shape(ids, mask):
+    with pytest.raises(ValueError, match="does not fit"):
+        tiny("0_1_4_4_4")(ids, attention_mask=mask)

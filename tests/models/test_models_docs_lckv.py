@@ -1,0 +1,52 @@
+"""docs-lckv as it ships: its layout, its answers, and its card."""
+
+import json
+import random
+
+import torch
+
+from dejakv.datasets import docs
+from dejakv.models import load, path
+from dejakv.models.lckv.modeling import sequential_prefill
+
+
+def questions(count: int, facts: int):
+    rng = random.Random("shipped docs-lckv")
+    for _ in range(count):
+        doc = docs.make_document(rng, facts)
+        fact = rng.choice(doc.facts)
+        yield docs.prompt_of(doc.text, docs.ask(fact, rng)), fact.value
+
+
+def test_three_of_five_layers_have_kv():
+    model, _ = load("docs-lckv")
+    assert str(model.config.layout) == "0_1_4_4_4"
+    assert sorted(n.split(".")[2] for n in model.state_dict() if n.endswith("k_proj.weight")) == ["0", "1", "4"]
+
+
+def test_it_answers_documents_of_200_tokens():
+    model, tokenizer = load("docs-lckv")
+    right = 0
+    for prompt, value in questions(20, 20):
+        ids = tokenizer(prompt, return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids.input_ids.shape[1] :]
+        right += tokenizer.decode(out, skip_special_tokens=True).strip() == value
+    assert right >= 19
+
+
+def test_the_papers_iterations_give_the_answers_of_token_by_token_decoding():
+    model, tokenizer = load("docs-lckv")
+    for prompt, _ in questions(3, 10):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        exact = sequential_prefill(model, ids)[0][0, -1]
+        with torch.no_grad():
+            near = model(ids).logits[0, -1]
+        assert near.argmax() == exact.argmax()
+        assert (near - exact).abs().max() < 0.1 * exact.std()
+
+
+def test_card_and_curve_come_along():
+    folder = path("docs-lckv")
+    assert "layer-condensed" in (folder / "MODEL_CARD.md").read_text()
+    rows = json.loads((folder / "curve.json").read_text())["lengths"]
+    assert all(row["accuracy"] >= 0.95 for row in rows if row["tokens"] <= 500)

@@ -1,0 +1,209 @@
+"""Top-layer reuse in models: identical tasks, donors of other length, batches, refusals."""
+
+import pytest
+import torch
+from tests.models.lckv.conftest import tiny
+from tests.sim_llm.conftest import prompt
+
+from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
+from dejakv.sim_llm.rows import RowPlan, plan_rows
+from dejakv.sim_llm.top_layer import Task, TopLayerReuse
+from dejakv.sim_llm.unsound import LABEL
+
+MOST = {"max_new_tokens": 6}
+
+
+def full(inference, text):
+    return inference.generate(text, enable_kv_reuse=False, **MOST)
+
+
+def test_an_identical_task_has_the_identical_output(inference):
+    text = prompt()
+    first = inference.generate(text, **MOST)
+    again = inference.generate(text, **MOST)
+    assert (first.reused, again.reused) == (False, True)
+    assert again.result.computed == 1
+    assert again == first == full(inference, text)
+
+
+@pytest.mark.parametrize("extra", [5, -7])
+def test_a_donor_of_other_length_serves_what_both_share(inference, extra):
+    """Before the first difference the donor's rows are exact, and all others are computed here."""
+    donor, text = prompt(length=40), prompt(length=40 + extra)
+    inference.set_similarity_threshold(0.3)
+    inference.generate(donor, **MOST)
+    answer = inference.generate(text, **MOST)
+    assert answer.reused
+    assert answer.result.computed < 40 + extra
+    assert answer == full(inference, text)
+
+
+def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, tokenizer):
+    donor, text = prompt(), prompt((12, "w1"), (13, "w2"))
+    rows = {}
+    for matching in ("map", "position"):
+        model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, matching=matching, tail=4)
+        inference = SimLLMInference(model, similarity_threshold=0.5)
+        inference.generate(donor, **MOST)
+        rows[matching] = inference.generate(text, **MOST).result.computed
+    ids = [tuple(tokenizer(one)["input_ids"]) for one in (text, donor)]
+    plan = plan_rows(*ids, "map", model.embed_tokens, tail=4)
+    assert {12, 13, 36, 37, 38, 39} <= set(plan.computed.tolist())
+    assert rows == {"map": len(plan.computed), "position": 4}
+
+
+def test_rows_from_other_places_are_turned_to_their_own(inference):
+    """A donor whose text moved: with all moved rows exact in content, keys must be as if computed at the new place."""
+    text = prompt()
+    inference.generate(text, **MOST)
+    model = inference.model
+    ids = tuple(model.tokenizer(text)["input_ids"])
+    entry = inference.manager.search_similar_task(model.similarity.embed(ids, text))
+    plan = plan_rows(ids, ids, "map", model.embed_tokens)
+    shifted = RowPlan(torch.arange(-1, 39).clamp(min=0).numpy())
+    straight = model.reuse._moved(Task(ids, entry, plan))[0][0]
+    moved = model.reuse._moved(Task(ids, entry, shifted))[0][0]
+    angles = model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]]))
+    for keys, place in ((straight[:, 10], 0), (moved[:, 11], 1)):
+        cos, sin = angles[0][0, place], angles[1][0, place]
+        half = keys.shape[-1] // 2
+        back = keys * cos - torch.cat([-keys[:, half:], keys[:, :half]], -1) * sin
+        if place == 0:
+            reference = back
+    assert torch.allclose(back, reference, atol=1e-5)
+
+
+def test_a_batch_gives_what_single_calls_give(inference):
+    donor = prompt()
+    texts = [prompt((9, "w4")), prompt(length=31), donor, prompt((20, "w5"), (21, "w6")), prompt(length=44)]
+    alone = [full(inference, text) for text in texts]
+    assert inference.batch_generate(texts, enable_kv_reuse=False, **MOST) == alone
+    inference.generate(donor, **MOST)
+    inference.set_similarity_threshold(0.9999)
+    mixed = inference.batch_generate(texts, **MOST)
+    assert [answer.reused for answer in mixed] == [False, False, True, False, False]
+    assert mixed == alone
+
+
+def test_hits_of_a_batch_run_together(inference, monkeypatch):
+    calls = []
+    prepare = TopLayerReuse.prepare
+    monkeypatch.setattr(TopLayerReuse, "prepare", lambda *given: calls.append(1) or prepare(*given))
+    inference.set_similarity_threshold(0.5)
+    inference.generate(prompt(), **MOST)
+    answers = inference.batch_generate([prompt((9, "w4")), prompt(), prompt(length=35)], **MOST)
+    assert all(answer.reused for answer in answers)
+    assert len(calls) == 2
+
+
+def test_what_a_hit_made_is_not_kept(inference):
+    inference.set_similarity_threshold(0.5)
+    inference.generate(prompt(), **MOST)
+    inference.generate(prompt((9, "w4")), **MOST)
+    assert inference.get_statistics()["entries"] == 1
+
+
+def test_changed_weights_find_no_old_task(inference):
+    inference.generate(prompt(), **MOST)
+    with torch.no_grad():
+        inference.model.model.model.layers[0].mlp.down_proj.weight.add_(0.1)
+    assert not inference.generate(prompt(), **MOST).reused
+
+
+def test_statistics_count_rows(inference):
+    inference.generate(prompt(), **MOST)
+    inference.generate(prompt(), **MOST)
+    counted = inference.get_statistics()
+    assert (counted["prompts"], counted["prompt_tokens"], counted["computed_tokens"]) == (2, 80, 41)
+    inference.reset_cache()
+    assert inference.get_statistics()["prompts"] == 0
+
+
+def test_sampling_follows_its_settings(inference):
+    torch.manual_seed(0)
+    drawn = {str(inference.generate(prompt(), do_sample=True, temperature=3.0, top_p=0.9, **MOST)) for _ in range(4)}
+    assert len(drawn) > 1
+
+
+def test_generate_with_kv_reuse_returns_prompt_and_answer(lckv, tokenizer):
+    model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=4)
+    model.make_manager()
+    ids = tokenizer(prompt(), return_tensors="pt")["input_ids"]
+    first = model.generate_with_kv_reuse(ids, task_id="one", max_new_tokens=5)
+    assert torch.equal(first, lckv.generate(ids, max_new_tokens=5, do_sample=False))
+    assert torch.equal(model.generate_with_kv_reuse(ids, max_new_tokens=5), first)
+    assert model.manager.get_statistics()["hits"] == 1
+
+
+def test_an_ordinary_model_is_refused_with_the_reason(llama, tokenizer):
+    with pytest.raises(ModelError, match=r"every layer attends to its own KV.*docs-lckv"):
+        LlamaForCausalLMWithKVReuse(llama, tokenizer)
+
+
+def test_an_lckv_model_without_condensed_layers_is_refused(tokenizer):
+    with pytest.raises(ModelError, match="its own KV"):
+        LlamaForCausalLMWithKVReuse(tiny("0_1_2_3_4"), tokenizer)
+
+
+def test_unsound_reuse_is_labelled(llama, tokenizer):
+    inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=4))
+    first = inference.generate(prompt(), **MOST)
+    again = inference.generate(prompt(), **MOST)
+    assert not first.startswith(LABEL)
+    assert again.startswith(LABEL)
+    assert again.result.unsound
+    assert again.result.computed == 4
+
+
+def test_unsound_reuse_with_everything_computed_is_the_ordinary_answer(llama, tokenizer):
+    """With a tail as long as the prompt nothing is taken, and the token-by-token run is the model's own."""
+    inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=40))
+    first = inference.generate(prompt(), **MOST)
+    assert inference.generate(prompt(), **MOST) == LABEL + first
+
+
+def test_a_task_of_another_model_is_refused(lckv, tokenizer):
+    model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=4)
+    manager = model.make_manager()
+    ids = tuple(tokenizer(prompt())["input_ids"])
+    wrong = torch.zeros(3, 2, 40, 8)
+    manager.add_task("foreign", model.similarity.embed(ids, prompt()), (wrong, wrong), token_ids=ids)
+    with pytest.raises(ModelError, match="another model"):
+        model.run([ids], max_new_tokens=2)
+
+
+def test_a_manager_of_another_dimension_is_refused(lckv, tokenizer):
+    from dejakv.sim_llm import InterTaskKVManager
+
+    with pytest.raises(ConfigError, match="embedding_dim=32"):
+        LlamaForCausalLMWithKVReuse(lckv, tokenizer).set_kv_manager(InterTaskKVManager(4096, device="cpu"))
+
+
+def test_a_batch_needs_a_pad_token(inference):
+    inference.model.tokenizer.pad_token = None
+    assert inference.generate(prompt(), **MOST)
+    with pytest.raises(InputError, match="no pad token"):
+        inference.batch_generate([prompt(), prompt(length=30)], enable_kv_reuse=False, **MOST)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(inference):
+    with pytest.raises(InputError, match="128"):
+        inference.generate(prompt(length=126), **MOST)
+    with pytest.raises(InputError, match="no tokens"):
+        inference.generate("")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tail": 0}, {"matching": "fuzzy"}, {"similarity": "feeling"}, {"similarity": "sentence"}]
+)
+def test_wrong_settings_are_refused(lckv, tokenizer, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        LlamaForCausalLMWithKVReuse(lckv, tokenizer, **settings)
+
+
+def test_the_threshold_must_be_a_cosine(inference):
+    with pytest.raises(ConfigError, match="similarity_threshold=2"):
+        inference.set_similarity_threshold(2)
+    with pytest.raises(ConfigError, match="max_new_tokens=0"):
+        inference.generate(prompt(), max_new_tokens=0)
