@@ -73,10 +73,12 @@ class Planned:
         tokens, metas = len(prepared.token_ids), [chunk.meta for chunk in donors]
         target = with_media(prepared.token_ids, prepared.spans)
         held = Donors.of(*(meta.token_ids for meta in metas), first=[meta.position for meta in metas])
-        found, needed = find(target, held, self.embed_tokens, config, self._ends)
-        if reason := not_worth(config, needed.share, self._layers):
+        exact = [meta.generation == meta.position == 0 for meta in metas]
+        found, needed = find(target, held, self.embed_tokens, config, self._ends, exact)
+        if reason := not_worth(config, needed, self._layers):
             return BlendReport(tokens, reason=reason)
-        computed = max(int(needed.forced.sum()), round(config.share * tokens))
+        last = config.schedule_for(self._layers).rows(self._layers - 1, tokens, needed.exact)
+        computed = max(int(needed.forced.sum()), last)
         used = [metas[number] for number in np.unique(held.number[found.source]).tolist()]
         rows = ComputedRows(
             new_runs(target, held, found, needed.forced, GUARANTEED),

@@ -35,7 +35,7 @@ def page(text: str, table: Table) -> str:
 
 def _here(row: Mapping[str, str]) -> str:
     if "instead" in row:
-        return row["instead"] if row["instead"].startswith("planned") else f"not here; {row['instead']}"
+        return f"not here; {row['instead']}"
     return f"`{row['here']}`" if "here" in row else "the same"
 
 

@@ -1,0 +1,82 @@
+"""Names of Sim-LLM's document, called as it calls them, on the bundled layer-condensed model."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.prototypes.table import Names
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
+from dejakv.sim_llm import InterTaskKVManager, LlamaForCausalLMWithKVReuse, SimLLMInference, TaskCacheEntry
+
+PROMPT = "<s> Ann lives in Rome. Bob works as a baker. <q> What is the job of Bob? <a>"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return LlamaForCausalLMWithKVReuse.from_pretrained("docs-lckv", device="cpu")
+
+
+def test_sim_llm_manager() -> None:
+    names = Names("sim_llm_manager")
+    manager = InterTaskKVManager(
+        embedding_dim=8, max_cache_size=2, similarity_threshold=0.8, num_hyperplanes=16, device="cpu"
+    )
+    task = manager.generate_task_id("Where does Bob work?")
+    state = torch.randn(2, 1, 2, 3, 4).unbind(0)
+    embedding = torch.ones(8)
+    added = manager.add_task(task, embedding, state, token_ids=(1, 2, 3))
+    found = manager.search_similar_task(embedding)
+    assert isinstance(added, TaskCacheEntry)
+    assert isinstance(found, TaskCacheEntry)
+    assert found.task_id == task == manager.generate_task_id("Where does Bob work?")
+    assert (manager.get_statistics()["entries"], manager.get_statistics()["hits"]) == (1, 1)
+    manager.reset()
+    assert manager.search_similar_task(embedding) is None
+    names("TaskCacheEntry", "InterTaskKVManager", "max_cache_size", "similarity_threshold", "device")
+    names.having(manager, "InterTaskKVManager.")
+    names.done()
+
+
+def test_sim_llm_model(model: Any) -> None:
+    names = Names("sim_llm_model")
+    model.set_kv_manager(model.make_manager(max_cache_size=4))
+    ids = model.tokenizer(PROMPT, return_tensors="pt").input_ids
+    first = model.generate_with_kv_reuse(ids, task_id="query_001", max_new_tokens=4)
+    again = model.generate_with_kv_reuse(ids, task_id="query_002", max_new_tokens=4)
+    assert again.tolist() == first.tolist()
+    assert model.manager.get_statistics()["hits"] == 1
+    names("LlamaForCausalLMWithKVReuse")
+    names.having(model, "LlamaForCausalLMWithKVReuse.")
+    names.done()
+
+
+def test_sim_llm_inference() -> None:
+    names = Names("sim_llm_inference")
+    inference = SimLLMInference.from_pretrained(
+        model_path="docs-lckv", max_cache_size=4, similarity_threshold=0.9, num_hyperplanes=16, device="cpu"
+    )
+    answer = inference.generate(PROMPT, max_new_tokens=4, task_id="one", enable_kv_reuse=True)
+    assert inference.batch_generate([PROMPT, PROMPT], max_new_tokens=4) == [answer, answer]
+    assert inference.get_statistics()["hits"] == 2
+    assert inference.generate(PROMPT, max_new_tokens=4, enable_kv_reuse=False) == answer
+    inference.set_similarity_threshold(0.5)
+    assert inference.get_statistics()["threshold"] == 0.5
+    inference.reset_cache()
+    assert inference.get_statistics()["entries"] == 0
+    names("SimLLMInference", "model_path", "enable_kv_reuse", "task_id")
+    names.having(inference, "SimLLMInference.")
+    names.done()
+
+
+def test_sim_llm_demo() -> None:
+    names = Names("sim_llm_demo")
+    done = CliRunner().invoke(
+        typer_app,
+        ["sim-llm", "--demo", "basic", "--model", "docs-lckv", "--max-cache-size", "8", "--similarity-threshold", "0.8",
+         "--cases", "1", "--facts", "6", "--device", "cpu"],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    names("examples/sim_llm_demo.py", "--demo_mode", "--model_path", "--max_cache_size", "--similarity_threshold")
+    names.done()
