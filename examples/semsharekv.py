@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     explained = explain(engine, given.donor, given.target, config, max_new_tokens=sampling.max_new_tokens)
     to_terminal(explained, Console())
     if given.html is not None:
-        given.html.write_text(to_html(explained), encoding="utf-8")
+        given.html.write_text(to_html(explained, given.model), encoding="utf-8")
         print(f"written to {given.html}")
 
 

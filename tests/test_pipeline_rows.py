@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import DOCUMENT, EXACT, FACT, OTHER, request, uncached
+from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
 
 from dejakv.build import build_cache
-from dejakv.datasets.docs import ask, make_document
+from dejakv.datasets.docs import ask
 from dejakv.find.ask import Ask
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.pipeline import Answer, Pipeline
@@ -18,7 +18,15 @@ from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
-THIRD, FOURTH = (make_document(random.Random(seed), facts=20) for seed in (11, 12))
+
+
+def strings(alphabet: str, seed: int) -> str:
+    """Text of which nothing longer than a few tokens stands in text of another alphabet."""
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices(alphabet, k=4)) + ("." if word % 8 == 7 else "") for word in range(40))
+
+
+SECOND, THIRD, FOURTH = (strings(alphabet, 1) for alphabet in ("abcdefghijklm", "nopqrstuvwxyz", "0123456789"))
 QUESTION = ask(FACT, random.Random(1))
 
 
@@ -32,9 +40,9 @@ def rows_in(cache: Any) -> list[ChunkMeta]:
 
 
 def holding(pipeline: Pipeline) -> tuple[Answer, list[ChunkMeta]]:
-    """A pipeline that has answered DOCUMENT exactly and OTHER inside a blend: that answer, and the rows kept."""
+    """A pipeline that has answered DOCUMENT exactly and SECOND inside a blend: that answer, and the rows kept."""
     pipeline.answer(joined(DOCUMENT.text))
-    answer = pipeline.answer(joined(OTHER.text, DOCUMENT.text))
+    answer = pipeline.answer(joined(SECOND, DOCUMENT.text))
     assert answer.record.method == "blend", answer.record.reason
     return answer, rows_in(pipeline.cache)
 
@@ -47,8 +55,8 @@ def test_new_text_of_a_blended_prompt_is_kept_and_serves_the_next_blend(docs_eng
     pipeline, plain = served(BLEND), served(replace(BLEND, max_generation=0))
     answer, rows = holding(pipeline)
     assert not holding(plain)[1]
-    prompt = docs_engine.prepare(joined(OTHER.text, DOCUMENT.text)).token_ids
-    assert sum(meta.num_tokens for meta in rows) > 0.7 * len(docs_engine.prepare(joined(OTHER.text)).token_ids)
+    prompt = docs_engine.prepare(joined(SECOND, DOCUMENT.text)).token_ids
+    assert sum(meta.num_tokens for meta in rows) > 0.7 * len(docs_engine.prepare(joined(SECOND)).token_ids)
     for meta in rows:
         chunk = pipeline.cache.store.get(meta.id)
         assert meta.num_tokens >= GUARANTEED
@@ -58,7 +66,7 @@ def test_new_text_of_a_blended_prompt_is_kept_and_serves_the_next_blend(docs_eng
         assert set(meta.metadata["donors"]) == {answer.record.donor}
     assert pipeline.cache.derived(answer.record.donor) == [meta.id for meta in rows]
     assert pipeline.cache.stats("default").rows_kept == sum(meta.num_tokens for meta in rows)
-    wanted = joined(THIRD.text, OTHER.text)
+    wanted = joined(THIRD, SECOND)
     found, missed = pipeline.answer(wanted), plain.answer(wanted)
     assert (found.record.method, found.record.level) == ("blend", "copied")
     assert found.record.donor in {meta.id for meta in rows}
@@ -72,10 +80,10 @@ def test_rows_are_never_served_as_exact(docs_engine: Any, served: Any) -> None:
     _, rows = holding(pipeline)
     ids = {meta.id for meta in rows}
     asked = [
-        joined(OTHER.text, DOCUMENT.text),
-        joined(OTHER.text),
-        joined(OTHER.text, THIRD.text),
-        joined(THIRD.text, OTHER.text),
+        joined(SECOND, DOCUMENT.text),
+        joined(SECOND),
+        joined(SECOND, THIRD),
+        joined(THIRD, SECOND),
     ]
     for wanted in [*asked, *asked]:
         answer = pipeline.answer(replace(wanted, reuse="exact"))
@@ -87,32 +95,32 @@ def test_rows_are_never_served_as_exact(docs_engine: Any, served: Any) -> None:
     assert ids <= {meta.id for meta in rows_in(pipeline.cache)}
     for level in finder.levels:
         assert len(level) == len([meta for meta in pipeline.cache.store.metas() if meta.kind == KV])
-    prepared = replace(docs_engine.prepare(joined(FOURTH.text)), epoch=docs_engine.epoch)
+    prepared = replace(docs_engine.prepare(joined(FOURTH)), epoch=docs_engine.epoch)
     for mode in ("exact", "adopt", "blend"):
-        assert pipeline.cache.find(prepared, Ask(mode, donor=rows[0].id)).plan.method in ("none", "prefix")
+        assert pipeline.cache.find(prepared, Ask(mode, named=(rows[0].id,))).plan.method in ("none", "prefix")
 
 
 def test_generations_are_counted_and_bounded(served: Any) -> None:
     for bound in (1, 2):
         pipeline = served(replace(BLEND, max_generation=bound))
         holding(pipeline)
-        answer = pipeline.answer(joined(THIRD.text, OTHER.text))
+        answer = pipeline.answer(joined(THIRD, SECOND))
         assert answer.record.method == "blend"
         assert max(meta.generation for meta in rows_in(pipeline.cache)) == bound
-        later = pipeline.answer(joined(FOURTH.text, THIRD.text))
+        later = pipeline.answer(joined(FOURTH, THIRD))
         assert (later.record.method == "blend") == (bound == 2)
 
 
 def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engine: Any, tmp_path: Path) -> None:
     config = replace(BLEND, cache_dir=str(tmp_path / "cache"), max_generation=2)
     first = Pipeline(docs_engine, build_cache(config, docs_engine))
-    for texts in ((DOCUMENT.text,), (OTHER.text, DOCUMENT.text), (THIRD.text, OTHER.text)):
+    for texts in ((DOCUMENT.text,), (SECOND, DOCUMENT.text), (THIRD, SECOND)):
         first.answer(joined(*texts))
         first.cache.flush()
     first.cache.close()
     for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
         cache = build_cache(replace(config, max_generation=bound), docs_engine)
-        answer = Pipeline(docs_engine, cache).answer(joined(FOURTH.text, THIRD.text), no_store=True)
+        answer = Pipeline(docs_engine, cache).answer(joined(FOURTH, THIRD), no_store=True)
         assert answer.record.method in methods
         cache.close()
 
@@ -120,7 +128,7 @@ def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engin
 def test_another_partition_or_model_never_finds_rows(docs_engine: Any, served: Any) -> None:
     pipeline = served(BLEND)
     holding(pipeline)
-    wanted = joined(THIRD.text, OTHER.text)
+    wanted = joined(THIRD, SECOND)
     prepared = replace(docs_engine.prepare(wanted), epoch="another epoch")
     assert pipeline.cache.find(prepared).plan.method == "none"
     answer = pipeline.answer(replace(wanted, partition="other"))
@@ -131,7 +139,7 @@ def test_another_partition_or_model_never_finds_rows(docs_engine: Any, served: A
 def test_clearing_and_eviction_take_rows_along(served: Any) -> None:
     pipeline = served(BLEND)
     _, rows = holding(pipeline)
-    wanted = joined(THIRD.text, OTHER.text)
+    wanted = joined(THIRD, SECOND)
     for meta in rows[1:]:
         pipeline.cache.store.delete(meta.id)
     assert {meta.id for meta in rows_in(pipeline.cache)} == {rows[0].id}
@@ -149,7 +157,7 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
         chunk = open_to_all.cache.store.get(meta.id)
         pipeline.cache.store.inner.put(chunk)
         pipeline.cache.finder.add(meta)
-    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
     assert not rows_in(pipeline.cache)
     assert sum(pipeline.cache.store.stats().refused.values()) > 0
 
@@ -157,9 +165,9 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
 def test_a_request_that_keeps_nothing_keeps_no_rows(served: Any) -> None:
     pipeline = served(BLEND)
     pipeline.answer(joined(DOCUMENT.text))
-    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
     assert not rows_in(pipeline.cache)
-    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
 
 
 def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
@@ -168,14 +176,14 @@ def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
     pipeline = Pipeline(docs_engine, cache)
     pipeline.answer(joined(DOCUMENT.text))
     before = set(chunk_files(tmp_path))
-    assert pipeline.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
     damaged = [path for path in chunk_files(tmp_path) if path not in before]
     assert len(damaged) == len(rows_in(cache)) > 0
     for path in damaged:
         content = bytearray(path.read_bytes())
         content[-1000] ^= 1
         path.write_bytes(content)
-    wanted = joined(THIRD.text, OTHER.text)
+    wanted = joined(THIRD, SECOND)
     answer = pipeline.answer(wanted)
     assert answer.record.method in ("none", "prefix")
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
@@ -191,7 +199,7 @@ def test_rows_of_another_shape_leave_the_request_answered(docs_engine: Any, serv
         tensor = pipeline.cache.store.get(meta.id).tensor
         pipeline.cache.store.put(Chunk(meta, Tensor(tensor.data[:, 1:].copy(), tensor.dtype)))
         pipeline.cache.finder.add(meta)
-    wanted = joined(THIRD.text, OTHER.text)
+    wanted = joined(THIRD, SECOND)
     answer = pipeline.answer(wanted)
     assert answer.record.method in ("none", "prefix")
     assert "another model" in answer.record.reason
@@ -208,7 +216,7 @@ def test_rows_are_copied_before_a_caller_gets_the_state(docs_engine: Any, served
     engine = _Handing(docs_engine)
     other.engine = engine
     other.cache._writer._background = True  # the writer comes to it later than the caller
-    assert other.answer(joined(OTHER.text, DOCUMENT.text)).record.method == "blend"
+    assert other.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
     engine.spoil()
     other.cache.flush()
     again = {meta.id: other.cache.store.get(meta.id).tensor.data for meta in rows_in(other.cache)}

@@ -24,7 +24,9 @@ ARMS = ("none", "prefix", *QUALITIES)
 
 
 def stream_of_documents(requests: int = REQUESTS, lengths: tuple[int, int] = (150, 4_000)) -> Stream:
-    return Stream(settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {}), requests, lengths)
+    return Stream(
+        settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {"costs": (1e-4, 0.0, 0.0, 0.0)}), requests, lengths
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ class Killed(Silent):
         if done == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-settings = settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {})
+settings = settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {"costs": (1e-4, 0.0, 0.0, 0.0)})
 measure(Stream(settings, 6, (150, 4_000)), Path(sys.argv[1]), Killed())
 """
 

@@ -15,11 +15,14 @@ from dejakv.experiments.settings import settings_from
 from dejakv.experiments.why import why
 from dejakv.experiments.why_show import to_html, to_terminal
 
+COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
+"""Fixed, or other measurements may lead to another decision."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("run")
-    run(settings_from("shapes", {"max_samples": 14, "arms": ("none", "cache"), "output": str(output)}, {}))
+    run(settings_from("shapes", {"max_samples": 14, "arms": ("none", "cache"), "output": str(output)}, COSTS))
     return output
 
 

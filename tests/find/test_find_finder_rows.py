@@ -31,7 +31,7 @@ def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
         assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
         assert made.exactly(copied(tokens)).plan.method == "none"
     for mode in ("exact", "adopt", "blend"):
-        decision = made.find(ASKED, Ask(mode, donor="rows"))
+        decision = made.find(ASKED, Ask(mode, named=("rows",)))
         assert "not known" in decision.plan.reason
     assert made.find(ASKED, Ask("adopt")).plan.donors == ()
 

@@ -223,7 +223,7 @@ def test_sweep(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(row["error"] for row in logged)
     assert logged[2]["notes"] == "InternVL3.5-2B with prompt-semantic cache."
     assert [len(rows(gqa / "sweep_samples" / row["name"])) for row in logged] == [4, 3, 2]
-    assert all('"reuse": "adopt"' in row["settings"] for row in logged)
+    assert all('"cache.reuse": "adopt"' in row["settings"] for row in logged)
     assert summary(gqa / "sweep_samples" / "qwen-prompts")["started_with_chunks"] == 0  # purged
     before = (gqa / "sweep_logs.csv").read_text()
     command(names.line(shlex.split(f"{line} --resume")), monkeypatch)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.reuse.blend import BlendConfig, not_worth
+from dejakv.reuse.need import Need
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule, constant
 from dejakv.reuse.selector import Selector, choose
@@ -99,7 +100,8 @@ def test_donors_are_read_where_something_is_taken() -> None:
 
 def test_what_is_there_already_does_not_count_against_a_blend() -> None:
     """Behind a beginning of half of the prompt, half of the rows are computed at most."""
-    config = BlendConfig(max_computed=0.5, share=0.2)
-    assert "the exact prefix is cheaper" in not_worth(config, 0.7, 4)
-    assert not_worth(config, 0.7, 4, rest=0.5) == ""
-    assert "too little is alike" in not_worth(config, 0.9, 4, rest=0.5)
+    config = BlendConfig(max_computed=0.5, share=0.8)
+    none, forced = np.zeros(20, bool), np.arange(20) >= 3
+    assert "the exact prefix is cheaper" in not_worth(config, Need(none, none, 1, none), 4)
+    assert not_worth(config, Need(none, none, 1, none, exact=10), 4) == ""
+    assert "too little is alike" in not_worth(config, Need(forced, none, 1, none), 4)

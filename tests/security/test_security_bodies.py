@@ -94,7 +94,7 @@ FILLERS: dict[str, tuple[bytes, bytes, bytes, int, str]] = {
     "strings without commas": (b"[", b'""', b"]", 413, "values"),
     "depth": (b'{"messages":', b"[", b"", 413, "nested lists and objects"),
     "tools": (b'{"messages":[],"tools":', b'[{"a":', b"", 413, "nested lists and objects"),
-    "digits": (b'{"seed":', b"9", b"}", 422, "no JSON"),
+    "digits": (b'{"seed":', b"9", b"}", 422, "not valid JSON"),
     "escapes": (b'{"messages":[{"role":"user","content":"', b"\\n", b'"}]}', 400, "no text"),
     "text": (b'{"messages":[{"role":"user","content":"', b"word ", b'"}]}', 400, "context"),
     "a role": (b'{"messages":[{"content":"x","role":"', b"a", b'"}]}', 422, "role"),
@@ -109,7 +109,7 @@ FILLERS: dict[str, tuple[bytes, bytes, bytes, int, str]] = {
         400,
         "not a readable image",
     ),
-    "blanks": (b"", b" ", b"", 422, "no JSON"),
+    "blanks": (b"", b" ", b"", 422, "not valid JSON"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from dejakv.build import build_cache, build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import NO_STATE, Completion, Prepared
+from dejakv.engines.base import NO_STATE, Completion, Prepared, costs_of
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.finished_run import finished_rows, finished_settings
@@ -15,6 +15,7 @@ from dejakv.experiments.keys import did_you_mean
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import opened, read_samples
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import Row
 from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
@@ -83,17 +84,21 @@ def why(folder: Path, sample_id: str) -> Why:
         raise ConfigError(
             f"the run has no sample {shown(sample_id)}{did_you_mean(sample_id, known)}: give the id of one{example}"
         )
-    place = known.index(sample_id)
+    place, rows = known.index(sample_id), _rows(folder)
     with opened(settings) as engine:
         prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
         cache = build_cache(replace(settings.cache, cache_dir=None), engine, store=MemoryStore(), background=False)
+        costs = costs_of(engine, settings.cache.costs)
         for sample in samples[:place]:
             prepared = replace(engine.prepare(prompter.request(sample)), epoch=engine.epoch)
-            decision = cache.find(prepared)
+            decision = cache.find(prepared, costs=costs)
             done = Completion(sample.answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
             cache.record(prepared, decision, decision.plan, done)
+            row = rows.get(sample.id)
+            if row is not None and (agreed := row.agrees("cache")) is not None:
+                cache.judged(prepared.request, row.arms["cache"].record, agreed)
         prepared = replace(engine.prepare(prompter.request(samples[place])), epoch=engine.epoch)
-        decision = cache.find(prepared)
+        decision = cache.find(prepared, costs=costs)
         found = decision.found
         told = Why(
             sample=sample_id,
@@ -108,7 +113,7 @@ def why(folder: Path, sample_id: str) -> Why:
             donor=_name(decision.plan.donors[0]) if decision.plan.donors else "",
             reason=decision.plan.reason,
             costs=_costs(decision, settings.cache),
-            recorded=_recorded(folder, sample_id),
+            recorded=_recorded(rows.get(sample_id)),
             settings=settings,
         )
         cache.close()
@@ -167,13 +172,15 @@ def _costs(decision: Decision, config: SemanticCacheConfig) -> dict[str, int | N
     return costs
 
 
-def _recorded(folder: Path, sample_id: str) -> str:
-    """What the run itself noted; a dry run has no rows of this kind."""
+def _rows(folder: Path) -> dict[str, Row]:
+    """What the run itself noted, by sample; a dry run has no rows of this kind."""
     try:
-        rows = finished_rows(folder)
+        return {row.sample_id: row for row in finished_rows(folder) if "cache" in row.arms}
     except DejaKVError:
-        return ""
-    row = next((row for row in rows if row.sample_id == sample_id and "cache" in row.arms), None)
+        return {}
+
+
+def _recorded(row: Row | None) -> str:
     if row is None:
         return ""
     record = row.arms["cache"].record

@@ -5,9 +5,10 @@ import pytest
 import torch
 from tests.engines.transformers import blend_models as models
 
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blend import rearrange
 from dejakv.engines.transformers.blend_check import seams_of
-from dejakv.engines.transformers.kv import captured, plain_cache, to_torch
+from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
 
@@ -55,7 +56,7 @@ def test_moved_keys_equal_a_rotation_by_hand():
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     donors = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
     moved = rearrange(seams_of(model), [run], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
-    keys = to_torch(run)[0].double()
+    keys = borrowed(run)[0].double()
     half = keys.shape[-1] // 2
     base = model.config.rope_parameters["rope_theta"]
     frequency = 1.0 / base ** (torch.arange(half, dtype=torch.float64) / half)
@@ -63,4 +64,4 @@ def test_moved_keys_equal_a_rotation_by_hand():
     one, other = keys[..., :half], keys[..., half:]
     by_hand = torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
     assert (moved[0].double() - by_hand).abs().max() <= 2e-5
-    assert torch.equal(moved[1], to_torch(run)[1])
+    assert torch.equal(moved[1], borrowed(run)[1])

@@ -72,8 +72,12 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     from dejakv.reuse.selector import Selector, choose
 
     blender = worker_side().blender
-    draft = _draft(blender, A, _stored())
-    draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4))
+    stored = _stored()
+    approximate = replace(
+        stored, meta=replace(stored.meta, generation=1)
+    )  # else all of it is an exact prefix, and nothing is chosen
+    draft = _draft(blender, A, approximate)
+    draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4), runs=None)
     got = blender.question_attention(draft)
     model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")
     with torch.inference_mode():
@@ -193,7 +197,7 @@ def test_impossible_blend_runs_exactly_and_is_stored(engine):
     assert output.told["method"] == "exact"
     assert output.told["level"] == "prefix"
     assert output.told["tokens_reused"] == 128
-    assert "too little is alike" in output.told["reason"]
+    assert "min_gain: blend would save 0 tokens" in output.told["reason"]
     assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]
 
 

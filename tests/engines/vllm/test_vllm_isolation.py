@@ -102,7 +102,7 @@ def test_prompt_logprobs_get_no_reuse(engine):
         ({"no_store": "yes"}, "no_store 'yes' is neither true nor false"),
         ({"donor": 7}, "donor is no string"),
         ({"donors": [7]}, "donors is no list of strings"),
-        ({"donors": ["a"] * 9}, "9 donors: the server takes state of at most blend_donors=8"),
+        ({"donors": ["a"] * 17}, "17 donors: the server takes state of at most blend_donors=16"),
         ({"donor": "a", "donors": ["b"]}, "donor and donors: give one of them"),
         ({"partition": "two"}, "unknown field 'partition'"),
         ("everything", "kv_transfer_params.dejakv is no object"),

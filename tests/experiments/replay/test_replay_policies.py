@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dejakv.find.prefix import PrefixIndex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +14,10 @@ from dejakv.experiments.replay.policies import AgeingOrder, Belady, Blocks, Chun
 from dejakv.experiments.replay.run import budget_of, nearest, replay
 from dejakv.experiments.replay.trace import Call, Trace
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.eviction import POLICIES, EvictionOrder
+from dejakv.store.eviction import POLICIES
 from dejakv.store.memory import MemoryStore
+from dejakv.store.order import EvictionOrder
+from dejakv.store.prefix import PrefixIndex
 
 BLOCK = 16
 Paths = list[tuple[int, ...]]

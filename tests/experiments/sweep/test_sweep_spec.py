@@ -25,8 +25,8 @@ experiments:
   - {name: exact, reuse: exact, max_samples: 7, notes: nothing approximate}
 """
 
-NOT_KEYS = {"resume", "show_disagreements", "log_samples"}
-"""Flags of `run` that say how it is shown or continued, not what it does."""
+NOT_KEYS = {"resume", "show_disagreements", "log_samples", "seeds"}
+"""Flags of `run` that say how it is shown, continued or repeated, not what it does: a sweep has a grid of `shuffle_seed`."""
 
 
 def test_a_grid_of_yaml(tmp_path: Path) -> None:

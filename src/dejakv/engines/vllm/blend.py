@@ -18,6 +18,7 @@ from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft, Drafting, Read
 from dejakv.engines.vllm.llama import Decoder
 from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.offsets import Correction, correct, corrections
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector, relative_error
@@ -121,6 +122,7 @@ class Blender:
         layers = len(self.decoder.layers)
         rows = torch.arange(plan.first, plan.end, device=self.device)
         hidden, residual = None, None
+        moved: tuple[int, list[Correction]] | None = None
         total = 0
         for index, wanted in enumerate(plan.counts):
             keys, values = draft.state[0, index], draft.state[1, index]
@@ -143,8 +145,15 @@ class Blender:
             total += len(rows)
             q, k, v = self.decoder.project(index, normed)
             q, k = self.decoder.rotate(index, rows, q, k)
-            keys[:, rows] = k.view(len(rows), *keys.shape[::2]).transpose(0, 1).to(self.dtype)
-            values[:, rows] = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1).to(self.dtype)
+            fresh_keys = k.view(len(rows), *keys.shape[::2]).transpose(0, 1)
+            fresh_values = v.reshape(len(rows), *values.shape[::2]).transpose(0, 1)
+            if plan.runs is not None and index:  # the first layer's K and V depend on the token alone
+                if moved is None or len(rows) < moved[0]:
+                    moved = len(rows), corrections(plan.runs, rows)
+                correct(keys[None], fresh_keys[None], moved[1])
+                correct(values[None], fresh_values[None], moved[1])
+            keys[:, rows] = fresh_keys.to(self.dtype)
+            values[:, rows] = fresh_values.to(self.dtype)
             if look is not None:
                 look(index, rows, q)
             if index < layers - 1:  # what the last layer would put out is vLLM's to compute, in the tail

@@ -15,6 +15,7 @@ from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.errors import InputError
 from dejakv.reuse.blend import BlendConfig, find, not_worth
+from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
@@ -121,6 +122,7 @@ class Drafting:
                 first=first,
                 stop=stop,
                 exact=must.exact,
+                runs=runs_of(ids, among, found, must.exact) if self.config.offsets else None,
             )
             there = torch.from_numpy(ids).to(self.device)
             names = tuple(meta.id for meta in usable)

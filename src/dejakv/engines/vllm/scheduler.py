@@ -242,6 +242,7 @@ class SchedulerSide:
             if not rekey_tail(request, first, tracked.rekeyed):
                 return self._no(tracked, "no full block lies beyond the local prefix")
             tracked.rekeyed = min(first, first if tracked.rekeyed is None else tracked.rekeyed)
+        tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return gain
 
     @staticmethod
