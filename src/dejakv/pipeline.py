@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dejakv.answers import Answer as Answer
+from dejakv.answers import FirstToken, answer_of
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import (
     NO_STATE,
@@ -14,6 +15,7 @@ from dejakv.engines.base import (
     FollowsWeights,
     HoldsState,
     KnowsCosts,
+    OnToken,
     Prepared,
     Start,
     costs_of,
@@ -25,27 +27,10 @@ from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
-from dejakv.records import Record
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
 
-OnToken = Callable[[int, str], None]
 logger = logging.getLogger("dejakv")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The text, and what serving it took.
-
-    cached_answer  the donor's own answer, for reports
-    completion     what the engine returned
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    record: Record
-    cached_answer: str | None
-    completion: Completion
 
 
 class Pipeline:
@@ -68,7 +53,7 @@ class Pipeline:
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
-        clock = _FirstToken(time.perf_counter(), on_token)
+        clock = FirstToken(time.perf_counter(), on_token)
         best = self._arrangement(request)
         if best is None:
             return self._answer(request, clock, no_store)
@@ -77,7 +62,7 @@ class Pipeline:
         record = replace(answer.record, lookup_ms=answer.record.lookup_ms + 1e3 * best.seconds)
         return replace(answer, record=replace(record, order=best.order) if other else record)
 
-    def _answer(self, request: Request, clock: "_FirstToken", no_store: bool) -> Answer:
+    def _answer(self, request: Request, clock: FirstToken, no_store: bool) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
             epoch = self.engine.epoch
@@ -90,7 +75,7 @@ class Pipeline:
         completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
         reason = self.engine.unidentified if self.cache is not None and isinstance(self.engine, FollowsWeights) else ""
         chosen = Plan("none", reason=reason)
-        return _answer(prepared, completion, chosen, None, clock, None)
+        return answer_of(prepared, completion, chosen, None, clock, None)
 
     def _arrangement(self, request: Request) -> Arrangement | None:
         """The order of its parts in which most of the prompt was computed before; None for a prompt that runs as it is."""
@@ -131,7 +116,7 @@ class Pipeline:
         """Whether the prompt's exact state was handed to the writer."""
         prepared = replace(self.engine.prepare(request), epoch=epoch)
         decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
-        completion, _ = self._run(prepared, decision.plan, decision, _FirstToken(time.perf_counter(), None))
+        completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
         return cache.keep(prepared, decision, completion)
 
     def weights_changed(self) -> None:
@@ -139,7 +124,7 @@ class Pipeline:
         if isinstance(self.engine, FollowsWeights):
             self.engine.weights_changed()
 
-    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: "_FirstToken", no_store: bool) -> Answer:
+    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken, no_store: bool) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
@@ -152,13 +137,11 @@ class Pipeline:
         if cache.config.enable_fusion_cache:
             fusion = injected or _fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
-        answer = _answer(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
+        answer = answer_of(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
         stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
         return replace(answer, record=replace(answer.record, stored=stored))
 
-    def _run(
-        self, prepared: Prepared, chosen: Plan, decision: Decision, clock: "_FirstToken"
-    ) -> tuple[Completion, Plan]:
+    def _run(self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken) -> tuple[Completion, Plan]:
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
@@ -197,7 +180,7 @@ class Pipeline:
         return [chunk for chunk in loaded if chunk is not None]
 
     def _blend(
-        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: "_FirstToken"
+        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: FirstToken
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
         from dejakv.engines.blending import run_blend  # torch, only where blend is asked for
@@ -255,59 +238,3 @@ def _fusion_status(prepared: Prepared, completion: Completion) -> Status:
     if all(span.start + span.length <= held for span in prepared.spans):
         return "skip"
     return "miss" if completion.encoder_runs else "hit"
-
-
-class _FirstToken:
-    """Remembers when the first token came, and passes tokens on."""
-
-    def __init__(self, began: float, on_token: OnToken | None) -> None:
-        self.began = began
-        self.seconds: float | None = None
-        self._on_token = on_token
-
-    def __call__(self, token: int, text: str) -> None:
-        if self.seconds is None:
-            self.seconds = time.perf_counter() - self.began
-        if self._on_token is not None:
-            self._on_token(token, text)
-
-
-def _answer(
-    prepared: Prepared,
-    completion: Completion,
-    chosen: Plan,
-    decision: Decision | None,
-    clock: _FirstToken,
-    donors: tuple[ChunkMeta, ...] | None,
-) -> Answer:
-    request = prepared.request
-    latency = time.perf_counter() - clock.began
-    prompt_tokens = len(prepared.token_ids)  # this prompt's own, also where a donor's was run in its place
-    donor = donors[0] if donors else None
-    match = chosen.match
-    level = match.level if match else chosen.method if chosen.method == "prefix" else ""
-    provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if chosen.method == "prefix" else "miss"
-    record = Record(
-        request_id=request.id,
-        key=decision.key if decision else "",
-        method=chosen.method,
-        level=level,
-        provenance=provenance,
-        donor=donor.id if donor else None,
-        score=match.score if match else None,
-        reason=chosen.reason,
-        statuses=decision.statuses if decision else {},
-        prompt_tokens=prompt_tokens,
-        computed_tokens=completion.computed_tokens,
-        reused_tokens=max(0, prompt_tokens - completion.computed_tokens),
-        output_tokens=len(completion.token_ids),
-        encoder_runs=completion.encoder_runs,
-        ttft_ms=1e3 * (clock.seconds if clock.seconds is not None else latency),
-        latency_ms=1e3 * latency,
-        lookup_ms=1e3 * decision.seconds if decision else 0.0,
-        inject_ms=1e3 * completion.inject_s,
-        bytes_loaded=completion.bytes_loaded,
-        approximate=chosen.approximate or completion.approximate,
-        plans=str(replace(decision, plan=chosen)) if decision else "",
-    )
-    return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)

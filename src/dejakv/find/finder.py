@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dejakv.config import MediaPolicy, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
 from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
@@ -22,9 +22,10 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
+from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
-from dejakv.identity import digest_of, exact_key, media_key
+from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, ChunkMeta, Store
@@ -36,7 +37,7 @@ COPIED = "copied"
 
 LEAST_COPIED = 0.25
 """Share of a prompt that donors must hold. With less a blend saves hardly more than it costs, and the prompt's exact state is of
-more use. From .1 to .4 the tokens computed change by 4% at most (docs/results/generations.md)."""
+more use. From .1 to .4 the tokens computed change by 5% at most (docs/results/generations.md)."""
 
 NAMED = "named"
 """Level of a donor that the caller named."""
@@ -44,14 +45,6 @@ NAMED = "named"
 
 def no_vectors(_: Request) -> Vectors:
     return {}
-
-
-def space_of(prepared: Prepared, media: MediaPolicy) -> str:
-    """What separates requests that must never match: partition, epoch and, with `media="exact"`, the media."""
-    request = prepared.request
-    digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
-    apart = media_key(digests) if media == "exact" else ("media" if digests else "")
-    return digest_of("space", request.partition, prepared.epoch, apart)[:40]
 
 
 class Finder:

@@ -29,8 +29,7 @@ class BlendConfig:
     by_need         rows that changed, the rest of their sentences, and rows that deviate by more than `threshold` are
                     computed even beyond the share; without it as many of these sentences as the share pays for
     rule            overrides what is forced: `changed`, `edits`, `first` or `none` (see `need`)
-    offsets         rows that are not computed move by what the computed ones near them show (`reuse.offsets`; in the
-                    transformers engine)
+    offsets         rows that are not computed move by what the computed ones near them show (`reuse.offsets`)
     schedule        constant, linear, exponential, or a list of shares such as `1,0.3,0.1`
     complete        layers computed completely at the beginning; None: one for the selectors that compare K or V (they see
                     nothing in the first layer, whose state depends on the token alone), else none
