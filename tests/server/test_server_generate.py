@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
+from tests.asking import COSTS
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
 from dejakv.server.app import create_app
@@ -62,10 +63,10 @@ def test_without_semshare_only_exact_things_are_reused(client: TestClient) -> No
 
 def test_the_operator_may_switch_similar_prompts_on_or_forbid_them(engine: Any) -> None:
     similar = prompt_of(EDITED.target.text, QUESTION)
-    with TestClient(create_app(ServerSettings(reuse="blend"), engine)) as client:
+    with TestClient(create_app(ServerSettings(reuse="blend", costs=COSTS), engine)) as client:
         generate(client)
         assert not generate(client, similar, use_semshare=False)["used_semshare"]
-    with TestClient(create_app(ServerSettings(reuse="blend"), engine)) as client:
+    with TestClient(create_app(ServerSettings(reuse="blend", costs=COSTS), engine)) as client:
         generate(client)
         assert generate(client, similar)["reuse"] == "blend"
     with TestClient(create_app(ServerSettings(allow_approximate=False), engine)) as client:

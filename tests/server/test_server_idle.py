@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import DOCUMENT, EXACT, FACT, OTHER, request
+from tests.asking import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
 from tests.serving import until
 
 from dejakv.build import build_cache
@@ -105,7 +105,7 @@ def test_nothing_is_promoted_between_requests_that_follow_each_other(pipeline: T
 
 
 def test_the_server_promotes_when_it_is_idle_and_says_so(engine: Any) -> None:
-    settings = ServerSettings(reuse="blend", promote_after=0.0, max_new_tokens=64)
+    settings = ServerSettings(reuse="blend", promote_after=0.0, max_new_tokens=64, costs=COSTS)
     with TestClient(create_app(settings, engine)) as client:
         prompts = [request(question(0)).prompt, request(question(0), MIXED).prompt]
         bodies = [{"prompt": prompt, "max_new_tokens": 2} for prompt in prompts]
@@ -123,7 +123,7 @@ def test_the_server_promotes_when_it_is_idle_and_says_so(engine: Any) -> None:
 
 
 def test_a_server_may_be_told_not_to(engine: Any) -> None:
-    settings = ServerSettings(reuse="blend", promote=False, max_new_tokens=64)
+    settings = ServerSettings(reuse="blend", promote=False, max_new_tokens=64, costs=COSTS)
     with TestClient(create_app(settings, engine)) as client:
         for context in (DOCUMENT.text, MIXED):
             body = {"prompt": request(question(0), context).prompt, "max_new_tokens": 2}

@@ -108,4 +108,5 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         blend_share=settings.blend_share,
         prune=settings.prune,
         max_generation=settings.max_generation,
+        costs=settings.costs,
     )

@@ -21,6 +21,7 @@ class ServerSettings(BaseSettings):
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
     prune               requests that allow approximate reuse are decoded from a pruned state (see `SemanticCacheConfig.prune`)
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
+    costs               four constants in seconds instead of measured ones, as a JSON list (see `SemanticCacheConfig.costs`)
     max_generation      rows that a blend computed serve later blends: how often approximate state may have gone into them
     promote             a prompt that was answered approximately is computed exactly when no request waits, so that it is hit
                         exactly when it comes again; `promote_after` seconds without a request
@@ -60,6 +61,7 @@ class ServerSettings(BaseSettings):
     blend_share: float | None = Field(default=None, ge=0, le=1)
     prune: PrunePolicy = "none"
     max_generation: int = Field(default=MAX_GENERATION, ge=0)
+    costs: tuple[float, ...] = ()
     promote: bool = True
     promote_after: float = Field(default=1.0, ge=0)
     api_keys: str | None = None
