@@ -93,7 +93,7 @@ def test_adopt_runs_the_donor_and_exact_stays_exact(shapes: Ran) -> None:
 
 
 def test_decisions_are_those_of_the_transformers_engine(shapes: Ran, tmp_path: Path) -> None:
-    flags = ["run", "--preset", "shapes", "--max-samples", "16", "--arms", "cache", "--output", str(tmp_path)]
+    flags = ["run", "--preset", "shapes", "--max-samples", "16", "--arms", "none,cache", "--output", str(tmp_path)]
     flags += ["--costs", "1,0,0,0"]  # vLLM knows no costs: what saves most tokens runs
     assert CliRunner().invoke(typer_app, flags).exception is None
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
