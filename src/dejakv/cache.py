@@ -167,8 +167,8 @@ class HierarchicalCache:
         )
 
     def derived(self, donor: str) -> list[str]:
-        """Ids of the stored rows that a chunk's state went into, through all generations: whoever deletes a chunk for what it says
-        deletes these too."""
+        """Ids of the stored rows that a chunk's state went into, through all generations: to be deleted with a
+        chunk that is deleted for its content."""
         return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:

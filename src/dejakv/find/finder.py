@@ -92,7 +92,7 @@ class Finder:
         request = query.request
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
-        found = replace(found, prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
+        found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
         planned = self._plan(prepared, key, found, ask, costs)
         chosen, exact = planned.plan, planned.exact
         self.counts.lookup(request.partition, found.verdicts)
@@ -106,7 +106,7 @@ class Finder:
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         key, query = self._asked(prepared)
-        found = Found(prefix=self._longest_prefix(prepared) if self.config.exact_prefix else None)
+        found = Found(prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
         planned = plan(len(prepared.token_ids), found, Ask(), costs=costs)
         return Decision(key, len(prepared.token_ids), Ask(), planned.plan, planned.exact, found, query, {})
 
@@ -272,9 +272,8 @@ class Finder:
         meta = self.store.meta(id)
         return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
 
-    def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
+    def _longest_prefix(self, prepared: Prepared, key: str) -> tuple[PrefixHit, ChunkMeta] | None:
         request, ids, spans = prepared.request, prepared.token_ids, prepared.spans
-        key = exact_key(request.partition, prepared.epoch, ids, [span.digest for span in spans])
         if self._of_caller(key, request, prepared.epoch) is not None:
             hit = PrefixHit(key, len(ids) - 1)  # the prompt itself: nothing is longer
         else:

@@ -4,30 +4,18 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dejakv.store.base import KV, NODE, Parents, Store
 from dejakv.store.deltas import DeltaStore
+from dejakv.testing.made_store import MadeStore
 from dejakv.testing.prompts import check_whole, ids, part, prompt_chunk, told_by, turns
 
 
-class ParentsTests:
-    """What every store must do that keeps chunks for a `DeltaStore`.
-
-    make_store  a store with the given budgets; the same folder again is the same store
-    """
-
-    def make_store(self, folder: Path, *, max_bytes: int = 0, max_entries: int = 0, policy: Any = "lru") -> Store:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Any:
-        store = self.make_store(tmp_path / "store")
-        yield store
-        store.close()
+class ParentsTests(MadeStore):
+    """What every store must do that keeps chunks for a `DeltaStore`."""
 
     def test_it_knows_parents(self, store: Store) -> None:
         assert isinstance(store, Parents)

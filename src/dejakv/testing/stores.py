@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +9,11 @@ import pytest
 from dejakv.identity import Span
 from dejakv.store.base import Chunk, Store, Tensor
 from dejakv.testing.chunks import DTYPES, make_chunk, same_bits, size_in
+from dejakv.testing.made_store import MadeStore
 
 
-class StoreTests:
-    """What every `dejakv.store.base.Store` must do.
-
-    make_store  a store with the given budgets; the same folder again is the same store
-    """
-
-    def make_store(self, folder: Path, *, max_bytes: int = 0, max_entries: int = 0, policy: Any = "lru") -> Store:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Any:
-        store = self.make_store(tmp_path / "store")
-        yield store
-        store.close()
+class StoreTests(MadeStore):
+    """What every `dejakv.store.base.Store` must do."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_a_chunk_comes_back_as_it_went_in(self, store: Store, dtype: str) -> None:
