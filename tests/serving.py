@@ -23,6 +23,11 @@ def until(condition: Callable[[], object]) -> None:
     raise AssertionError("it did not come about within half a minute")
 
 
+def stored(client: Any) -> None:
+    """Waits until what a test client's server has answered is stored: the server stores behind the answer."""
+    client.app.state.service.worker.pipeline.cache.flush()
+
+
 class Running:
     """As `dejakv serve` starts it, but with an engine that is loaded already.
 

@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from tests.asking import COSTS
+from tests.serving import stored
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
 from dejakv.server.app import create_app
@@ -25,7 +26,7 @@ def generate(client: TestClient, prompt: str = PROMPT, key: str | None = None, *
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     answer = client.post("/v1/generate", json={"prompt": prompt, **GREEDY, **more}, headers=headers)
     assert answer.status_code == 200, answer.text
-    client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    stored(client)
     return answer.json()
 
 
@@ -86,8 +87,8 @@ def test_blends_are_as_good_as_the_operator_says(engine: Any) -> None:
     """The map alone computes fewer rows of the same prompt."""
     similar = prompt_of(EDITED.target.text, QUESTION)
     computed = []
-    for settings in (ServerSettings(), ServerSettings(blend_quality="loose"), ServerSettings(blend_share=0.3)):
-        with TestClient(create_app(settings, engine)) as client:
+    for quality in ({}, {"blend_quality": "loose"}, {"blend_share": 0.3}):
+        with TestClient(create_app(ServerSettings(**quality, costs=COSTS), engine)) as client:
             generate(client)
             blended = generate(client, similar, use_semshare=True)
             assert blended["reuse"] == "blend"

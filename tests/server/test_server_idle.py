@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.asking import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
-from tests.serving import until
+from tests.serving import stored, until
 
 from dejakv.build import build_cache
 from dejakv.datasets.docs import ask
@@ -110,6 +110,7 @@ def test_the_server_promotes_when_it_is_idle_and_says_so(engine: Any) -> None:
         prompts = [request(question(0)).prompt, request(question(0), MIXED).prompt]
         bodies = [{"prompt": prompt, "max_new_tokens": 2} for prompt in prompts]
         client.post("/v1/generate", json=bodies[0])
+        stored(client)
         assert client.post("/v1/generate", json=bodies[1]).json()["reuse"] == "blend"
         until(lambda: "dejakv_promotions_total 1.0" in client.get("/metrics").text)
         assert client.post("/v1/generate", json=bodies[1]).json()["reuse"] == "exact"
@@ -128,5 +129,6 @@ def test_a_server_may_be_told_not_to(engine: Any) -> None:
         for context in (DOCUMENT.text, MIXED):
             body = {"prompt": request(question(0), context).prompt, "max_new_tokens": 2}
             told = client.post("/v1/generate", json=body).json()
+            stored(client)
         assert told["reuse"] == "blend"
         assert len(client.app.state.service.worker.pipeline.cache.promotions) == 0

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from PIL import Image
+from tests.serving import stored
 
 from dejakv.datasets.docs import make_document, prompt_of
 
@@ -49,7 +50,7 @@ def test_streaming_gives_the_same_text(server: Any) -> None:
     client = client_of(server)
     ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(1)), "temperature": 0, "max_tokens": 4}
     whole = client.chat.completions.create(**ask).choices[0].message.content
-    server.app.state.service.worker.pipeline.cache.flush()
+    stored(server)
     pieces, usage = [], None
     for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
@@ -180,7 +181,7 @@ def test_parts_of_free_order_are_arranged(server: Any) -> None:
         made = client.chat.completions.create(
             model="docs-lm", messages=chat, temperature=0, max_tokens=4, extra_body=body
         )
-        server.app.state.service.worker.pipeline.cache.flush()
+        stored(server)
         assert made.model_extra is not None
         return made.choices[0].message.content, made.model_extra["dejakv"]
 

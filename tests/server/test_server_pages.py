@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.serving import stored
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
 from dejakv.server.app import create_app
@@ -108,7 +109,7 @@ def test_a_repeated_blended_prompt_is_reused_or_says_why_not(client: TestClient)
     edited = edit(document, rng, facts=1)
     question = edited.questions[0].text
     client.post("/v1/generate", json={**body, "prompt": prompt_of(document.text, question)})
-    client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    stored(client)
     changed = {**body, "prompt": prompt_of(edited.target.text, question)}
     assert client.post("/v1/generate", json=changed).json()["used_semshare"]
     again = client.post("/v1/generate", json=changed).json()

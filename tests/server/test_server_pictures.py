@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.serving import stored
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.shapes import ShapesDataset
@@ -34,7 +35,7 @@ def ask(client: TestClient, question: str, picture: bytes, key: str) -> dict[str
     body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
     answer = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text
-    client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
+    stored(client)
     return answer.json()
 
 
