@@ -24,13 +24,14 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
 
 
 def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
-    """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
-    that compares V computes a whole layer besides."""
+    """A conversation that goes on and repeats two sentences: the new part must be computed in any case, and a selector that compares V
+    computes a whole layer besides, which is more than the two."""
     rows_alone = (1e-3, 0.0, 0.0, 0.0)
     whole_layer = replace(ADOPT, reuse="blend", blend_selector="value", blend_share=0.0)
     pipeline = served(replace(whole_layer, copied_text=False, min_gain=0, costs=rows_alone))
     pipeline.answer(request("Who?", DOCUMENT.text))
-    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
+    again = " ".join(sentence.text for sentence in DOCUMENT.sentences[5:7])
+    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text} {again}")
     answer = pipeline.answer(longer)
     assert answer.record.method == "prefix"
     assert "the exact prefix is cheaper" in answer.record.reason

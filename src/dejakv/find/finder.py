@@ -21,6 +21,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
+from dejakv.find.overlap import measured
 from dejakv.find.plan import Planned, plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
@@ -28,6 +29,7 @@ from dejakv.guards.chain import judge
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
+from dejakv.reuse.quality import MAP
 from dejakv.store.base import KV, ROWS, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
@@ -93,12 +95,13 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
+        if ask.method == "blend" and self.config.blend_map == MAP:
+            found = measured(found, prepared, key, exactly=costs is not None)
         planned = self._plan(prepared, key, found, ask, costs)
         chosen, exact = planned.plan, planned.exact
         self.counts.lookup(request.partition, found.verdicts)
         self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
-        seconds = time.perf_counter() - began
-        tokens = len(prepared.token_ids)
+        seconds, tokens = time.perf_counter() - began, len(prepared.token_ids)
         return Decision(
             key, tokens, ask, chosen, exact, found, query, settled(statuses, chosen), seconds, planned.candidates
         )
@@ -241,10 +244,11 @@ class Finder:
         metas = [self._known(id, prepared.request, prepared.epoch) for id in ids]
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
-        copied = sum(run.length for run in cover.runs if run.donor in used)
+        runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
+        copied = sum(length for _, length in runs)
         if not donors or copied < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
             return Found()
-        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied)
+        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied, runs=runs)
 
     def _named(self, ask: Ask, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
         """The donors that the caller named, or the prompt's own state, which is always better."""
