@@ -52,7 +52,7 @@ def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_e
             self.runs += 1
             return docs_engine.run(*given, **named)
 
-        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any) -> Any:
+        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any, accept: Any) -> Any:
             report = BlendReport(len(prepared.token_ids), reason="not this one")
             return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
 
