@@ -120,7 +120,7 @@ def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engin
     first.cache.close()
     for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
         cache = build_cache(replace(config, max_generation=bound), docs_engine)
-        answer = Pipeline(docs_engine, cache).answer(joined(FOURTH, THIRD), no_store=True)
+        answer = Pipeline(docs_engine, cache).answer(replace(joined(FOURTH, THIRD), no_store=True))
         assert answer.record.method in methods
         cache.close()
 
@@ -145,7 +145,7 @@ def test_clearing_and_eviction_take_rows_along(served: Any) -> None:
     assert {meta.id for meta in rows_in(pipeline.cache)} == {rows[0].id}
     pipeline.cache.clear("default")
     assert not list(pipeline.cache.store.metas())
-    assert pipeline.answer(wanted, no_store=True).record.method == "none"
+    assert pipeline.answer(replace(wanted, no_store=True)).record.method == "none"
 
 
 @pytest.mark.parametrize("admission", [{"second_sight": True}, {"min_tokens": 10_000}])
@@ -165,9 +165,9 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
 def test_a_request_that_keeps_nothing_keeps_no_rows(served: Any) -> None:
     pipeline = served(BLEND)
     pipeline.answer(joined(DOCUMENT.text))
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(replace(joined(SECOND, DOCUMENT.text), no_store=True)).record.method == "blend"
     assert not rows_in(pipeline.cache)
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(replace(joined(SECOND, DOCUMENT.text), no_store=True)).record.method == "blend"
 
 
 def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:

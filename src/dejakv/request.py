@@ -70,6 +70,7 @@ class Request:
     threshold  this request's own least score of a donor, in [-1, 1]; it can only tighten the cache's
     parts      texts of the prompt whose order is free (retrieved passages), as they stand in it: one after the other, with the same
                text between them
+    no_store   nothing of this request is kept, wherever it comes by; state that is there already may serve it
     order      `given`: the prompt runs as it is; `free`: its parts may be rearranged, so that more of it has been computed before
     metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
     """
@@ -84,6 +85,7 @@ class Request:
     threshold: Cosine | None = None
     parts: tuple[str, ...] = ()
     order: Order = "given"
+    no_store: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
 from dejakv.encoder_cache.tier import Tier
 from dejakv.errors import InputError
+from dejakv.retention import nothing_is_kept
 
 
 class Registry:
@@ -75,6 +76,8 @@ class Registry:
     def store(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
         """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
         block = self._block(wanted, embedding, seconds)
+        if nothing_is_kept():
+            return None
         with self._lock:
             kept = self._put(wanted.key, block)
             if self.tier is not None:
@@ -92,7 +95,7 @@ class Registry:
                 return entry.block, None, False
             flight = self._flights.get(key)
             if flight is None or flight.stranded:
-                flight = self._flights[key] = Flight(key)
+                flight = self._flights[key] = Flight(key, discard=nothing_is_kept())
                 return None, flight, True
             check_not_leading(flight)
             self._counters[key[0]].waiting += 1

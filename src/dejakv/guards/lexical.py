@@ -49,7 +49,8 @@ class LexicalGuard:
         self._read = lru_cache(maxsize=4096)(self._read_anew)
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = self._read(request.partition, request.chunk), self._read(donor.partition, donor.chunk)
+        read_here = self._read_anew if request.no_store else self._read
+        here, there = read_here(request.partition, request.chunk), self._read(donor.partition, donor.chunk)
         reason = explain(here, there)
         if reason:
             return Verdict("reject", self.name, reason)

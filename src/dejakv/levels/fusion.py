@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dejakv.identity import digest_of
 from dejakv.levels.base import Status
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.retention import nothing_is_kept
 from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
 
 Array = NDArray[Any]
@@ -92,8 +93,9 @@ class FusionCache:
         self._lock = threading.Lock()
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> bool:
-        """Reads the model's fusion tensors after a run and keeps them; False if there are none or it failed."""
-        if self.provider is None:
+        """Reads the model's fusion tensors after a run and keeps them; False if there are none, it failed, or nothing of the
+        request is kept."""
+        if self.provider is None or nothing_is_kept():
             return False
         try:
             state = self.provider.capture(llm=llm, request_id=request_id, chunk_id=chunk_id)

@@ -15,7 +15,8 @@ Parts = Annotated[list[Text], Field(max_length=MAX_PARTS)]
 class GenerateRequest(BaseModel):
     """`use_semshare=true` asks for approximate reuse, `false` for exact reuse; without it the server's `--reuse` decides.
     `sim_threshold` is the least similarity of a donor; it can only tighten the server's. `store_key` names the stored state
-    of this prompt, in the caller's own partition; names of other partitions are never visible."""
+    of this prompt, in the caller's own partition; names of other partitions are never visible. `no_store` (or the header
+    `Cache-Control: no-store`) keeps nothing of the request."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
 
@@ -27,6 +28,7 @@ class GenerateRequest(BaseModel):
     sim_threshold: float = Field(default=SIM_THRESHOLD, ge=-1, le=1)
     store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    no_store: bool = False
 
 
 class Timings(BaseModel):

@@ -44,6 +44,7 @@ class Service:
         threshold: float | None = None,
         parts: tuple[str, ...] = (),
         order: Order = "given",
+        no_store: bool = False,
     ) -> Request:
         """A request with an id of its own. Raises InputError for a request over the server's limits."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
@@ -63,7 +64,7 @@ class Service:
             sampling = replace(sampling, temperature=0.0)
         return Request(
             uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold, parts=parts,
-            order=order,
+            order=order, no_store=no_store,
         )  # fmt: skip
 
     def check_length(self, characters: int) -> None:
@@ -82,11 +83,11 @@ class Service:
             return "exact"
         return self.settings.reuse if self.settings.reuse != "exact" else "blend"
 
-    async def answer(self, http: HttpRequest, request: Request, *, no_store: bool = False) -> Answer:
+    async def answer(self, http: HttpRequest, request: Request) -> Answer:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
-        job = self.worker.submit(request, no_store=no_store)
+        job = self.worker.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
             while True:
