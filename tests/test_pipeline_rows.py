@@ -16,6 +16,7 @@ from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.selection import Selection
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
 
@@ -243,3 +244,38 @@ class _Handing:
             for layer in cell.cell_contents.blends:
                 layer.keys.zero_()
                 layer.values.zero_()
+
+
+def test_a_purged_donor_takes_the_rows_of_its_blends_along(served: Any) -> None:
+    pipeline = served(BLEND)
+    answer, rows = holding(pipeline)
+    pipeline.answer(joined(THIRD, SECOND))  # a second generation
+    assert max(meta.generation for meta in rows_in(pipeline.cache)) == 2
+    purged = pipeline.purge(Selection(donors=(answer.record.donor,)))
+    assert purged.rows > len(rows)
+    assert rows_in(pipeline.cache) == []
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "none"
+
+
+def test_a_purged_prompt_that_was_only_blended_takes_its_own_text_along(served: Any) -> None:
+    pipeline = served(BLEND)
+    answer, rows = holding(pipeline)
+    purged = pipeline.purge(Selection(donors=(answer.record.key,)))
+    assert (purged.prompts, purged.rows) == (0, len(rows))
+    assert rows_in(pipeline.cache) == []
+    assert pipeline.answer(joined(DOCUMENT.text)).record.method == "exact"
+
+
+def test_rows_of_a_blend_are_not_kept_when_its_donor_was_purged_meanwhile(served: Any) -> None:
+    pipeline = served(BLEND)
+    pipeline.answer(joined(DOCUMENT.text))
+    cache = pipeline.cache
+    store = cache._writer.submit
+
+    def late(make: Any, after: Any) -> bool:
+        cache.store.clear()
+        return store(make, after)
+
+    cache._writer.submit = late
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
+    assert rows_in(cache) == []

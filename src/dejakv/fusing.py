@@ -9,6 +9,8 @@ from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
 from dejakv.levels.fusion import EncoderRegistry, FusionCache, FusionProvider
 from dejakv.store.base import Store
+from dejakv.store.purging import purge
+from dejakv.store.selection import Purged, Selection
 
 _MOST = 256
 """Partitions (times models) whose states are kept at hand; those of others are in the store, if there is one."""
@@ -39,6 +41,18 @@ class Fusing:
         if ran.match is not None:
             return False
         return self._of(prepared).capture(llm=engine, request_id=prepared.request.id, chunk_id=key)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes the states of the selected prompts (`donors`), or those that are selected otherwise; what was in the store. Tensors
+        in the registry leave with its own purge. Raises: StoreError."""
+        with self._lock:
+            found = [cache for (_, of), cache in self._caches.items() if selection.partition in (None, of)]
+        for cache in found if not dry_run else ():
+            for id in selection.donors:
+                cache.remove(id)
+            if not selection.donors and selection.older_than is None:
+                cache.forget()
+        return purge(self._store, selection, dry_run=dry_run) if self._store is not None else Purged()
 
     def close(self) -> None:
         """Closes the store."""

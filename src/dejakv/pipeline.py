@@ -28,8 +28,9 @@ from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
-from dejakv.retention import keeping
+from dejakv.retention import forget, keeping
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
+from dejakv.store.selection import Purged, Selection
 
 logger = logging.getLogger("dejakv")
 
@@ -123,6 +124,19 @@ class Pipeline:
         decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
         return cache.keep(prepared, decision, completion)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
+
+        Raises: StoreError.
+        """
+        purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
+        registry = getattr(self.engine, "encoder_cache", None)
+        if registry is not None:
+            purged += registry.purge(selection.of_others(purged), dry_run=dry_run)
+        if not dry_run:
+            forget([self.engine], selection.partition)
+        return purged
 
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""

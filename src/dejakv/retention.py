@@ -7,13 +7,29 @@ Entries of stores are the cache's business. This is about all that would remain 
 of the latest pictures, encoder outputs, readings of texts.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 _scratch: ContextVar[dict[Any, Any] | None] = ContextVar("dejakv_scratch", default=None)
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A part that remembers something of partitions' requests for speed."""
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets what it remembers of one partition, or of all."""
+        ...
+
+
+def forget(parts: Iterable[object], partition: str | None) -> None:
+    """Has those of the parts that remember something forget it."""
+    for part in parts:
+        if isinstance(part, Forgets):
+            part.forget(partition)
 
 
 def nothing_is_kept() -> bool:

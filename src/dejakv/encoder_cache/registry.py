@@ -14,9 +14,11 @@ from dejakv.encoder_cache.shelf import Shelf
 from dejakv.encoder_cache.single_flight import Flight, check_not_leading, leading
 from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
-from dejakv.encoder_cache.tier import Tier
+from dejakv.encoder_cache.tier import Tier, chunk_id
 from dejakv.errors import InputError
 from dejakv.retention import nothing_is_kept
+from dejakv.store.age import now as clock
+from dejakv.store.selection import Purged, Selection
 
 
 class Registry:
@@ -188,6 +190,28 @@ class Registry:
         if self.tier is not None:
             self.tier.clear(partition)
 
+    def remove(self, key: Key) -> bool:
+        """Drops one entry from memory, pinned or not; False if it is not there."""
+        with self._lock:
+            return self._shelf.remove(key) is not None
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Drops selected entries, pinned ones too, from memory and the tier; outputs of selected runs in progress are delivered
+        but not kept. An output in both counts once. Raises: StoreError if the tier cannot be purged."""
+        gone: dict[str, int] = {}
+        with self._lock:
+            for entry in list(self._shelf):
+                if _selected(selection, entry.key, entry.block.born):
+                    gone[chunk_id(entry.key)] = entry.block.estimated_vram_bytes
+                    if not dry_run:
+                        self._shelf.remove(entry.key)
+            for key in list(self._flights):
+                if not dry_run and _selected(selection, key, clock()):
+                    self._flights.pop(key).discard = True
+        purged = self.tier.purge(selection, dry_run=dry_run) if self.tier is not None else Purged()
+        alone = {id: size for id, size in gone.items() if id not in purged.ids}
+        return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone.values()), ids=frozenset(alone))
+
     def stats(self, partition: str | None, dp_mode_recommendations: int) -> EncoderCacheStats:
         """The figures of one partition, or of all together."""
         with self._lock:
@@ -264,6 +288,7 @@ class Registry:
             created_at=time.monotonic(),
             estimated_vram_bytes=size_of(embedding),
             encoder_seconds=seconds,
+            born=clock(),
         )
 
     def _put(self, key: Key, block: VisualEmbeddingBlock) -> bool:
@@ -277,3 +302,11 @@ class Registry:
         for victim in placed.victims:
             self._counters[victim.key[0]].evictions[placed.reason] += 1
         return True
+
+
+def _selected(selection: Selection, key: Key, born: float) -> bool:
+    partition, epoch, _, content_hash = key
+    named = selection.donors or selection.media
+    return selection.takes(partition, epoch, born, clock()) and (
+        not named or (partition, content_hash) in selection.media
+    )

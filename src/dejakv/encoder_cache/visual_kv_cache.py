@@ -15,6 +15,7 @@ from dejakv.encoder_cache.tier import Tier
 from dejakv.encoder_cache.view import EncoderView, compute_content_hash
 from dejakv.errors import ConfigError
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.store.selection import Purged, Selection
 
 
 class VisualKVCache:
@@ -136,6 +137,13 @@ class VisualKVCache:
         if partition is None:
             with self._recommended_lock:
                 self._recommended = 0
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be.
+
+        Raises: StoreError if the disk cannot be purged.
+        """
+        return self._registry.purge(selection, dry_run=dry_run)
 
     def flush(self) -> None:
         """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""

@@ -69,10 +69,10 @@ class Promotions:
         with self._lock:
             self._remove(key)
 
-    def clear(self, partition: str) -> None:
-        """Forgets one partition's prompts."""
+    def clear(self, partition: str | None) -> None:
+        """Forgets one partition's prompts, or all."""
         with self._lock:
-            for key in [key for key, item in self._waiting.items() if item.request.partition == partition]:
+            for key in [key for key, item in self._waiting.items() if partition in (None, item.request.partition)]:
                 self._remove(key)
 
     @property

@@ -58,6 +58,8 @@ class _View(Protocol):
 
     def store(self, content_hash: str, modality: str, embedding: Any) -> Any: ...
 
+    def remove(self, content_hash: str, modality: str = "image") -> bool: ...
+
 
 class EncoderRegistry(Protocol):
     """What is needed of `dejakv.encoder_cache.VisualKVCache`."""
@@ -161,11 +163,18 @@ class FusionCache:
         return "hit" if taken else "miss"
 
     def remove(self, chunk_id: str) -> None:
-        """Forgets a chunk's state. Its tensors leave the registry by eviction."""
+        """Forgets a chunk's state."""
         with self._lock:
-            self._layouts.pop(chunk_id, None)
+            layout = self._layouts.pop(chunk_id, None)
+        for name in layout.tensors if layout is not None else ():
+            self._view.remove(self._key(chunk_id, name), "image")
         if self._store is not None:
             self._store.delete(self._stored_id(chunk_id))
+
+    def forget(self) -> None:
+        """Forgets which states there are; those in the store are found again."""
+        with self._lock:
+            self._layouts.clear()
 
     def __len__(self) -> int:
         return len(self._layouts)

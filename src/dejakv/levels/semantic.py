@@ -139,6 +139,12 @@ class SemanticTextCache:
                 self._spaces = Spaces(len(row), self._index)
         self._spaces.add(space, donor, row)
 
+    def forget(self, partition: str | None) -> None:
+        """Forgets the vectors of the latest texts of one partition, or of all."""
+        with self._lock:
+            for key in [key for key in self._recent if partition in (None, key[0])]:
+                del self._recent[key]
+
     def remove(self, donor: str) -> None:
         if self._spaces is not None:
             self._spaces.remove(donor)

@@ -26,7 +26,7 @@ from dejakv.server import (
 from dejakv.server.bodies import Bodies
 from dejakv.server.figures import registry_of
 from dejakv.server.gate import Gate, Keys
-from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem
+from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem, PurgeRequest
 from dejakv.server.service import Service
 from dejakv.server.settings import SIM_THRESHOLD, ServerSettings
 from dejakv.server.worker import Worker
@@ -86,7 +86,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     )
     app.state.bodies = Bodies(settings)
     app.add_middleware(Gate, keys=keys, settings=settings)
-    openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest)
+    openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest, PurgeRequest)
     problems.install(app, settings.retry_after)
     for routes in (home_page, docs_page, routes_generate, routes_openai, routes_cache, routes_ops):
         app.include_router(routes.router)

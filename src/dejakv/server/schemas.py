@@ -84,6 +84,31 @@ class ClearResponse(BaseModel):
     cleared: int | None
 
 
+class PurgeRequest(BaseModel):
+    """Which entries are removed, with everything that was made from them: those for which all that is given holds. `all` must be true
+    where nothing else is given. `donor` is a `store_key`, a `ref_key` or an id; `older_than` are seconds; `partition` is for the
+    operator. `dry_run` removes nothing."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"older_than": 3600, "dry_run": True}]})
+
+    all: bool = False
+    partition: str | None = Field(default=None, max_length=10_000)
+    epoch: str | None = Field(default=None, max_length=1000)
+    donor: str | None = Field(default=None, min_length=1, max_length=64)
+    older_than: float | None = Field(default=None, ge=0, le=1e12)
+    dry_run: bool = False
+
+
+class PurgeResponse(BaseModel):
+    """What was removed, or with `dry_run` would be; all null for one tenant of several, as in `CacheStats`."""
+
+    prompts: int | None = None
+    rows: int | None = None
+    parts: int | None = None
+    encoder_outputs: int | None = None
+    bytes: int | None = None
+
+
 class ReuseOptions(BaseModel):
     """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
 

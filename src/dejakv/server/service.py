@@ -14,6 +14,7 @@ from dejakv.request import Media, Order, Request, Sampling
 from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
+from dejakv.store.selection import Purged, Selection
 
 _NAMES_A_PARTITION = 10_000
 Reuse = Literal["off", "exact", "adopt", "blend"]
@@ -113,6 +114,24 @@ class Service:
     def entry_name(self, partition: str, chunk_id: str) -> str:
         """The name of an entry in this partition."""
         return self._names.get(partition, {}).get(chunk_id) or public_key(chunk_id)
+
+    def entries_named(self, partition: str, name: str) -> tuple[str, ...]:
+        """Ids of the entries of this partition that a client means by a name: its own, the server's, or the whole id."""
+        own = [id for id, given in self._names.get(partition, {}).items() if given == name]
+        cache = self.worker.pipeline.cache
+        assert cache is not None
+        every = (meta.id for meta in cache.store.metas(partition))
+        return tuple(own) or tuple(id for id in every if name in (id, public_key(id)))
+
+    def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
+        """Removes the selected entries, and the clients' names for them. Raises: StoreError."""
+        purged = self.worker.pipeline.purge(selection, dry_run=dry_run)
+        if not dry_run:
+            for partition, names in list(self._names.items()):
+                if selection.partition in (None, partition):
+                    for id in purged.ids & names.keys():
+                        names.pop(id, None)
+        return purged
 
     def forget_names(self, partition: str) -> None:
         self._names.pop(partition, None)

@@ -225,3 +225,12 @@ class TellsNew(Protocol):
         """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
         all."""
         ...
+
+
+@runtime_checkable
+class Scrubs(Protocol):
+    """A store that leaves traces of removed entries: in a log, or in files that are set aside."""
+
+    def scrub(self, partition: str | None = None) -> None:
+        """Removes the traces, those of one partition at least. Raises: StoreError if they cannot be removed now."""
+        ...

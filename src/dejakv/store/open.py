@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, StoreError
+from dejakv.store import names
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
+from dejakv.store.claim import entrance, identify
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.eviction import PolicyName
@@ -62,6 +64,23 @@ def open_store(
         store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
     store = DeltaStore(shared_out(store, partitions, max_bytes, max_entries, policy))
     return store if rules == Admission() else AdmittingStore(store, rules)
+
+
+def folders_of(folder: str | Path) -> list[Path]:
+    """The folder of a store, and those of tensor-parallel ranks below it; nothing is created.
+
+    Raises: StoreError if it is none, or cannot be read.
+    """
+    folder = Path(folder)
+    try:
+        with entrance(folder) as directory:
+            found = [folder] if identify(directory) is not None else []
+            found += [folder / name for name in sorted(directory.names()) if names.is_rank(name)]
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be read ({error.strerror}): give the folder of a cache") from error
+    if not found:
+        raise StoreError(f"{folder} is empty, and no cache: give the folder of one")
+    return found
 
 
 def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:

@@ -100,6 +100,13 @@ class Vision:
             self.epoch = epoch
             self.books.clear()
 
+    def forget(self, partition: str | None) -> None:
+        """Forgets one partition's pictures, or all."""
+        if partition is None:
+            self.books.clear()
+        else:
+            self.books.pop(partition, None)
+
     def take_runs(self) -> int:
         """Runs of the tower since this was last asked."""
         runs, self.runs = self.runs, 0
