@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
+from tests.store.layers import layer
 
 from dejakv.build import build_cache
 from dejakv.datasets.docs import ask
@@ -16,6 +17,7 @@ from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.memory import MemoryStore
 from dejakv.store.selection import Selection
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
@@ -156,7 +158,7 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
     pipeline = served(replace(BLEND, **admission))
     for meta in list(open_to_all.cache.store.metas()):
         chunk = open_to_all.cache.store.get(meta.id)
-        pipeline.cache.store.inner.put(chunk)
+        layer(pipeline.cache.store, MemoryStore).put(chunk)
         pipeline.cache.finder.add(meta)
     assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
     assert not rows_in(pipeline.cache)
@@ -241,9 +243,9 @@ class _Handing:
 
     def spoil(self) -> None:
         for cell in self._caches:
-            for layer in cell.cell_contents.blends:
-                layer.keys.zero_()
-                layer.values.zero_()
+            for held in cell.cell_contents.blends:
+                held.keys.zero_()
+                held.values.zero_()
 
 
 def test_a_purged_donor_takes_the_rows_of_its_blends_along(served: Any) -> None:

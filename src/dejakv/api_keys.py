@@ -66,6 +66,11 @@ class ApiKeys:
         """How many partitions there are, at least the default one."""
         return max(1, len(set(self._partitions.values())))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The partitions of the keys, in the order of these."""
+        return tuple(self._partitions.values())
+
     def partition_of(self, key: str | None) -> str | None:
         """The partition of a key; None if it is missing or unknown. Takes as long for every unknown key."""
         if not self._partitions:

@@ -5,7 +5,6 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakSet
@@ -28,7 +27,9 @@ from dejakv.levels.base import Level, Match
 from dejakv.records import Record
 from dejakv.request import Request
 from dejakv.retention import forget
+from dejakv.store.age import now
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.expiry import remaining, shortest
 from dejakv.store.lineage import derived
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.purging import purge
@@ -90,7 +91,7 @@ class HierarchicalCache:
             if completion.rows is not None:
                 self._keep_rows(prepared, decision.key, completion, completion.rows)
             if promote:
-                self.promotions.note(decision.key, prepared)
+                self.promotions.note(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
             return False
         if ran.method == "exact" or self.store.meta(decision.key) is not None:
             return False
@@ -135,8 +136,12 @@ class HierarchicalCache:
         if rows.generation > self.config.max_generation:
             return
         partition = prepared.request.partition
+        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
+        ttl = shortest(
+            self._lifetime(prepared.request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors)
+        )
         for first, stop in rows.runs:
-            described = described_rows(prepared, key, rows, first, stop)
+            described = described_rows(prepared, key, rows, first, stop, ttl)
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
@@ -156,6 +161,10 @@ class HierarchicalCache:
             return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
 
         return make
+
+    def _lifetime(self, request: Request, own: float | None) -> float:
+        """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
+        return shortest(request.ttl, self.config.lifetime(own))
 
     def _wanted(self, id: str, tokens: int, partition: str) -> bool:
         """Whether the store takes such a chunk: asked before the state is copied out of the engine."""
@@ -178,7 +187,8 @@ class HierarchicalCache:
             embedder=self.finder.embedder,
             vectors=dict(self.finder.vectors(decision.query)),
             answer=answer,
-            created=time.time(),
+            created=now(),
+            ttl=self._lifetime(request, self.config.ttl_prompts),
             nbytes=nbytes,
             metadata={"request": request.id},
         )

@@ -20,12 +20,16 @@ class Fusing:
     """Fusion states of all partitions. Thread-safe; an error of the provider is a miss.
 
     store  where states survive a restart; None keeps them in the registry alone
+    ttl    seconds for which a state may be used, 0 without a limit
     """
 
-    def __init__(self, provider: FusionProvider, registry: EncoderRegistry, store: Store | None = None) -> None:
+    def __init__(
+        self, provider: FusionProvider, registry: EncoderRegistry, store: Store | None = None, ttl: float = 0.0
+    ) -> None:
         self._provider = provider
         self._registry = registry
         self._store = store
+        self._ttl = ttl
         self._caches: OrderedDict[tuple[str, str], FusionCache] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -64,7 +68,7 @@ class Fusing:
         with self._lock:
             found = self._caches.get(key)
             if found is None:
-                found = FusionCache(self._provider, self._registry, *key, store=self._store)
+                found = FusionCache(self._provider, self._registry, *key, store=self._store, ttl=self._ttl)
                 self._caches[key] = found
                 if len(self._caches) > _MOST:
                     self._caches.popitem(last=False)

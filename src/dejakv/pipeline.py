@@ -55,7 +55,7 @@ class Pipeline:
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
-        with keeping(no_store=request.no_store):
+        with keeping(no_store=request.no_store, ttl=request.ttl):
             return self._in_order(request, FirstToken(time.perf_counter(), on_token))
 
     def _in_order(self, request: Request, clock: FirstToken) -> Answer:

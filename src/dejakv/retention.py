@@ -1,4 +1,4 @@
-"""Requests of which nothing is kept (`no_store`): whatever remembers something for speed asks here first.
+"""For how long things may be kept of the request that is being served: whatever keeps something beside the stores asks here.
 
     with keeping(no_store=True):
         ...                          # the request, from its preparation to its answer
@@ -10,10 +10,23 @@ of the latest pictures, encoder outputs, readings of texts.
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
-_scratch: ContextVar[dict[Any, Any] | None] = ContextVar("dejakv_scratch", default=None)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What its request says: nothing is kept of it, or for so many seconds; and what is made for it alone."""
+
+    no_store: bool = False
+    ttl: float | None = None
+    scratch: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+_NO_LIMITS = _Scope()
+_scope: ContextVar[_Scope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
 
 
 @runtime_checkable
@@ -34,23 +47,28 @@ def forget(parts: Iterable[object], partition: str | None) -> None:
 
 def nothing_is_kept() -> bool:
     """Whether the request that this thread or task serves leaves nothing behind."""
-    return _scratch.get() is not None
+    return _scope.get().no_store
+
+
+def kept_for() -> float | None:
+    """Seconds for which what is kept of the request may be used; None: it does not say."""
+    return _scope.get().ttl
 
 
 def for_this_request(key: Any, make: Callable[[], T]) -> T:
     """What is made once for the request and dropped with it. Call it only where `nothing_is_kept`."""
-    scratch = _scratch.get()
-    assert scratch is not None
-    if key not in scratch:
-        scratch[key] = make()
-    return scratch[key]
+    scope = _scope.get()
+    assert scope.no_store
+    if key not in scope.scratch:
+        scope.scratch[key] = make()
+    return scope.scratch[key]
 
 
 @contextmanager
-def keeping(*, no_store: bool) -> Generator[None]:
-    """Inside, nothing is kept if `no_store`."""
-    token = _scratch.set({} if no_store else None)
+def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[None]:
+    """Inside, nothing is kept if `no_store`, and no longer than `ttl` seconds where that is given."""
+    token = _scope.set(_Scope(no_store, ttl))
     try:
         yield
     finally:
-        _scratch.reset(token)
+        _scope.reset(token)

@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dejakv.api_keys import ApiKeys
 from dejakv.cli.main import typer_app
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.identity import Span
@@ -75,6 +76,14 @@ def test_while_a_server_uses_it(folder: Path) -> None:
     purge("--cache-dir", folder, "--all")
     assert ids(server) == set()
     server.close()
+
+
+def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alpha\nbeta\n")
+    said = CliRunner().invoke(typer_app, ["cache", "partition", "--api-keys-file", str(tmp_path / "keys")]).output
+    keys = ApiKeys(["alpha", "beta"])
+    assert said.split() == [keys.partition_of("alpha"), keys.partition_of("beta")]
+    assert "alpha" not in said
 
 
 def test_every_option_has_a_help_text() -> None:

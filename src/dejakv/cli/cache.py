@@ -1,5 +1,6 @@
 """`dejakv cache`: what a cache's folder holds, seen and removed by its owner."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,3 +52,14 @@ def purge_command(
             wanted = selection.of_others(purged) if number else selection
             purged += purge(store, wanted, dry_run=dry_run)
     typer.echo(f"{'would remove' if dry_run else 'removed'} {purged}")
+
+
+@cache_app.command("partition")
+def partition_command(
+    api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
+) -> None:
+    """List the partitions of API keys, in the order of the file, as quotas and purges name them."""
+    from dejakv.api_keys import ApiKeys
+
+    for name in ApiKeys.load(None, api_keys_file).names:
+        typer.echo(name)

@@ -17,6 +17,7 @@ from dejakv.encoder_cache.tier import KIND, Recalled, chunk_id
 from dejakv.errors import DejaKVError
 from dejakv.store.base import Chunk, ChunkMeta, Store
 from dejakv.store.disk import DiskStore
+from dejakv.store.expiry import ExpiringStore
 from dejakv.store.purging import purge
 from dejakv.store.selection import Purged, Selection
 
@@ -44,7 +45,7 @@ class DiskTier:
 
         Raises StoreError if the folder cannot be used.
         """
-        return cls(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries))
+        return cls(ExpiringStore(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries), look_first=True))
 
     def load(self, key: Key) -> Recalled:
         """See Tier. The store sets damaged outputs aside, and counts them too."""
@@ -130,6 +131,7 @@ def _chunk_of(key: Key, block: VisualEmbeddingBlock) -> Chunk:
         chunk="",
         kind=KIND,
         created=block.born,
+        ttl=block.ttl,
         metadata=metadata,
     )
     return Chunk(meta, tensor)
@@ -153,4 +155,5 @@ def _block_of(key: Key, chunk: Chunk) -> VisualEmbeddingBlock:
         estimated_vram_bytes=size_of(embedding),
         encoder_seconds=metadata["encoder_seconds"],
         born=chunk.meta.created,
+        ttl=chunk.meta.ttl,
     )

@@ -11,23 +11,26 @@ from dejakv.encoder_cache.block import VisualEmbeddingBlock
 from dejakv.encoder_cache.errand import Errand, Wanted
 from dejakv.encoder_cache.eviction import Key
 from dejakv.encoder_cache.shelf import Shelf
+from dejakv.encoder_cache.shelves import Shelves
 from dejakv.encoder_cache.single_flight import Flight, check_not_leading, leading
 from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
-from dejakv.encoder_cache.tier import Tier, chunk_id
+from dejakv.encoder_cache.tier import Tier
 from dejakv.errors import InputError
-from dejakv.retention import nothing_is_kept
+from dejakv.retention import kept_for, nothing_is_kept
 from dejakv.store.age import now as clock
+from dejakv.store.expiry import shortest
 from dejakv.store.selection import Purged, Selection
 
 
 class Registry:
     """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions."""
 
-    def __init__(self, shelf: Shelf, tier: Tier | None, check_finite: bool) -> None:
+    def __init__(self, shelf: Shelf | Shelves, tier: Tier | None, check_finite: bool, ttl: float = 0.0) -> None:
         self._shelf = shelf
         self.tier = tier
         self._check_finite = check_finite
+        self._ttl = ttl
         self._lock = threading.Lock()
         self._flights: dict[Key, Flight] = {}
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
@@ -198,19 +201,14 @@ class Registry:
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Drops selected entries, pinned ones too, from memory and the tier; outputs of selected runs in progress are delivered
         but not kept. An output in both counts once. Raises: StoreError if the tier cannot be purged."""
-        gone: dict[str, int] = {}
         with self._lock:
-            for entry in list(self._shelf):
-                if _selected(selection, entry.key, entry.block.born):
-                    gone[chunk_id(entry.key)] = entry.block.estimated_vram_bytes
-                    if not dry_run:
-                        self._shelf.remove(entry.key)
+            gone = self._shelf.purge(selection, dry_run=dry_run)
             for key in list(self._flights):
-                if not dry_run and _selected(selection, key, clock()):
+                if not dry_run and selection.takes_output(key, clock(), clock()):
                     self._flights.pop(key).discard = True
         purged = self.tier.purge(selection, dry_run=dry_run) if self.tier is not None else Purged()
-        alone = {id: size for id, size in gone.items() if id not in purged.ids}
-        return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone.values()), ids=frozenset(alone))
+        alone = [size for id, size in gone.items() if id not in purged.ids]
+        return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone), ids=frozenset(gone))
 
     def stats(self, partition: str | None, dp_mode_recommendations: int) -> EncoderCacheStats:
         """The figures of one partition, or of all together."""
@@ -289,6 +287,7 @@ class Registry:
             estimated_vram_bytes=size_of(embedding),
             encoder_seconds=seconds,
             born=clock(),
+            ttl=shortest(self._ttl, kept_for()),
         )
 
     def _put(self, key: Key, block: VisualEmbeddingBlock) -> bool:
@@ -302,11 +301,3 @@ class Registry:
         for victim in placed.victims:
             self._counters[victim.key[0]].evictions[placed.reason] += 1
         return True
-
-
-def _selected(selection: Selection, key: Key, born: float) -> bool:
-    partition, epoch, _, content_hash = key
-    named = selection.donors or selection.media
-    return selection.takes(partition, epoch, born, clock()) and (
-        not named or (partition, content_hash) in selection.media
-    )

@@ -1,15 +1,16 @@
 """Rows of blended prompts as chunks: what later blends may take, and nothing else."""
 
-import time
-
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
+from dejakv.store.age import now
 from dejakv.store.base import ROWS, ChunkMeta
 from dejakv.store.lineage import DONORS, PROMPT
 
 
-def described_rows(prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int) -> ChunkMeta:
-    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key.
+def described_rows(
+    prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0
+) -> ChunkMeta:
+    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key; `ttl`: see `ChunkMeta`.
 
     Without prompt and chunk, so that no level can compare it; without spans, since runs hold no media.
     """
@@ -23,8 +24,9 @@ def described_rows(prepared: Prepared, key: str, rows: ComputedRows, first: int,
         prompt="",
         chunk="",
         kind=ROWS,
-        created=time.time(),
+        created=now(),
         metadata={"request": request.id, PROMPT: key, DONORS: list(rows.donors)},
         position=first,
         generation=rows.generation,
+        ttl=ttl,
     )

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dejakv.identity import digest_of
 from dejakv.levels.base import Status
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.retention import nothing_is_kept
+from dejakv.retention import keeping, kept_for, nothing_is_kept
 from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.expiry import shortest
 
 Array = NDArray[Any]
 
@@ -72,6 +73,7 @@ class FusionCache:
 
     epoch  fingerprint of the model whose fusion modules these are (`engine.epoch`)
     store  where states survive a restart; None keeps them in the registry alone
+    ttl    seconds for which a state may be used, 0 without a limit
     """
 
     name = "fusion"
@@ -84,6 +86,7 @@ class FusionCache:
         epoch: str,
         partition: str = DEFAULT_PARTITION,
         store: Store | None = None,
+        ttl: float = 0.0,
     ) -> None:
         self.provider = provider
         self.epoch = epoch
@@ -91,6 +94,7 @@ class FusionCache:
         self.counts = {"captured": 0, "injected": 0, "missed": 0, "failed": 0}
         self._view = registry.view(f"fusion:{epoch}", partition)
         self._store = store
+        self._ttl = ttl
         self._layouts: dict[str, FusionState] = {}
         self._lock = threading.Lock()
 
@@ -119,8 +123,9 @@ class FusionCache:
         empty = {name: np.empty((0, *tensor.shape), tensor.dtype) for name, tensor in state.tensors.items()}
         with self._lock:
             self._layouts[state.chunk_id] = FusionState(state.chunk_id, empty, state.metadata)
-        for name, tensor in state.tensors.items():
-            self._view.store(self._key(state.chunk_id, name), "image", _rows(tensor))
+        with keeping(no_store=nothing_is_kept(), ttl=shortest(self._ttl, kept_for()) or None):
+            for name, tensor in state.tensors.items():
+                self._view.store(self._key(state.chunk_id, name), "image", _rows(tensor))
         if self._store is not None:
             self._store.put(self._chunk(state))
 
@@ -212,6 +217,7 @@ class FusionCache:
             prompt="",
             chunk="",
             kind="fusion",
+            ttl=shortest(self._ttl, kept_for()),
             nbytes=int(data.nbytes),
             metadata={"tensors": entries, "metadata": dict(state.metadata), "chunk": state.chunk_id},
         )

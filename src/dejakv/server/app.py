@@ -102,6 +102,7 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         max_cached_blocks=settings.max_items,
         max_bytes=settings.max_bytes,
         partitions=partitions,
+        quotas=settings.quotas,
         encoder_bytes=settings.encoder_bytes,
         cache_dir=settings.cache_dir,
         blend_quality=settings.blend_quality,
@@ -109,4 +110,8 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         prune=settings.prune,
         max_generation=settings.max_generation,
         costs=settings.costs,
+        ttl=settings.ttl,
+        ttl_prompts=settings.ttl_prompts,
+        ttl_rows=settings.ttl_rows,
+        ttl_encoder=settings.ttl_encoder,
     )

@@ -25,8 +25,9 @@ async def generate(
     sampling = Sampling(body.max_new_tokens, body.temperature, body.top_p, body.seed)
     reuse = service.reuse_of(body.use_semshare)
     request = service.request(
-        body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold, no_store=no_store or body.no_store
-    )
+        body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold, no_store=no_store or body.no_store,
+        ttl=body.ttl,
+    )  # fmt: skip
     answer = await service.answer(http, request)
     return response(answer, service, request, body.store_key)
 

@@ -83,7 +83,7 @@ def _request(
     asked = body.dejakv
     return service.request(
         prompt, chunk, partition, sampling, media, reuse, asked.threshold, tuple(asked.parts), asked.order,
-        no_store=no_store or asked.no_store,
+        no_store=no_store or asked.no_store, ttl=asked.ttl,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from dejakv.server.settings import SIM_THRESHOLD
 
 Stop = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(min_length=1)]
+Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
+"""Seconds for which what is kept of the request may be used; it can only shorten the server's."""
 Parts = Annotated[list[Text], Field(max_length=MAX_PARTS)]
 
 
@@ -16,7 +18,7 @@ class GenerateRequest(BaseModel):
     """`use_semshare=true` asks for approximate reuse, `false` for exact reuse; without it the server's `--reuse` decides.
     `sim_threshold` is the least similarity of a donor; it can only tighten the server's. `store_key` names the stored state
     of this prompt, in the caller's own partition; names of other partitions are never visible. `no_store` (or the header
-    `Cache-Control: no-store`) keeps nothing of the request."""
+    `Cache-Control: no-store`) keeps nothing of the request; `ttl` are the seconds for which what is kept may be used."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
 
@@ -29,6 +31,7 @@ class GenerateRequest(BaseModel):
     store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
     no_store: bool = False
+    ttl: Lifetime = None
 
 
 class Timings(BaseModel):
@@ -121,6 +124,7 @@ class ReuseOptions(BaseModel):
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
     threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
+    ttl: Lifetime = None
     parts: Parts = []
     order: Literal["given", "free"] = "given"
 

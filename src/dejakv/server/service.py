@@ -46,6 +46,7 @@ class Service:
         parts: tuple[str, ...] = (),
         order: Order = "given",
         no_store: bool = False,
+        ttl: float | None = None,
     ) -> Request:
         """A request with an id of its own. Raises InputError for a request over the server's limits."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
@@ -65,7 +66,7 @@ class Service:
             sampling = replace(sampling, temperature=0.0)
         return Request(
             uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold, parts=parts,
-            order=order, no_store=no_store,
+            order=order, no_store=no_store, ttl=ttl,
         )  # fmt: skip
 
     def check_length(self, characters: int) -> None:

@@ -41,6 +41,12 @@ class Selection:
             return self
         return Selection(self.partition, donors=(*self.donors, *purged.ids), media=purged.media)
 
+    def takes_output(self, key: tuple[str, str, str, str], born: float, now: float) -> bool:
+        """Whether an encoder output is taken: by partition, encoder epoch, modality and digest of its medium."""
+        partition, epoch, _, digest = key
+        named = bool(self.donors or self.media)
+        return self.takes(partition, epoch, born, now) and (not named or (partition, digest) in self.media)
+
     def takes(self, partition: str, epoch: str, created: float, now: float) -> bool:
         """Whether an entry is taken, as far as it does not depend on `donors`."""
         fusing = f"fusion:{self.epoch}"
