@@ -59,7 +59,9 @@ def partition_command(
     api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
 ) -> None:
     """List the partitions of API keys, in the order of the file, as quotas and purges name them."""
-    from dejakv.api_keys import ApiKeys
+    import os
 
-    for name in ApiKeys.load(None, api_keys_file).names:
+    from dejakv.api_keys import SECRET, ApiKeys
+
+    for name in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
         typer.echo(name)

@@ -31,6 +31,7 @@ class ServerSettings(BaseSettings):
                         exactly when it comes again; `promote_after` seconds without a request
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
                         partition of its own. Without keys all callers share one partition
+    partition_secret    names of partitions are made from the keys with it, so that a folder does not tell which keys they are of
     operator_key        opens `/metrics` and the figures of all callers if API keys are required
     max_headers         header lines of a request; `max_header_bytes` of all of them and the request line together
     header_seconds      until the headers of a request are complete, from the connection's beginning or the last answer
@@ -75,6 +76,7 @@ class ServerSettings(BaseSettings):
     promote_after: float = Field(default=1.0, ge=0)
     api_keys: str | None = None
     api_keys_file: Path | None = None
+    partition_secret: str | None = None
     operator_key: str | None = None
 
     max_headers: int = Field(default=100, ge=1)

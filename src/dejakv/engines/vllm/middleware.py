@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from dejakv.api_keys import VARIABLE, ApiKeys, bearer_key
+from dejakv.api_keys import SECRET, VARIABLE, ApiKeys, bearer_key
 from dejakv.cache_control import asks_no_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
@@ -62,7 +62,7 @@ class AdoptMiddleware:
         self.app = app
         file, operator = os.environ.get(f"{VARIABLE}_FILE"), os.environ.get("DEJAKV_OPERATOR_KEY")
         self.keys = (
-            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file))
+            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file), os.environ.get(SECRET))
             if api_keys is None
             else ApiKeys(api_keys)
         )
