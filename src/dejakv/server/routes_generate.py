@@ -35,6 +35,7 @@ async def generate(
 def response(answer: Answer, service: Service, request: Request, wanted: str | None) -> GenerateResponse:
     """The answer with its provenance, in SemShareKV's fields and DejaKV's. `wanted`: the name that the client gives its entry."""
     record, partition = answer.record, request.partition
+    ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
     store_key = None
     if record.method == "exact" and request.no_store:
         store_key = service.entry_name(partition, record.key)
@@ -44,7 +45,7 @@ def response(answer: Answer, service: Service, request: Request, wanted: str | N
         text=answer.text,
         used_semshare=record.method in ("adopt", "blend"),
         cache_hit=record.method != "none",
-        ref_key=service.entry_name(partition, record.donor) if record.donor else None,
+        ref_key=ref_key,
         retrieved_sim=record.score,
         store_key=store_key,
         level=record.level,
