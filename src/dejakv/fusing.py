@@ -49,6 +49,7 @@ class Fusing:
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Removes the states of the selected prompts (`donors`), or those that are selected otherwise; what was in the store. Tensors
         in the registry leave with its own purge. Raises: StoreError."""
+        purged = purge(self._store, selection, dry_run=dry_run) if self._store is not None else Purged()
         with self._lock:
             found = [cache for (_, of), cache in self._caches.items() if selection.partition in (None, of)]
         for cache in found if not dry_run else ():
@@ -56,7 +57,7 @@ class Fusing:
                 cache.remove(id)
             if not selection.donors and selection.older_than is None:
                 cache.forget()
-        return purge(self._store, selection, dry_run=dry_run) if self._store is not None else Purged()
+        return purged
 
     def close(self) -> None:
         """Closes the store."""

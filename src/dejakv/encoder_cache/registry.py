@@ -152,8 +152,7 @@ class Registry:
             with self._lock:
                 counters.served(block)
                 counters.coalesced += 1
-                entry = self._shelf.get(flight.key)
-                if entry is not None:
+                if (entry := self._shelf.get(flight.key)) is not None:
                     self._shelf.touch(entry)
 
         try:
@@ -166,10 +165,9 @@ class Registry:
         """Keeps an entry from eviction; False if it is not in the cache."""
         with self._lock:
             entry = self._shelf.get(key)
-            if entry is None:
-                return False
-            self._shelf.pin(entry)
-            return True
+            if entry is not None:
+                self._shelf.pin(entry)
+            return entry is not None
 
     def unpin(self, key: Key) -> bool:
         """Removes a pin; False if the entry is missing or not pinned."""
@@ -199,8 +197,7 @@ class Registry:
             return self._shelf.remove(key) is not None
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Drops selected entries, pinned ones too, from memory and the tier; outputs of selected runs in progress are delivered
-        but not kept. An output in both counts once. Raises: StoreError if the tier cannot be purged."""
+        """See `VisualKVCache.purge`; outputs of selected runs in progress are delivered but not kept."""
         with self._lock:
             gone = self._shelf.purge(selection, dry_run=dry_run)
             for key in list(self._flights):

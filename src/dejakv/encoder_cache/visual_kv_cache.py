@@ -152,7 +152,8 @@ class VisualKVCache:
                 self._recommended = 0
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be.
+        """Drops selected entries for good, pinned ones too, in memory and on disk; what was dropped, or with `dry_run` would be. An
+        output in both counts once.
 
         Raises: StoreError if the disk cannot be purged.
         """
