@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.config.expiry import ExpirySettings
 from dejakv.config.find import FindSettings
 from dejakv.config.keep import KeepSettings
 from dejakv.config.media import MediaSettings
@@ -12,7 +13,7 @@ from dejakv.settings import check_fields, from_mapping
 
 
 @dataclass(frozen=True)
-class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, MediaSettings):
+class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySettings, MediaSettings):
     """Settings of a `HierarchicalCache`: see the classes it is made of."""
 
     def __post_init__(self) -> None:
@@ -20,7 +21,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, MediaSettin
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         self.check_costs()
-        self.check_parts()
+        _ = self.parts  # raises where a partition has none
         self.check_layers()
 
     @classmethod

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 
-from dejakv.pictures import before_decoding
 from dejakv.pipeline import Pipeline
 from dejakv.server.jobs import Job
 
@@ -39,7 +38,6 @@ class Idle:
 
     def promote(self) -> None:
         """Computes one prompt exactly."""
-        before_decoding.set(None)  # it belonged to the last request
         began = time.monotonic()
         self._pipeline.promote_one()
         self._ran = began, time.monotonic()

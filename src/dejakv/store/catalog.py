@@ -120,6 +120,13 @@ class Catalog:
         with self._writer.use() as connection:
             self._checkpoint(connection, "TRUNCATE")
 
+    def empty_log(self) -> None:
+        """Writes the log back into the catalog and leaves nothing in it. Raises: sqlite3.Error if others read it all the while."""
+        with self._writer.use() as connection:
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:
+            raise sqlite3.OperationalError("another process has been reading the catalog for too long")
+
     def row(self, id: str) -> Row | Unreadable | None:
         with self._reader.use() as connection:
             found = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE id = ?", (id,)).fetchone()

@@ -17,7 +17,7 @@ from dejakv.store.base import ChunkMeta
 from dejakv.store.codec import CorruptChunk
 
 _DIGEST = 16
-_LATER_FIELDS = {"parent": "", "rows_from": 0, "position": 0, "generation": 0}
+_LATER_FIELDS = {"parent": "", "rows_from": 0, "position": 0, "generation": 0, "ttl": 0.0}
 """Fields that descriptions of older versions lack, with the values that these stand for."""
 _TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
 
