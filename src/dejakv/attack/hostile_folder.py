@@ -1,0 +1,96 @@
+"""A hostile folder: what somebody with access to a cache's folder may leave in it."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dejakv.attack.base import Result, judged
+from dejakv.attack.child import Read, faults_of, read_in_child
+from dejakv.attack.figures import Figure
+from dejakv.attack.folder_tricks import TRICKS, Place, Trick
+from dejakv.attack.reading import digest_of
+from dejakv.attack.scene import Scene
+from dejakv.store.base import Chunk
+from dejakv.store.open import open_store
+from dejakv.testing.chunks import make_chunk
+
+CHUNKS = 3
+"""Chunks of each of two partitions."""
+SPARE = 128 << 20
+"""Bytes of memory beyond those of a clean folder and four times the size of the hostile one."""
+
+
+@dataclass(frozen=True)
+class HostileFolder:
+    """module  what reads the folder, in a process of its own; `tricks` by name"""
+
+    module: str = "dejakv.attack.read_folder"
+    tricks: Mapping[str, Trick] | None = None
+    name: str = "hostile folder"
+    tries: str = (
+        "files planted, cut, exchanged and replaced by links, pipes and pickles; foreign, damaged and malicious catalogs; huge "
+        "sizes; wrong owners and modes. Each is opened and read in a process of its own"
+    )
+    broken_if: str = (
+        "anything is unpickled, a chunk is returned that is not the one that was stored, a file outside is changed, the process "
+        "crashes, hangs, or needs more memory than the folder explains"
+    )
+    outside: bool = False
+
+    def run(self, scene: Scene) -> Result:
+        chunks = [make_chunk(number, partition=partition) for number in range(CHUNKS) for partition in "ab"]
+        findings: list[str] = []
+        figures: dict[str, Figure] = {}
+        tricks = self.tricks if self.tricks is not None else TRICKS
+        with tempfile.TemporaryDirectory() as temporary:
+            clean = Path(temporary) / "clean"
+            with_chunks(clean, chunks)
+            ground = read_in_child(self.module, str(clean), [chunk.meta.id for chunk in chunks])
+            if ground.failed or None in ground.noted["answers"].values():
+                findings.append(f"a clean folder is not read: {ground.failed or ground.noted}")
+            peak = ground.noted.get("peak", 0)
+            for number, (name, trick) in enumerate(tricks.items()):
+                place = Place(Path(temporary) / str(number) / "store", scene.rng(f"folder/{name}"))
+                shutil.copytree(clean, place.folder)
+                found, faults = self._tricked(place, trick, chunks, peak)
+                findings += [f"{name}: {fault}" for fault in faults]
+                figures[name] = "; ".join(faults) or _ending(found)
+        return judged(f"{len(tricks)} kinds of hostile folder, {len(chunks)} chunks in each", findings, figures)
+
+    def _tricked(self, place: Place, trick: Trick, chunks: list[Chunk], peak: int) -> tuple[Read, list[str]]:
+        place.outside.mkdir()
+        trick(place)
+        before = {path: path.read_bytes() for path in sorted(place.outside.rglob("*")) if path.is_file()}
+        memory = peak + SPARE + 4 * _size(place.folder)
+        found = read_in_child(self.module, str(place.folder), [chunk.meta.id for chunk in chunks])
+        right = {chunk.meta.id: digest_of(chunk) for chunk in chunks}
+        faults = faults_of(found, right, {chunk.meta.id: chunk.meta.partition for chunk in chunks}, memory)
+        if place.canary.exists():
+            faults.append("a pickle was loaded")
+            place.canary.unlink()
+        after = {path: path.read_bytes() for path in sorted(place.outside.rglob("*")) if path.is_file()}
+        if before != after:
+            faults.append("files outside of the folder were changed")
+        return found, faults
+
+
+def with_chunks(folder: Path, chunks: list[Chunk]) -> None:
+    store = open_store(folder)
+    for chunk in chunks:
+        store.put(chunk)
+    store.close()
+
+
+def _ending(found: Read) -> str:
+    if found.noted["refused"]:
+        return "refused to open"
+    read = sum(digest is not None for digest in found.noted["answers"].values())
+    return f"{read} of {len(found.noted['answers'])} chunks read, the others missed"
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk; a hole in a file is none."""
+    statuses = (path.lstat() for path in folder.rglob("*"))
+    return sum(512 * status.st_blocks for status in statuses)
