@@ -1,15 +1,18 @@
-"""A process that reads a hostile store, and what is wrong with how it ended."""
+"""A process that reads hostile stores, and what is wrong with what it notes."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from queue import Empty, Queue
+from typing import IO, Any
 
-SECONDS = 60.0
-"""Until a process is stopped."""
+SECONDS = 30.0
+"""Until a process is stopped that has noted nothing."""
 SLOWEST = 10.0
 """Seconds of one operation of a store that count as bounded."""
 _TAIL = 200
@@ -23,19 +26,55 @@ class Read:
     failed: str = ""
 
 
-def read_in_child(module: str, place: str, ids: Sequence[str]) -> Read:
-    """Runs `python -m module PLACE IDS` with the import path of this process."""
+def read_in_children(module: str, places: Sequence[str], ids: Sequence[str]) -> list[Read]:
+    """What `python -m module IDS` notes of each place, in a process with the import path of this one; another process goes on
+    after a place at which one has failed."""
+    found: list[Read] = []
+    while len(found) < len(places):
+        found += _read(module, places[len(found) :], ids)
+    return found
+
+
+def _read(module: str, places: Sequence[str], ids: Sequence[str]) -> Iterator[Read]:
+    """The notes of one process, until it fails or is done."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = [sys.executable, "-m", module, place, json.dumps(list(ids))]
-    try:
-        done = subprocess.run(line, capture_output=True, env=environment, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return Read({}, f"it hung for {SECONDS:g} seconds")
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    if done.returncode or not lines:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
-        return Read({}, f"it ended with {done.returncode}: {last[0][:_TAIL]}")
-    return Read(json.loads(lines[-1]))
+    lines: Queue[bytes] = Queue()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(list(ids)), *places],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
+        )  # fmt: skip
+        reader = threading.Thread(target=_lines, args=(process, lines), daemon=True)
+        reader.start()
+        try:
+            for _ in places:
+                try:
+                    line = lines.get(timeout=SECONDS)
+                except Empty:
+                    yield Read({}, f"it hung for {SECONDS:g} seconds")
+                    return
+                if not line:
+                    yield Read({}, f"it ended with {process.wait()}: {_last_line(errors)}")
+                    return
+                yield Read(json.loads(line))
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+
+
+def _lines(process: "subprocess.Popen[bytes]", lines: "Queue[bytes]") -> None:
+    assert process.stdout is not None
+    with process.stdout as output:
+        for line in output:
+            lines.put(line)
+    lines.put(b"")
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    said = errors.read().decode("utf-8", "replace").strip().splitlines()
+    return said[-1][:_TAIL] if said else "no message"
 
 
 def faults_of(found: Read, right: Mapping[str, str], owners: Mapping[str, str], memory: int) -> list[str]:
@@ -53,6 +92,8 @@ def faults_of(found: Read, right: Mapping[str, str], owners: Mapping[str, str], 
     for id, described in noted["described"].items():
         if described is not None and described != [id, owners[id]]:
             faults.append("a description of another chunk or partition was returned")
+    if noted["mistyped"]:
+        faults.append(f"descriptions were returned with a wrong {', '.join(sorted(set(noted['mistyped'])))}")
     if noted.get("added") is False:
         faults.append("a chunk that was stored afterwards came back as another one")
     if noted["slowest"] > SLOWEST:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.attack.canary import pickle_that_touches
+from dejakv.attack.forging import MISTYPED, forged
 from dejakv.store.names import CATALOG, CHUNKS, MARKER, TEMPORARY
 
 HUGE = 1 << 40
@@ -26,6 +27,11 @@ class Place:
     @property
     def outside(self) -> Path:
         return self.folder.parent / "outside"
+
+    @property
+    def outside_content(self) -> dict[str, bytes]:
+        found = sorted(path for path in self.outside.rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in found}
 
     @property
     def canary(self) -> Path:
@@ -210,6 +216,17 @@ def huge_rows(place: Place) -> None:
     place.sql(run)
 
 
+def forged_rows(place: Place) -> None:
+    """Descriptions with a right checksum and fields of wrong types."""
+
+    def run(connection: sqlite3.Connection) -> None:
+        rows = connection.execute("SELECT rowid, meta FROM chunks").fetchall()
+        for (row, blob), changes in zip(rows, place.rng.sample(MISTYPED, len(rows)), strict=True):
+            connection.execute("UPDATE chunks SET meta = ? WHERE rowid = ?", (forged(blob, changes), row))
+
+    place.sql(run)
+
+
 def foreign_catalog(place: Place) -> None:
     place.catalog.unlink()
     place.sql(lambda connection: connection.execute("CREATE TABLE bookmarks (url TEXT)"))
@@ -272,6 +289,6 @@ TRICKS: Mapping[str, Trick] = {
     for trick in (
         planted, pickles, pickled_catalog, noise, flipped, cut, cut_catalog, exchanged, exchanged_rows, exchanged_names,
         outside_names, links, linked_folder, linked_catalog, pipes, piped_marker, piped_catalog, devices, endless,
-        large_headers, huge_marker, huge_rows, foreign_catalog, endless_views, triggers, log_of_noise, open_to_all, of_others,
+        large_headers, huge_marker, huge_rows, forged_rows, foreign_catalog, endless_views, triggers, log_of_noise, open_to_all, of_others,
     )
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """A hostile folder: what somebody with access to a cache's folder may leave in it."""
 
+import random
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejakv.attack.base import Result, judged
-from dejakv.attack.child import Read, faults_of, read_in_child
+from dejakv.attack.child import Read, faults_of, read_in_children
 from dejakv.attack.figures import Figure
 from dejakv.attack.folder_tricks import TRICKS, Place, Trick
 from dejakv.attack.reading import digest_of
@@ -47,33 +48,35 @@ class HostileFolder:
         with tempfile.TemporaryDirectory() as temporary:
             clean = Path(temporary) / "clean"
             with_chunks(clean, chunks)
-            ground = read_in_child(self.module, str(clean), [chunk.meta.id for chunk in chunks])
+            places = [_made(Path(temporary) / str(n), clean, trick, scene.rng(name)) for n, (name, trick) in enumerate(tricks.items())]
+            before = [place.outside_content for place in places]
+            sizes = [_size(place.folder) for place in places]
+            folders = [str(clean), *(str(place.folder) for place in places)]
+            ground, *read = read_in_children(self.module, folders, [chunk.meta.id for chunk in chunks])
             if ground.failed or None in ground.noted["answers"].values():
                 findings.append(f"a clean folder is not read: {ground.failed or ground.noted}")
             peak = ground.noted.get("peak", 0)
-            for number, (name, trick) in enumerate(tricks.items()):
-                place = Place(Path(temporary) / str(number) / "store", scene.rng(f"folder/{name}"))
-                shutil.copytree(clean, place.folder)
-                found, faults = self._tricked(place, trick, chunks, peak)
+            right = {chunk.meta.id: digest_of(chunk) for chunk in chunks}
+            owners = {chunk.meta.id: chunk.meta.partition for chunk in chunks}
+            for number, name in enumerate(tricks):
+                place, found = places[number], read[number]
+                faults = faults_of(found, right, owners, peak + SPARE + 4 * sizes[number])
+                if place.canary.exists():
+                    faults.append("a pickle was loaded")
+                if place.outside_content != before[number]:
+                    faults.append("files outside of the folder were changed")
                 findings += [f"{name}: {fault}" for fault in faults]
                 figures[name] = "; ".join(faults) or _ending(found)
         return judged(f"{len(tricks)} kinds of hostile folder, {len(chunks)} chunks in each", findings, figures)
 
-    def _tricked(self, place: Place, trick: Trick, chunks: list[Chunk], peak: int) -> tuple[Read, list[str]]:
-        place.outside.mkdir()
-        trick(place)
-        before = {path: path.read_bytes() for path in sorted(place.outside.rglob("*")) if path.is_file()}
-        memory = peak + SPARE + 4 * _size(place.folder)
-        found = read_in_child(self.module, str(place.folder), [chunk.meta.id for chunk in chunks])
-        right = {chunk.meta.id: digest_of(chunk) for chunk in chunks}
-        faults = faults_of(found, right, {chunk.meta.id: chunk.meta.partition for chunk in chunks}, memory)
-        if place.canary.exists():
-            faults.append("a pickle was loaded")
-            place.canary.unlink()
-        after = {path: path.read_bytes() for path in sorted(place.outside.rglob("*")) if path.is_file()}
-        if before != after:
-            faults.append("files outside of the folder were changed")
-        return found, faults
+
+def _made(where: Path, clean: Path, trick: Trick, rng: random.Random) -> Place:
+    """A copy of the clean folder after a trick."""
+    place = Place(where / "store", rng)
+    shutil.copytree(clean, place.folder)
+    place.outside.mkdir()
+    trick(place)
+    return place
 
 
 def with_chunks(folder: Path, chunks: list[Chunk]) -> None:

@@ -1,12 +1,13 @@
 """A hostile Redis server: whatever it answers, a store gives a miss."""
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from dejakv.attack.base import Result, judged
-from dejakv.attack.child import Read, faults_of, read_in_child
+from dejakv.attack.child import Read, faults_of, read_in_children
 from dejakv.attack.fake_redis import FakeRedis
 from dejakv.attack.figures import Figure
 from dejakv.attack.reading import digest_of
@@ -15,7 +16,9 @@ from dejakv.attack.scene import Scene
 from dejakv.errors import MissingExtraError
 from dejakv.testing.chunks import make_chunk
 
-SPARE = 192 << 20
+NOTHING = "redis://127.0.0.1:1"
+"""Where nothing listens."""
+SPARE = 256 << 20
 """Bytes of memory beyond those that a refused connection takes: several times the largest chunk."""
 
 
@@ -44,20 +47,18 @@ class HostileRedis:
         right, owners = {chunk.meta.id: digest_of(chunk) for chunk in chunks}, {id: "p" for id in ids}
         findings: list[str] = []
         figures: dict[str, Figure] = {}
-        with tempfile.TemporaryDirectory() as temporary:
-            forged = Forged(make_chunk(7, partition="q"), Path(temporary) / "canary")
-            ground = read_in_child(self.module, "redis://127.0.0.1:1", ids)  # nothing listens there
-            peak = ground.noted.get("peak", 0)
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as servers:
+            forged = Forged(make_chunk(7, partition="q"), Path(temporary))
             known = tricks(forged)
-            for name in self.only if self.only is not None else known:
-                with FakeRedis(known[name]) as server:
-                    found = read_in_child(self.module, server.url, ids)
+            names = self.only if self.only is not None else tuple(known)
+            urls = [servers.enter_context(FakeRedis(known[name])).url for name in names]
+            ground, *read = read_in_children(self.module, [NOTHING, *urls], ids)
+            peak = ground.noted.get("peak", 0)
+            for name, found in zip(names, read, strict=True):
                 faults = faults_of(found, right, owners, peak + SPARE)
-                if forged.canary.exists():
-                    faults.append("a pickle was loaded")
-                    forged.canary.unlink()
                 findings += [f"{name}: {fault}" for fault in faults]
                 figures[name] = "; ".join(faults) or _ending(found)
+            findings += [f"a pickle was loaded: {path.name}" for path in sorted(Path(temporary).iterdir())]
         return judged(f"{len(figures)} kinds of hostile answers, every operation of a store", findings, figures)
 
 

@@ -1,4 +1,4 @@
-"""Reads a folder: `python -m dejakv.attack.read_folder FOLDER IDS`."""
+"""Reads folders: `python -m dejakv.attack.read_folder IDS FOLDER...`."""
 
 from dejakv.attack.reading import main
 from dejakv.store.open import open_store

@@ -1,4 +1,4 @@
-"""Reads from a Redis server: `python -m dejakv.attack.read_redis URL IDS`."""
+"""Reads from Redis servers: `python -m dejakv.attack.read_redis IDS URL...`."""
 
 from dejakv.attack.reading import main
 from dejakv.store.base import Store
@@ -6,7 +6,7 @@ from dejakv.store.breaker import Breaker
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.redis import RedisStore
 
-LARGEST = 16 << 20
+LARGEST = 1 << 20
 """Bytes of a chunk."""
 SECONDS = 0.3
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dejakv.attack.canary import pickle_that_touches
 from dejakv.attack.fake_redis import Answer, Command
+from dejakv.attack.forging import MISTYPED
+from dejakv.attack.forging import forged as forge
 from dejakv.store.base import Chunk
 from dejakv.store.codec import encode
 from dejakv.store.metacodec import encode_meta
@@ -20,10 +22,10 @@ _POLITE = (b"HELLO", b"CLIENT", b"SELECT", b"PING", b"AUTH")
 
 @dataclass(frozen=True)
 class Forged:
-    """What a server may have: chunks of others, and a pickle that leaves a mark."""
+    """What a server may have: chunks of others, and a folder in which a pickle leaves a mark."""
 
     chunk: Chunk
-    canary: Path
+    marks: Path
 
     @property
     def meta(self) -> bytes:
@@ -97,6 +99,23 @@ def _foreign(forged: Forged) -> Answer:
     return answer
 
 
+def _mistyped(forged: Forged) -> Answer:
+    """Descriptions of the chunk that is asked for, with a right checksum and fields of wrong types."""
+    turns = itertools.cycle(MISTYPED)
+
+    def answer(command: Command) -> Iterator[bytes]:
+        ids = [name.rpartition(b":")[2] for name in command[1:]]
+        blobs = [forge(forged.meta, {"id": id.decode(), **next(turns)}) for id in ids] if command[0] in (b"GET", b"MGET") else []
+        if command[0] == b"GET":
+            yield bulk(blobs[0])
+        elif command[0] == b"MGET":
+            yield array(*map(bulk, blobs))
+        else:
+            yield array(*[bulk(b"%040x" % number) for number in range(len(MISTYPED))])
+
+    return answer
+
+
 def _others_body(forged: Forged) -> Answer:
     """Descriptions are refused, bodies are of another chunk."""
     return lambda command: (array(b"$-1\r\n", bulk(forged.body)) if command[0].upper() == b"MGET" else b"$-1\r\n",)
@@ -109,7 +128,7 @@ def _twice(command: Command) -> Iterator[bytes]:
 
 def tricks(forged: Forged) -> Mapping[str, Answer]:
     """Answers by their names."""
-    pickled = pickle_that_touches(forged.canary)
+    pickled = pickle_that_touches(forged.marks / "mark")
     hostile: dict[str, Answer] = {
         "integers": always(b":5\r\n"), "words for integers": always(b":many\r\n"), "words for lengths": always(b"$many\r\n"),
         "negative lengths": always(b"$-5\r\n"), "negative counts": always(b"*-7\r\n"), "simple strings": always(b"+OK\r\n"),
@@ -118,7 +137,7 @@ def tricks(forged: Forged) -> Mapping[str, Answer]:
         "nested arrays": always(b"*1\r\n" * 100_000), "arrays of nothing": always(array(*[b"$-1\r\n"] * 3)),
         "errors": always(b"-ERR no\r\n"), "loading": always(b"-LOADING wait\r\n"), "moved": always(b"-MOVED 1 127.0.0.1:1\r\n"),
         "no Unicode": lambda command: (plain(command, b"\xff\xfe\x80" * 10),), "a null in an array": always(array(b"$-1\r\n")),
-        "a pickle": lambda command: (plain(command, pickled),), "foreign chunks": _foreign(forged),
+        "a pickle": lambda command: (plain(command, pickled),), "foreign chunks": _foreign(forged), "forged descriptions": _mistyped(forged),
         "bodies of others": _others_body(forged), "more answers than questions": _twice, "endless values": _endless_bulk,
         "endless lines": _endless_line, "endless arrays": _endless_array, "a drip": _drip, "silence": lambda _: (),
         "another protocol's kinds": always(b"%1\r\n+a\r\n+b\r\n"), "a large double": always(b",1e999\r\n"),
