@@ -43,10 +43,17 @@ class Result:
 class Attack(Protocol):
     """`tries` and `broken_if` are sentences for the report. `outside`: it needs nothing but a server's address and keys."""
 
-    name: str
-    tries: str
-    broken_if: str
-    outside: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tries(self) -> str: ...
+
+    @property
+    def broken_if(self) -> str: ...
+
+    @property
+    def outside(self) -> bool: ...
 
     def run(self, scene: "Scene") -> Result: ...
 

@@ -71,7 +71,8 @@ class Client:
 
     def __init__(self, url: SplitResult, key: str | None, pace: Pace) -> None:
         self._url = url
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.authorization = f"Bearer {key}" if key else ""
+        self._headers = {"Authorization": self.authorization} if key else {}
         self._pace = pace
         self._connection = self._connect()
 
@@ -84,7 +85,11 @@ class Client:
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
         """Raises: GoneError if there is no answer, SpentError."""
         self._pace.wait()
-        sent = {**self._headers, **({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
+        sent = {
+            **self._headers,
+            **({"Content-Type": "application/json"} if body is not None else {}),
+            **(headers or {}),
+        }
         fresh = self._connection.sock is None
         try:
             return self._once(method, path, body, sent)

@@ -5,51 +5,59 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from dejakv.attack.base import Result, judged
 from dejakv.attack.collision_search import Encode, climb, mutations
 from dejakv.attack.figures import Figure, Share
 from dejakv.attack.scene import Scene
+from dejakv.config import DEFAULT_ENCODER, SIMILARITY_THRESHOLD
 from dejakv.encoders.text import ModelTextEncoder, text_encoder
 from dejakv.errors import DejaKVError
 from dejakv.guards.chain import judge
 from dejakv.levels.base import Match
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.config import SIMILARITY_THRESHOLD
 from dejakv.store.base import ChunkMeta
 
+USUAL = ("model", DEFAULT_ENCODER)
+"""Encoders that are attacked unless others are named; one that cannot be loaded is left out, and the report says so."""
+PAYLOAD = 2
+"""Facts of an attacker's text."""
 SLOW = 8
 """How many times fewer texts and victims an encoder gets that is a model of its own."""
 
 
 @dataclass(frozen=True)
 class KeyCollision:
-    """encoders  as `--index-encoder` names them; one that cannot be loaded is left out, and the report says so"""
-
-    encoders: tuple[str, ...] = ("model", "sentence-transformers/all-MiniLM-L6-v2")
     name: str = "key collision"
     tries: str = (
         "hill climbing over words for a text of other content that the index encoder takes for a victim's prompt, and "
         "changes of one word that are hidden from the guards; both are stored in the victim's own partition"
     )
-    broken_if: str = "such a text is used for the victim's prompt, under exact reuse or by adopt with the default guards"
+    broken_if: str = (
+        "such a text is used for the victim's prompt, under exact reuse or by adopt with the default guards"
+    )
     outside: bool = False
 
     def run(self, scene: Scene) -> Result:
         figures: dict[str, Figure] = {}
         findings: list[str] = []
         notes: list[str] = []
-        for name in self.encoders:
+        for name in scene.encoders or USUAL:
             try:
                 encoder = text_encoder(name, embed=scene.engine.embed_text, fingerprint=scene.engine.epoch)
             except DejaKVError:
+                if scene.encoders:
+                    raise
                 figures[f"{name}: left out"] = "not installed or not on this machine"
                 continue
             search = _Search(scene, name, encoder.encode_many, isinstance(encoder, ModelTextEncoder))
             findings += search.run(figures)
-            notes.append(f"{name}: {search.victims} victims, {search.embedded} texts embedded, {search.mutated} changed ones")
+            notes.append(
+                f"{name}: {search.victims} victims, {search.embedded} texts embedded, {search.mutated} changed ones"
+            )
         return judged("; ".join(notes), findings, figures)
 
 
@@ -67,11 +75,14 @@ class _Search:
         served: Counter[str] = Counter()
         collided = passed = 0
         guards: Counter[str] = Counter()
+        nearest: list[float] = []
         with self._pipeline() as pipeline:
             for number in range(self.victims):
                 victim = material.any_prompt(rng)
-                found = climb(self.encode, victim, material.any_prompt(rng), SIMILARITY_THRESHOLD, self.texts, rng)
+                payload = replace(material, facts=PAYLOAD).any_prompt(rng)
+                found = climb(self.encode, victim, payload, SIMILARITY_THRESHOLD, self.texts, rng)
                 self.embedded += found.embedded
+                nearest.append(found.cosine)
                 stored = [found.text] if found.cosine >= SIMILARITY_THRESHOLD else []
                 collided += len(stored)
                 hidden = self._past_the_guards(pipeline, victim, rng)
@@ -80,12 +91,17 @@ class _Search:
                     used, refused = _attacked(pipeline, f"victim {number}", victim, text)
                     served.update(used)
                     guards.update(refused)
-                    findings += [f"{self.name}: a text of other content was used under {mode}: {text[-80:]!r}" for mode in used]
+                    findings += [
+                        f"{self.name}: a text of other content was used under {mode}: {text[-80:]!r}" for mode in used
+                    ]
         figures[f"{self.name}: victims with a collision by cosine"] = Share(collided, self.victims)
+        figures[f"{self.name}: cosine reached, median"] = round(median(nearest), 3)
         figures[f"{self.name}: changed texts that pass the guards"] = Share(passed, self.mutated)
         for mode in ("exact", "adopt"):
             figures[f"{self.name}: used under {mode}"] = Share(served[mode], collided + min(passed, 3 * self.victims))
-        figures[f"{self.name}: refused by"] = ", ".join(f"{guard} {count}" for guard, count in guards.most_common()) or "none"
+        figures[f"{self.name}: refused by"] = (
+            ", ".join(f"{guard} {count}" for guard, count in guards.most_common()) or "none"
+        )
         return findings
 
     @contextmanager
@@ -125,5 +141,3 @@ def _attacked(pipeline: Pipeline, partition: str, victim: str, text: str) -> tup
         elif mode == "adopt" and record.reason:
             refused.append(record.reason.partition(":")[0])
     return used, refused
-
-

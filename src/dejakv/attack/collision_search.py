@@ -13,11 +13,28 @@ from dejakv.attack.material import TELLING, content
 Encode = Callable[[Sequence[str]], list[NDArray[np.float32]]]
 
 CANDIDATES = 16
-"""Words that are tried at once."""
+"""Additions that are tried at once."""
 LONGEST = 80
-"""Words that are added at most."""
+"""Additions at most."""
+PHRASE = 8
+"""Words of an addition at most."""
 _WORDS = tuple(sorted(TELLING))
-_SHELLS = ("{}", "{},", '"{}"', "'{}'", ":{}", "!{}", "({})", "_{}_", "{}'s", "the {}", "of {}", "please {}", "{}.", "?{}")
+_SHELLS = (
+    "{}",
+    "{},",
+    '"{}"',
+    "'{}'",
+    ":{}",
+    "!{}",
+    "({})",
+    "_{}_",
+    "{}'s",
+    "the {}",
+    "of {}",
+    "please {}",
+    "{}.",
+    "?{}",
+)
 """What a word may hide in."""
 
 
@@ -31,14 +48,20 @@ class Climbed:
 
 
 def climb(encode: Encode, victim: str, payload: str, least: float, texts: int, rng: random.Random) -> Climbed:
-    """Hill climbing: words are added behind a payload as long as one brings it nearer to the victim's text."""
-    words = sorted({*victim.split()})
+    """Hill climbing: words and phrases of the victim's are added around a payload as long as that brings it nearer."""
+    words = victim.split()
+
+    def longer() -> str:
+        first = rng.randrange(len(words))
+        added = " ".join(words[first : first + rng.randint(1, PHRASE)])
+        return f"{best} {added}" if rng.random() < 0.5 else f"{added} {best}"
+
     target = encode([victim])[0]
     best, cosine, embedded = payload, float(encode([payload])[0] @ target), 2
     for _ in range(LONGEST):
         if cosine >= least or embedded + CANDIDATES > texts:
             break
-        tried = [f"{best} {rng.choice(words)}" for _ in range(CANDIDATES)]
+        tried = [longer() for _ in range(CANDIDATES)]
         scores = [float(vector @ target) for vector in encode(tried)]
         embedded += len(tried)
         top = int(np.argmax(scores))

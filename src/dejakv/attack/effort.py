@@ -28,8 +28,16 @@ class Effort:
 
 
 QUICK = Effort(
-    victims=6, texts=600, mutations=200, poisonings=6, secrets=32, samples=2, probes=3, asked=40, largest=34 << 20
+    victims=6, texts=600, mutations=200, poisonings=6, secrets=32, samples=2, probes=3, asked=30, largest=34 << 20
 )
 FULL = Effort(
-    victims=30, texts=4000, mutations=2000, poisonings=60, secrets=250, samples=4, probes=20, asked=400, largest=40 << 20
+    victims=30,
+    texts=4000,
+    mutations=2000,
+    poisonings=60,
+    secrets=250,
+    samples=4,
+    probes=20,
+    asked=400,
+    largest=40 << 20,
 )

@@ -28,7 +28,9 @@ class FakeRedis:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stopped.set()
         for connection in (self._listener, *self._open):
             with contextlib.suppress(OSError):

@@ -114,7 +114,9 @@ def _shift(place: Place, kind: str) -> None:
     def run(connection: sqlite3.Connection) -> None:
         for table in _tables(connection):
             for column in _columns(connection, table):
-                rows = connection.execute(f'SELECT rowid, "{column}" FROM "{table}" WHERE typeof("{column}") = ?', (kind,))
+                rows = connection.execute(
+                    f'SELECT rowid, "{column}" FROM "{table}" WHERE typeof("{column}") = ?', (kind,)
+                )
                 found = rows.fetchall()
                 if kind == "text" and not any("/" in str(value) for _, value in found):
                     continue
@@ -135,7 +137,9 @@ def outside_names(place: Place) -> None:
     def run(connection: sqlite3.Connection) -> None:
         for table in _tables(connection):
             for column in _columns(connection, table):
-                for number, (row, value) in enumerate(connection.execute(f'SELECT rowid, "{column}" FROM "{table}"').fetchall()):
+                for number, (row, value) in enumerate(
+                    connection.execute(f'SELECT rowid, "{column}" FROM "{table}"').fetchall()
+                ):
                     if isinstance(value, str) and value.endswith(".safetensors"):
                         with contextlib.suppress(sqlite3.IntegrityError):
                             new = names[number % len(names)]
@@ -210,7 +214,7 @@ def huge_rows(place: Place) -> None:
         for table in _tables(connection):
             for column in _columns(connection, table):
                 connection.execute(
-                    f"UPDATE \"{table}\" SET \"{column}\" = zeroblob(16777216) WHERE typeof(\"{column}\") = 'blob'"
+                    f'UPDATE "{table}" SET "{column}" = zeroblob(16777216) WHERE typeof("{column}") = \'blob\''
                 )
 
     place.sql(run)

@@ -48,7 +48,10 @@ class HostileFolder:
         with tempfile.TemporaryDirectory() as temporary:
             clean = Path(temporary) / "clean"
             with_chunks(clean, chunks)
-            places = [_made(Path(temporary) / str(n), clean, trick, scene.rng(name)) for n, (name, trick) in enumerate(tricks.items())]
+            places = [
+                _made(Path(temporary) / str(n), clean, trick, scene.rng(name))
+                for n, (name, trick) in enumerate(tricks.items())
+            ]
             before = [place.outside_content for place in places]
             sizes = [_size(place.folder) for place in places]
             folders = [str(clean), *(str(place.folder) for place in places)]

@@ -39,7 +39,7 @@ class HostileInputs:
         findings: list[str] = []
         slowest, tried = 0.0, 0
         with watched() as growth:
-            for one in inputs(largest, LONG):
+            for one in inputs(largest, LONG, server.first.authorization):
                 if not server.own and one.name == "the largest body":
                     continue  # a body within the server's limits might be served
                 tried += 1
@@ -55,7 +55,10 @@ class HostileInputs:
         with contextlib.suppress(GoneError):
             if answer_of(server.first.complete(prompt)) != before:
                 findings.append("a prompt is answered otherwise than before")
-        figures: dict[str, Figure] = {"refused": Share(tried - len(findings), tried), "slowest /health, seconds": round(slowest, 3)}
+        figures: dict[str, Figure] = {
+            "refused": Share(tried - len(findings), tried),
+            "slowest /health, seconds": round(slowest, 3),
+        }
         if server.own and growth.most is not None:
             figures["growth of memory, MiB"] = growth.most >> 20
             if growth.most > MEMORY + 4 * largest:

@@ -44,7 +44,7 @@ class HostileRedis:
             raise MissingExtraError("redis", "redis", "a store in Redis")
         chunks = [make_chunk(number) for number in range(2)]
         ids = [chunk.meta.id for chunk in chunks]
-        right, owners = {chunk.meta.id: digest_of(chunk) for chunk in chunks}, {id: "p" for id in ids}
+        right, owners = {chunk.meta.id: digest_of(chunk) for chunk in chunks}, dict.fromkeys(ids, "p")
         findings: list[str] = []
         figures: dict[str, Figure] = {}
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as servers:

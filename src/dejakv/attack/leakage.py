@@ -42,13 +42,17 @@ class Leakage:
                     said[place].update(seen.said)
                     ranks[place] += seen.rank
                     if place != "same partition" and seen.reused:
-                        findings.append(f"{place}: a prompt was run from the state of {seen.reused} tokens that it had not sent")
+                        findings.append(
+                            f"{place}: a prompt was run from the state of {seen.reused} tokens that it had not sent"
+                        )
         figures: dict[str, Figure] = {}
         for place in PLACES:
             count = said[place]
             figures[f"{place}: blended"] = Share(count["blended"], len(secrets))
             figures[f"{place}: secret in the greedy answer"] = Share(count["greedy"], len(secrets))
-            figures[f"{place}: secret in a sampled answer"] = Share(count["sampled"], len(secrets) * scene.effort.samples)
+            figures[f"{place}: secret in a sampled answer"] = Share(
+                count["sampled"], len(secrets) * scene.effort.samples
+            )
             if ranks[place]:
                 figures[f"{place}: rank of the secret (AUC)"] = estimate = mean_estimate(ranks[place], rng)
                 findings += _above_chance(place, estimate)
@@ -84,7 +88,9 @@ def _attacked(pipeline: Pipeline, secret: Secret, number: str, place: str, sampl
     said: Counter[str] = Counter(blended=greedy.record.method == "blend", greedy=secret.value in greedy.text.lower())
     for seed in range(samples):
         sampling = Sampling(4, temperature=1.0, seed=seed)
-        drawn = pipeline.answer(Request("target", secret.prompt, secret.prompt, (), own, sampling, "blend"), no_store=True)
+        drawn = pipeline.answer(
+            Request("target", secret.prompt, secret.prompt, (), own, sampling, "blend"), no_store=True
+        )
         said["sampled"] += secret.value in drawn.text.lower()
     return _Seen(said, _rank(pipeline.engine, greedy, secret), greedy.record.reused_tokens)
 

@@ -36,6 +36,7 @@ class Poisoning:
                 pairs = [scene.material.near_duplicate(rng) for _ in range(scene.effort.poisonings)]
                 counts = _poisoned(server.first, attacker, mode, pairs, findings, across=attacker is not server.first)
                 total = len(pairs)
+                figures[f"{place}, {mode}: answered approximately"] = Share(counts["approximate"], total)
                 figures[f"{place}, {mode}: other answer"] = Share(counts["changed"], total)
                 figures[f"{place}, {mode}: the planted fact"] = Share(counts["planted"], total)
         if server.alone:
@@ -55,7 +56,7 @@ def _poisoned(
         answer, origin = answer_of(reply), origin_of(reply)
         changed = answer != honest
         planted = changed and pair.planted in answer.lower() and pair.planted not in honest.lower()
-        counts.update({"changed": changed, "planted": planted})
+        counts.update({"changed": changed, "planted": planted, "approximate": bool(origin.get("approximate"))})
         if across and (planted or origin.get("tokens_reused")):
             findings.append(f"state or an answer of another partition was used under {mode}")
         elif mode == "exact" and (planted or origin.get("approximate")):

@@ -63,7 +63,9 @@ class _Probes:
                 self._used(self._complete(prompt, mode), f"{what} under {mode}", marks)
         for field in _NAMING:
             given = {field: name} if number % 2 else {field: "default"}
-            reply = self._complete(pair.prompt, "exact", path=f"/v1/completions?{field}={name}", fields=given, headers=given)
+            reply = self._complete(
+                pair.prompt, "exact", path=f"/v1/completions?{field}={name}", fields=given, headers=given
+            )
             self._used(reply, f"the other partition named by {field}", marks)
         reply = self._generate(self.prober, pair.duplicate, None, approximate=True)
         self.asked += 1
@@ -124,14 +126,22 @@ class _Probes:
         self.asked += 2
         return self.prober.get("/v1/cache/stats").json, self.prober.get("/").text
 
-    def _complete(self, prompt: str, mode: str, *, path: str = "/v1/completions", fields: Any = None, headers: Any = None) -> Reply:
+    def _complete(
+        self, prompt: str, mode: str, *, path: str = "/v1/completions", fields: Any = None, headers: Any = None
+    ) -> Reply:
         self.asked += 1
         options = {"reuse": mode, "no_store": True}
         value = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "dejakv": options, **(fields or {})}
         return self.prober.post(path, value, **(headers or {}))
 
     def _generate(self, client: Client, prompt: str, name: str | None, *, approximate: bool = False) -> Reply:
-        value = {"prompt": prompt, "max_new_tokens": 4, "temperature": 0, "use_semshare": approximate, "store_key": name}
+        value = {
+            "prompt": prompt,
+            "max_new_tokens": 4,
+            "temperature": 0,
+            "use_semshare": approximate,
+            "store_key": name,
+        }
         return client.post("/v1/generate", value)
 
     def _used(self, reply: Reply, how: str, marks: list[str]) -> None:

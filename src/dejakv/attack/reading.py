@@ -34,7 +34,9 @@ def mistyped(meta: ChunkMeta) -> list[str]:
     kinds = {item.name: _KINDS[str(item.type)] for item in fields(meta) if str(item.type) in _KINDS}
     wrong = [name for name, kind in kinds.items() if not isinstance(getattr(meta, name), kind)]
     texts = [name for name in kinds if isinstance(getattr(meta, name), str)]
-    return wrong + [name for name in texts if getattr(meta, name).encode("utf-8", "replace").decode() != getattr(meta, name)]
+    return wrong + [
+        name for name in texts if getattr(meta, name).encode("utf-8", "replace").decode() != getattr(meta, name)
+    ]
 
 
 def read(make: Callable[[], Store], ids: Sequence[str]) -> dict[str, Any]:

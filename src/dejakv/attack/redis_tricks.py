@@ -82,7 +82,7 @@ def _endless_array(_: Command) -> Iterator[bytes]:
 def _drip(_: Command) -> Iterator[bytes]:
     """A byte now and then: each comes in time, the whole never does."""
     yield b"$100000\r\n"
-    for _ in range(400):
+    for _tick in range(400):
         time.sleep(0.1)
         yield b"x"
 
@@ -94,7 +94,9 @@ def _foreign(forged: Forged) -> Answer:
         if command[0].upper() == b"MGET" and len(command) == 3:
             yield array(bulk(forged.meta), bulk(forged.body))
         else:
-            yield plain(command, forged.meta if command[0].upper() in (b"GET", b"MGET") else forged.chunk.meta.id.encode())
+            yield plain(
+                command, forged.meta if command[0].upper() in (b"GET", b"MGET") else forged.chunk.meta.id.encode()
+            )
 
     return answer
 
@@ -105,7 +107,11 @@ def _mistyped(forged: Forged) -> Answer:
 
     def answer(command: Command) -> Iterator[bytes]:
         ids = [name.rpartition(b":")[2] for name in command[1:]]
-        blobs = [forge(forged.meta, {"id": id.decode(), **next(turns)}) for id in ids] if command[0] in (b"GET", b"MGET") else []
+        blobs = (
+            [forge(forged.meta, {"id": id.decode(), **next(turns)}) for id in ids]
+            if command[0] in (b"GET", b"MGET")
+            else []
+        )
         if command[0] == b"GET":
             yield bulk(blobs[0])
         elif command[0] == b"MGET":

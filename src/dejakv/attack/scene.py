@@ -21,8 +21,9 @@ COSTS = (1e-4, 0.0, 0.0, 0.0)
 class Scene:
     """Loads the model when it is first needed, and starts a server when there is none. Close it when done.
 
-    server  the server to attack; None: one is started in this process when an attack asks for it
-    build   what makes caches from their settings
+    server    the server to attack; None: one is started in this process when an attack asks for it
+    build     what makes caches from their settings
+    encoders  index encoders whose keys are attacked; empty: the usual ones that are here
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Scene:
         server: Target | None = None,
         build: Callable[..., HierarchicalCache] = build_cache,
         engine: Any = None,
+        encoders: tuple[str, ...] = (),
     ) -> None:
         self.effort = effort
         self.seed = seed
         self.model = model
         self.remote = server is not None
         self.build = build
+        self.encoders = encoders
         self._server = server
         self._engine = engine
         self._opened = ExitStack()

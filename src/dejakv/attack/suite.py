@@ -15,7 +15,7 @@ from dejakv.attack.probing import Probing
 from dejakv.attack.scene import Scene
 from dejakv.attack.shared_parts import SharedParts
 from dejakv.attack.timing import Timing
-from dejakv.errors import MissingExtraError
+from dejakv.errors import ConfigError, MissingExtraError
 
 ATTACKS: tuple[Attack, ...] = (
     KeyCollision(),
@@ -30,7 +30,18 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
-def attack(scene: Scene, attacks: Sequence[Attack] = ATTACKS, before: Callable[[str], object] | None = None) -> Iterator[Done]:
+def chosen(names: Sequence[str]) -> tuple[Attack, ...]:
+    """The attacks of these names, all without any. Raises: ConfigError for an unknown name."""
+    known = [one.name for one in ATTACKS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--only {name[:80]!r} is no attack: choose from {', '.join(known)}")
+    return tuple(one for one in ATTACKS if not names or one.name in names)
+
+
+def attack(
+    scene: Scene, attacks: Sequence[Attack] = ATTACKS, before: Callable[[str], object] | None = None
+) -> Iterator[Done]:
     """Makes attacks in their order. `before`: told the name of each. Raises: DejaKVError for a server that went away."""
     for one in attacks:
         if before is not None:

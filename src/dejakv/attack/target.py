@@ -86,7 +86,9 @@ def open_target(url: SplitResult, key: str | None, other: str | None, pace: Pace
             if status == 401:
                 raise ConfigError(f"{shown} refuses the key of {flag}: give one of its API keys (see docs/server.md)")
             if status != 200 or "lookups" not in client.get("/v1/cache/stats").json:
-                raise ConfigError(f"--server {shown} is no server of DejaKV (/v1/cache/stats: {status}): give its address")
+                raise ConfigError(
+                    f"--server {shown} is no server of DejaKV (/v1/cache/stats: {status}): give its address"
+                )
         listed = clients[0].get("/v1/models").json.get("data") or [{}]
     except GoneError as error:
         raise ConfigError(f"--server: {error}: start it, or give its address") from error

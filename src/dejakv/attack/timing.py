@@ -29,7 +29,9 @@ class Timing:
     def run(self, scene: Scene) -> Result:
         server, rng = scene.server, scene.rng("timing")
         material = self.material or scene.material
-        figures: dict[str, Figure] = {"within a partition (AUC)": _told(server.first, server.first, material, scene, rng)}
+        figures: dict[str, Figure] = {
+            "within a partition (AUC)": _told(server.first, server.first, material, scene, rng)
+        }
         if server.second is None:
             return Result("not applicable", "", server.alone, figures)
         across = figures["across partitions (AUC)"] = _told(server.first, server.second, material, scene, rng)

@@ -106,13 +106,16 @@ def _mistyped(meta: ChunkMeta) -> str:
         if type(number) is not int or not 0 <= number < 2**63:
             return name
     created: object = meta.created
-    if type(created) not in (int, float) or not math.isfinite(cast(float, created)):
+    if type(created) not in (int, float) or not math.isfinite(meta.created):
         return "created"
     if not isinstance(cast(object, meta.metadata), dict):
         return "metadata"
     for span in meta.spans:
         place: tuple[object, ...] = (span.start, span.length, span.digest)
-        if tuple(map(type, place)) != (int, int, str) or not 0 <= span.start <= span.start + span.length <= meta.num_tokens:
+        if (
+            tuple(map(type, place)) != (int, int, str)
+            or not 0 <= span.start <= span.start + span.length <= meta.num_tokens
+        ):
             return "span"
     return ""
 

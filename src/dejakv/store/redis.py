@@ -19,8 +19,8 @@ import numpy as np
 
 from dejakv.errors import ConfigError, MissingExtraError, StoreError
 from dejakv.identity import digest_of
-from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, StoreStats, as_node
 from dejakv.store import redis_answers as answers
+from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, StoreStats, as_node
 from dejakv.store.breaker import Breaker
 from dejakv.store.codec import CorruptChunk, decode, encode
 from dejakv.store.counters import Counters, Listeners, logger

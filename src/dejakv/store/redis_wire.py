@@ -3,7 +3,6 @@
 redis-py's own time-out is that of one read, and it reads as many bytes as an answer says it has.
 """
 
-import socket
 import time
 from typing import Any
 
@@ -51,7 +50,7 @@ class BoundedSocket:
         if self._received > self._largest:
             raise ConnectionError(f"its answer has more than {self._largest} bytes")
         if time.monotonic() - self._began > self._seconds + self._received / SLOWEST:
-            raise socket.timeout(f"its answer took more than {self._seconds:g} seconds, and a second for {SLOWEST} bytes")
+            raise TimeoutError(f"its answer took more than {self._seconds:g} seconds, and a second for {SLOWEST} bytes")
 
 
 def bounded(connection_class: type[Any], largest: int, seconds: float) -> type[Any]:
@@ -59,6 +58,7 @@ def bounded(connection_class: type[Any], largest: int, seconds: float) -> type[A
 
     class Bounded(connection_class):
         def _connect(self) -> BoundedSocket:
-            return BoundedSocket(super()._connect(), largest, seconds)
+            connect: Any = super()._connect  # pyright: ignore[reportUnknownMemberType]
+            return BoundedSocket(connect(), largest, seconds)
 
     return Bounded
