@@ -21,6 +21,7 @@ class Result:
     tried     what was done, in words with its numbers
     reason    what broke, or why the attack cannot be made here; empty if it held
     figures   by name
+    notes     how each of many small trials ended; in the JSON file alone
     findings  everything that counts as broken, one text each
     """
 
@@ -29,6 +30,7 @@ class Result:
     reason: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
     findings: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -37,6 +39,7 @@ class Result:
             "reason": self.reason,
             "figures": {name: plain(figure) for name, figure in self.figures.items()},
             "findings": list(self.findings),
+            "notes": dict(self.notes),
         }
 
 
@@ -73,12 +76,17 @@ class Done:
         return {**named, **self.result.as_dict(), "seconds": round(self.seconds, 2)}
 
 
-def judged(tried: str, findings: Sequence[str], figures: Mapping[str, Figure] | None = None) -> Result:
+def judged(
+    tried: str,
+    findings: Sequence[str],
+    figures: Mapping[str, Figure] | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> Result:
     """Held if nothing was found, broken otherwise."""
     different = list(dict.fromkeys(findings))
     more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     reason = "; ".join(different[:SHOWN]) + more
-    return Result("broken" if findings else "held", tried, reason, figures or {}, tuple(findings))
+    return Result("broken" if findings else "held", tried, reason, figures or {}, tuple(findings), notes or {})
 
 
 def not_applicable(reason: str) -> Result:

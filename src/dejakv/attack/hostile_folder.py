@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dejakv.attack.base import Result, judged
 from dejakv.attack.child import Read, faults_of, read_in_children
-from dejakv.attack.figures import Figure
+from dejakv.attack.figures import Share
 from dejakv.attack.folder_tricks import TRICKS, Place, Trick
 from dejakv.attack.reading import digest_of
 from dejakv.attack.scene import Scene
@@ -43,7 +43,7 @@ class HostileFolder:
     def run(self, scene: Scene) -> Result:
         chunks = [make_chunk(number, partition=partition) for number in range(CHUNKS) for partition in "ab"]
         findings: list[str] = []
-        figures: dict[str, Figure] = {}
+        notes: dict[str, str] = {}
         tricks = self.tricks if self.tricks is not None else TRICKS
         with tempfile.TemporaryDirectory() as temporary:
             clean = Path(temporary) / "clean"
@@ -69,8 +69,10 @@ class HostileFolder:
                 if place.outside_content != before[number]:
                     faults.append("files outside of the folder were changed")
                 findings += [f"{name}: {fault}" for fault in faults]
-                figures[name] = "; ".join(faults) or _ending(found)
-        return judged(f"{len(tricks)} kinds of hostile folder, {len(chunks)} chunks in each", findings, figures)
+                notes[name] = "; ".join(faults) or _ending(found)
+        refused = sum(bool(found.noted.get("refused")) for found in read)
+        figures = {"folders that were not opened": Share(refused, len(tricks))}
+        return judged(f"{len(tricks)} kinds of hostile folder, {len(chunks)} chunks in each", findings, figures, notes)
 
 
 def _made(where: Path, clean: Path, trick: Trick, rng: random.Random) -> Place:

@@ -9,7 +9,6 @@ from pathlib import Path
 from dejakv.attack.base import Result, judged
 from dejakv.attack.child import Read, faults_of, read_in_children
 from dejakv.attack.fake_redis import FakeRedis
-from dejakv.attack.figures import Figure
 from dejakv.attack.reading import digest_of
 from dejakv.attack.redis_tricks import Forged, tricks
 from dejakv.attack.scene import Scene
@@ -46,7 +45,7 @@ class HostileRedis:
         ids = [chunk.meta.id for chunk in chunks]
         right, owners = {chunk.meta.id: digest_of(chunk) for chunk in chunks}, dict.fromkeys(ids, "p")
         findings: list[str] = []
-        figures: dict[str, Figure] = {}
+        notes: dict[str, str] = {}
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as servers:
             forged = Forged(make_chunk(7, partition="q"), Path(temporary))
             known = tricks(forged)
@@ -57,9 +56,10 @@ class HostileRedis:
             for name, found in zip(names, read, strict=True):
                 faults = faults_of(found, right, owners, peak + SPARE)
                 findings += [f"{name}: {fault}" for fault in faults]
-                figures[name] = "; ".join(faults) or _ending(found)
+                notes[name] = "; ".join(faults) or _ending(found)
             findings += [f"a pickle was loaded: {path.name}" for path in sorted(Path(temporary).iterdir())]
-        return judged(f"{len(figures)} kinds of hostile answers, every operation of a store", findings, figures)
+        figures = {"slowest operation, seconds": round(max(found.noted.get("slowest", 0.0) for found in read), 2)}
+        return judged(f"{len(notes)} kinds of hostile answers, every operation of a store", findings, figures, notes)
 
 
 def _ending(found: Read) -> str:

@@ -30,6 +30,8 @@ class _Section:
     raw: bytes
 
     def take(self, count: int, dtype: str) -> tuple[Any, "_Section"]:
+        if count < 0:
+            raise ValueError("a negative count")
         array = np.frombuffer(self.raw, dtype=dtype, count=count, offset=self.offset)
         return array, _Section(self.offset + array.nbytes, self.raw)
 

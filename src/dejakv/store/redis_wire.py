@@ -4,7 +4,7 @@ redis-py's own time-out is that of one read, and it reads as many bytes as an an
 """
 
 import time
-from typing import Any
+from typing import Any, cast
 
 SLOWEST = 4 * 1024**2
 """Bytes a second below which an answer is given up: to compute a prompt again is faster."""
@@ -58,7 +58,6 @@ def bounded(connection_class: type[Any], largest: int, seconds: float) -> type[A
 
     class Bounded(connection_class):
         def _connect(self) -> BoundedSocket:
-            connect: Any = super()._connect  # pyright: ignore[reportUnknownMemberType]
-            return BoundedSocket(connect(), largest, seconds)
+            return BoundedSocket(cast(Any, super())._connect(), largest, seconds)
 
     return Bounded
