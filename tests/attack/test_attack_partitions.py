@@ -8,6 +8,7 @@ import pytest
 from tests.attack.weak import SharingRegistry, one_budget, one_partition, sharing
 
 from dejakv.api_keys import ApiKeys
+from dejakv.attack import client
 from dejakv.attack.figures import Estimate
 from dejakv.attack.probing import Probing
 from dejakv.attack.scene import Scene
@@ -53,6 +54,10 @@ def ids_tell_the_content(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("dejakv.find.finder.exact_key", lambda _partition, *others: exact_key("", *others))
 
 
+def names_are_ids_of_the_text(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Service, "name_entry", lambda _service, _partition, _id, wanted: wanted or "p0123")
+
+
 def names_are_shared(patch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
@@ -63,6 +68,13 @@ def names_are_shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "name_entry", name_entry)
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all partitions are one, a partition's own figures say that nothing was stored."""
+    monkeypatch.setattr(client, "STORED_SECONDS", 3.0)
+    monkeypatch.setattr(client, "IMPATIENT_SECONDS", 0.05)
+
+
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
@@ -71,7 +83,8 @@ def names_are_shared(patch: pytest.MonkeyPatch) -> None:
         (everybody_is_the_operator, "/metrics is open"),
         (everybody_is_the_operator, "present content"),
         (budgets_are_not_divided, "evicted"),
-        (ids_tell_the_content, "the same id"),
+        (ids_tell_the_content, "not stored because another partition"),
+        (names_are_ids_of_the_text, "the same id"),
         (names_are_shared, "bears the owner's name"),
     ],
 )

@@ -15,6 +15,8 @@ SECONDS = 60.0
 """Longest wait for an answer."""
 STORED_SECONDS = 10.0
 """Longest wait until what was answered is stored."""
+IMPATIENT_SECONDS = 0.3
+"""The same for a server that has not stored a prompt within it before."""
 
 
 class GoneError(DejaKVError):
@@ -75,6 +77,7 @@ class Client:
         self._headers = {"Authorization": self.authorization} if key else {}
         self._pace = pace
         self._connection = self._connect()
+        self._patience = STORED_SECONDS
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "", self._url.port
@@ -127,8 +130,11 @@ class Client:
         options = {"reuse": reuse, "no_store": not keep}
         value = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "dejakv": options}
         reply = self.post("/v1/completions", value)
-        ends = time.monotonic() + STORED_SECONDS
-        while keep and reply.status == 200 and self.stored() <= before and time.monotonic() < ends:
+        ends = time.monotonic() + self._patience
+        while keep and reply.status == 200 and origin_of(reply).get("reuse") != "exact" and self.stored() <= before:
+            if time.monotonic() > ends:
+                self._patience = IMPATIENT_SECONDS
+                break
             time.sleep(0.02)
         return reply
 

@@ -11,11 +11,20 @@ _STATUS = Path("/proc/self/status")
 
 def resident() -> int | None:
     """Bytes in memory now; None where the system does not tell."""
+    return _told("VmRSS:")
+
+
+def peak() -> int | None:
+    """Bytes in memory at this process's worst moment. (`getrusage` counts those of the process that started it.)"""
+    return _told("VmHWM:")
+
+
+def _told(name: str) -> int | None:
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), None)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 class Growth:

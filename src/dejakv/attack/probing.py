@@ -77,6 +77,8 @@ class _Probes:
         self.asked += 1
         if left.json.get("store_key") == name and own.get("store_key") == name:
             self.findings.append("the prober's entry bears the owner's name")
+        if left.json.get("store_key") and not own.get("store_key"):
+            self.findings.append("a prompt is not stored because another partition has stored it")
         default = self._generate(self.owner, pair.prompt, None).json.get("store_key")
         if default is not None and default == own.get("store_key"):
             self.findings.append("two partitions have the same id for the same prompt, so that an id tells the content")

@@ -11,6 +11,7 @@ from functools import partial
 from types import NoneType
 from typing import Any
 
+from dejakv.attack.memory import peak
 from dejakv.errors import StoreError
 from dejakv.store.base import Chunk, ChunkMeta, Store
 from dejakv.testing.chunks import make_chunk
@@ -49,7 +50,7 @@ def read(make: Callable[[], Store], ids: Sequence[str]) -> dict[str, Any]:
     slowest   seconds of the slowest operation
     peak      bytes of memory at the worst moment; 0 if the process has needed as much before
     """
-    before = _peak()
+    before = peak() or 0
     noted: dict[str, Any] = {"answers": {}, "described": {}, "refused": "", "mistyped": []}
     slowest = 0.0
 
@@ -95,9 +96,5 @@ def main(make: Callable[[str], Store]) -> None:
 
 
 def _since(before: int) -> int:
-    now = _peak()
+    now = peak() or 0
     return now if now > before else 0
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

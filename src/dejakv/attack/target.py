@@ -83,6 +83,8 @@ def open_target(url: SplitResult, key: str | None, other: str | None, pace: Pace
         open_to_all = nobody.get("/v1/cache/stats").status == 200
         for flag, client in zip(("--api-key", "--other-key"), clients, strict=False):
             status = client.get("/v1/cache/stats").status
+            if status == 401 and key is None:
+                raise ConfigError(f"{shown} refuses callers without a key: give --api-key and --other-key")
             if status == 401:
                 raise ConfigError(f"{shown} refuses the key of {flag}: give one of its API keys (see docs/server.md)")
             if status != 200 or "lookups" not in client.get("/v1/cache/stats").json:
