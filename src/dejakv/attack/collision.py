@@ -45,9 +45,10 @@ class KeyCollision:
         figures: dict[str, Figure] = {}
         findings: list[str] = []
         notes: list[str] = []
+        engine = scene.engine
         for name in scene.encoders or USUAL:
             try:
-                encoder = text_encoder(name, embed=scene.engine.embed_text, fingerprint=scene.engine.epoch)
+                encoder = text_encoder(name, embed=engine.embed_text, fingerprint=engine.epoch)
             except DejaKVError:
                 if scene.encoders:
                     raise

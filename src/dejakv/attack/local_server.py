@@ -5,7 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,9 +47,8 @@ def local_server(model: str, engine: Any, costs: tuple[float, ...], **settings: 
             if not server.started:
                 raise ConfigError("the server did not start in this process: see the log, or give --server URL")
             url = urlsplit(f"http://127.0.0.1:{listener.getsockname()[1]}")
-            target = open_target(url, *keys, Pace(), own=True)
-            yield target
-            target.close()
+            with closing(open_target(url, *keys, Pace(), own=True)) as target:
+                yield target
         finally:
             server.should_exit = True
             thread.join(_STARTED_SECONDS)

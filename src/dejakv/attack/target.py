@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import ssl
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -76,24 +77,35 @@ def open_target(url: SplitResult, key: str | None, other: str | None, pace: Pace
     """The server, after a look at it. Raises: ConfigError if it does not answer, is none of DejaKV's, or refuses a key."""
     if key is not None and key == other:
         raise ConfigError("--api-key and --other-key are the same key, which has one partition: give another one")
-    nobody = Client(url, None, pace)
-    clients = [Client(url, given, pace) for given in (key, other) if given is not None] or [Client(url, None, pace)]
+    with ExitStack() as opened:
+        nobody = opened.enter_context(closing(Client(url, None, pace)))
+        given = [one for one in (key, other) if one is not None] or [None]
+        clients = [opened.enter_context(closing(Client(url, one, pace))) for one in given]
+        model, open_to_all = _looked_at(url, clients, nobody, key)
+        opened.pop_all()
+    second = clients[1] if len(clients) > 1 and not open_to_all else None
+    if second is None and len(clients) > 1:
+        clients[1].close()
+    alone = NO_KEYS if open_to_all else "" if second is not None else ONE_KEY
+    return Target(url, clients[0], second, nobody, pace, model, alone, own)
+
+
+def _looked_at(url: SplitResult, clients: list[Client], nobody: Client, key: str | None) -> tuple[str, bool]:
+    """The server's model, and whether it serves callers without a key."""
     shown = url.geturl()
     try:
         open_to_all = nobody.get("/v1/cache/stats").status == 200
         for flag, client in zip(("--api-key", "--other-key"), clients, strict=False):
-            status = client.get("/v1/cache/stats").status
-            if status == 401 and key is None:
+            reply = client.get("/v1/cache/stats")
+            if reply.status == 401 and key is None:
                 raise ConfigError(f"{shown} refuses callers without a key: give --api-key and --other-key")
-            if status == 401:
+            if reply.status == 401:
                 raise ConfigError(f"{shown} refuses the key of {flag}: give one of its API keys (see docs/server.md)")
-            if status != 200 or "lookups" not in client.get("/v1/cache/stats").json:
+            if reply.status != 200 or "lookups" not in reply.json:
                 raise ConfigError(
-                    f"--server {shown} is no server of DejaKV (/v1/cache/stats: {status}): give its address"
+                    f"--server {shown} is no server of DejaKV (/v1/cache/stats: {reply.status}): give its address"
                 )
         listed = clients[0].get("/v1/models").json.get("data") or [{}]
     except GoneError as error:
         raise ConfigError(f"--server: {error}: start it, or give its address") from error
-    second = clients[1] if len(clients) > 1 and not open_to_all else None
-    alone = NO_KEYS if open_to_all else "" if second is not None else ONE_KEY
-    return Target(url, clients[0], second, nobody, pace, str(listed[0].get("id", "")), alone, own)
+    return str(listed[0].get("id", "")), open_to_all

@@ -1,6 +1,7 @@
 """`dejakv attack`: attacks on the cache and on a server, and what held."""
 
 import json
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,11 +57,13 @@ def attack_command(
     attacks = chosen(only or ())
     refuse_existing(output, "the report")
     make_folder(output.parent)
-    target = _target(server, api_key, other_key, yes)
-    name = model if target is None else target.model
-    with Scene(
-        QUICK if quick else FULL, seed=seed, model=name, server=target, encoders=tuple(index_encoder or ())
-    ) as scene:
+    effort, encoders = QUICK if quick else FULL, tuple(index_encoder or ())
+    with ExitStack() as opened:
+        target = _target(server, api_key, other_key, yes)
+        if target is not None:
+            opened.enter_context(closing(target))
+        name = model if target is None else target.model
+        scene = opened.enter_context(Scene(effort, seed=seed, model=name, server=target, encoders=encoders))
         done = list(attack(scene, attacks, lambda one: typer.echo(f"{one} ...", err=True)))
         show(done, Console())
         found = report(done, scene)
