@@ -8,6 +8,7 @@ import pytest
 from tests.attack.weak import TINY
 from tests.serving import Running
 
+from dejakv.api_keys import bearer_key
 from dejakv.attack.client import Pace, SpentError
 from dejakv.attack.hostile_inputs import HostileInputs
 from dejakv.attack.memory import resident, watched
@@ -15,6 +16,7 @@ from dejakv.attack.scene import Scene
 from dejakv.attack.suite import ATTACKS, attack
 from dejakv.attack.target import NO_KEYS, ONE_KEY, Target, open_target
 from dejakv.server import bodies
+from dejakv.server.gate import Gate
 from dejakv.server.settings import ServerSettings
 
 Scenes = Callable[..., Scene]
@@ -40,8 +42,12 @@ def test_an_input_that_fails_inside_is_found(scene: Scenes, monkeypatch: pytest.
 
 
 def test_an_input_that_is_served_is_found(scene: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.server.gate.Gate._caller", lambda gate, _scope: gate._keys.caller(None))
-    monkeypatch.setattr("dejakv.server.gate.Keys.required", property(lambda _: False))
+    def careless(gate: Gate, scope: Any) -> Any:
+        """Reads the key, and counts no headers."""
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return gate._keys.caller(bearer_key(given.decode()))
+
+    monkeypatch.setattr(Gate, "_caller", careless)
     result = HostileInputs().run(scene())
     assert "hundreds of headers: status 200" in result.findings
 
