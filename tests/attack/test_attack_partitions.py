@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.attack.weak import SharingRegistry, one_budget, one_partition, sharing
 
+from dejakv import pipeline
 from dejakv.api_keys import ApiKeys
 from dejakv.attack import client
 from dejakv.attack.figures import Estimate
@@ -104,7 +105,7 @@ def test_the_parts_of_the_process_are_not_shared(scene: Scenes) -> None:
 @pytest.mark.parametrize(
     ("attack", "build", "crossed"),
     [
-        (SharedParts(), sharing, {"part order", "named donors"}),
+        (SharedParts(), sharing, {"named donors"}),
         (SharedParts(registry=SharingRegistry), None, {"encoder outputs"}),
         (SharedParts(store=one_budget), None, {"budgets"}),
     ],
@@ -113,6 +114,15 @@ def test_shared_parts_are_found(scene: Scenes, attack: SharedParts, build: Any, 
     result = attack.run(scene(**({"build": build} if build else {})))
     assert result.verdict == "broken"
     assert {name for name, figure in result.figures.items() if figure == "crossed"} == crossed
+
+
+def test_a_shared_order_of_parts_is_found(scene: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = pipeline.arranged
+    monkeypatch.setattr(
+        pipeline, "arranged", lambda frame, prefixes, tokenize, _: known(frame, prefixes, tokenize, "shared")
+    )
+    result = SharedParts().run(scene(build=sharing))
+    assert result.figures["part order"] == "crossed"
 
 
 def test_shared_fusion_states_are_found(scene: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
