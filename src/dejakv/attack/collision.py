@@ -74,7 +74,7 @@ class _Search:
         rng, material = self.scene.rng(f"collision/{self.name}"), self.scene.material
         findings: list[str] = []
         served: Counter[str] = Counter()
-        collided = passed = 0
+        collided = passed = stored_texts = 0
         guards: Counter[str] = Counter()
         nearest: list[float] = []
         with self._pipeline() as pipeline:
@@ -90,6 +90,7 @@ class _Search:
                 passed += len(hidden)
                 for text in (*stored, *hidden[:3]):
                     used, refused = _attacked(pipeline, f"victim {number}", victim, text)
+                    stored_texts += 1
                     served.update(used)
                     guards.update(refused)
                     findings += [
@@ -99,7 +100,7 @@ class _Search:
         figures[f"{self.name}: cosine reached, median"] = round(median(nearest), 3)
         figures[f"{self.name}: changed texts that pass the guards"] = Share(passed, self.mutated)
         for mode in ("exact", "adopt"):
-            figures[f"{self.name}: used under {mode}"] = Share(served[mode], collided + min(passed, 3 * self.victims))
+            figures[f"{self.name}: used under {mode}"] = Share(served[mode], stored_texts)
         figures[f"{self.name}: refused by"] = (
             ", ".join(f"{guard} {count}" for guard, count in guards.most_common()) or "none"
         )

@@ -32,7 +32,7 @@ class HostileFolder:
     name: str = "hostile folder"
     tries: str = (
         "files planted, cut, exchanged and replaced by links, pipes and pickles; foreign, damaged and malicious catalogs; huge "
-        "sizes; wrong owners and modes. Each is opened and read in a process of its own"
+        "sizes; wrong owners and modes. They are opened and read by another process"
     )
     broken_if: str = (
         "anything is unpickled, a chunk is returned that is not the one that was stored, a file outside is changed, the process "

@@ -4,7 +4,7 @@ redis-py's own time-out is that of one read, and it reads as many bytes as an an
 """
 
 import time
-from typing import Any, cast
+from typing import Any
 
 SLOWEST = 4 * 1024**2
 """Bytes a second below which an answer is given up: to compute a prompt again is faster."""
@@ -56,8 +56,10 @@ class BoundedSocket:
 def bounded(connection_class: type[Any], largest: int, seconds: float) -> type[Any]:
     """The class of a redis-py connection, over a `BoundedSocket`."""
 
-    class Bounded(connection_class):
+    base: Any = connection_class
+
+    class Bounded(base):
         def _connect(self) -> BoundedSocket:
-            return BoundedSocket(cast(Any, super())._connect(), largest, seconds)
+            return BoundedSocket(super()._connect(), largest, seconds)
 
     return Bounded
