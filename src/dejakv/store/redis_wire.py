@@ -60,6 +60,6 @@ def bounded(connection_class: type[Any], largest: int, seconds: float) -> type[A
 
     class Bounded(base):
         def _connect(self) -> BoundedSocket:
-            return BoundedSocket(super()._connect(), largest, seconds)
+            return BoundedSocket(base._connect(self), largest, seconds)
 
     return Bounded
