@@ -15,6 +15,7 @@ from pathlib import Path
 from dejakv.store.catalog_rows import COLUMNS, Row, Unreadable, row_of
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
+from dejakv.store.schema import check_schema
 
 VERSION = 2
 _WRITE_SECONDS = 10.0
@@ -235,7 +236,7 @@ def _statements(script: str) -> Iterator[str]:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Creates the tables of a new catalog, and brings those of version 1 up to date.
 
-    Raises: sqlite3.DatabaseError for a catalog of another version.
+    Raises: sqlite3.DatabaseError for a catalog of another version, and Damaged for one with other tables or triggers.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, 1, VERSION):
@@ -244,6 +245,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         for statement in _statements((_FROM_1 if version else _SCHEMA) + _PARENTS):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
+    check_schema(connection, _SCHEMA + _PARENTS)
 
 
 def _last_removed(connection: sqlite3.Connection) -> int:
