@@ -241,10 +241,11 @@ class Finder:
         metas = [self._known(id, prepared.request, prepared.epoch) for id in ids]
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
-        copied = sum(run.length for run in cover.runs if run.donor in used)
+        runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
+        copied = sum(length for _, length in runs)
         if not donors or copied < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
             return Found()
-        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied)
+        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied, runs=runs)
 
     def _named(self, ask: Ask, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
         """The donors that the caller named, or the prompt's own state, which is always better."""

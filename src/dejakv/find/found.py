@@ -16,6 +16,7 @@ class Found:
     prefix    the longest exact prefix, whether it is worth loading or not
     verdicts  what the guards said of each candidate they saw
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
+    runs      first token and length of each run of them
     """
 
     match: Match | None = None
@@ -23,6 +24,7 @@ class Found:
     prefix: tuple[PrefixHit, ChunkMeta] | None = None
     verdicts: tuple[Verdict, ...] = ()
     copied: int | None = None
+    runs: tuple[tuple[int, int], ...] = ()
 
     @property
     def refused(self) -> str:
