@@ -26,6 +26,7 @@ from dejakv.levels.semantic import SemanticTextCache
 from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
 from dejakv.store.open import store_of
+from dejakv.trust.gate import Gate
 
 
 def build_cache(
@@ -51,9 +52,15 @@ def build_cache(
         config,
         embed=embed,
         fusing=build_fusing(config, engine),
+        gate=build_gate(config),
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
+
+
+def build_gate(config: SemanticCacheConfig) -> Gate | None:
+    """The gate of the config's error bound; None without one."""
+    return Gate(config) if config.error_bound is not None else None
 
 
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:

@@ -5,6 +5,7 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,14 +23,21 @@ from dejakv.find.rows import derived, described_rows
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
+from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level, Match
-from dejakv.records import Record
+from dejakv.records import Record, greedy_note
 from dejakv.request import Request
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.writer import Writer
+from dejakv.trust.audits import Audits
+from dejakv.trust.differs import differs_of
+from dejakv.trust.gate import Gate
+from dejakv.trust.report import TrustReport
+
+logger = logging.getLogger("dejakv")
 
 
 class HierarchicalCache:
@@ -37,6 +45,7 @@ class HierarchicalCache:
 
     levels, guards, embed, embedder  see `Finder`
     fusing                           states of the model's fusion modules, if a provider reads them
+    gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
     background                       False stores within `record`
     """
 
@@ -50,10 +59,14 @@ class HierarchicalCache:
         embed: Embed = no_vectors,
         embedder: str = "",
         fusing: Fusing | None = None,
+        gate: Gate | None = None,
         background: bool = True,
     ) -> None:
-        self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
+        bounded = Bounded(gate) if gate is not None else None
+        self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded)
         self.config = self.finder.config
+        self.gate = gate
+        self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
         self.store = store
         self.fusing = fusing
         self.promotions = Promotions()
@@ -111,6 +124,9 @@ class HierarchicalCache:
             if tensor is None:
                 return None
             described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
+            if answer is not None:
+                note = greedy_note(prepared.request.sampling, completion.token_ids)
+                described = replace(described, metadata={**described.metadata, **note})
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
@@ -196,6 +212,17 @@ class HierarchicalCache:
             check_partition(partition)
         return self.finder.counts.of(partition)
 
+    def trust(self, partition: str | None) -> TrustReport | None:
+        """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
+        None without a bound, and while the evidence cannot be read, which the log tells."""
+        if partition is not None:
+            check_partition(partition)
+        try:
+            return self.gate.report(partition) if self.gate is not None else None
+        except OSError as error:
+            logger.warning("the evidence for the error bound cannot be read: %s", error)
+            return None
+
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
         check_partition(partition)
@@ -203,6 +230,8 @@ class HierarchicalCache:
         removed = self.store.clear(partition)
         self.finder.clear(partition)
         self.promotions.clear(partition)
+        if self.audits is not None:
+            self.audits.clear(partition)
         return removed
 
     @property
@@ -216,7 +245,11 @@ class HierarchicalCache:
         self.store.flush()
 
     def close(self) -> None:
-        """Finishes the saves and closes the store."""
+        """Finishes the saves and closes the store. What waits to be labelled is lost."""
+        if self.audits is not None:
+            self.audits.close()
+        if self.gate is not None:
+            self.gate.close()
         self._writer.close()
         if self.fusing is not None:
             self.fusing.close()

@@ -25,6 +25,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
+from dejakv.labelling import Labeller, known
 from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
@@ -36,7 +37,10 @@ logger = logging.getLogger("dejakv")
 class Pipeline:
     """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
-    promotes  prompts that were answered approximately wait for `promote_one`, which its owner calls in idle time
+    promotes  prompts that were answered approximately wait to be computed exactly
+
+    Its owner calls `run_errand` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
+    error bound. Without it a bound serves nothing approximate.
     """
 
     def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
@@ -94,6 +98,30 @@ class Pipeline:
         costs = costs_of(self.engine, self.cache.config.costs)
         return costs is None or costs.prefix_saves(best.held, best.given, best.tokens)
 
+    @property
+    def waiting(self) -> int:
+        """How much waits for `run_errand`."""
+        cache = self.cache
+        if cache is None:
+            return 0
+        return len(cache.promotions) + (len(cache.audits) if cache.audits is not None else 0)
+
+    def run_errand(self) -> bool:
+        """Does one of the things that wait for idle time: labels a would-be hit, or else promotes a prompt. False if none waits."""
+        return self.label_one() or self.promote_one()
+
+    def stop_errands(self) -> None:
+        """Ends a label that is being made at its next token; from now on would-be hits are lost, and nothing is labelled."""
+        if self.cache is not None and self.cache.audits is not None:
+            self.cache.audits.close()
+
+    def label_one(self) -> bool:
+        """Labels the would-be hit that waits longest, for the error bound. False if none waits.
+
+        For idle time: it takes up to twice as long as the request took. A failure counts as a wrong answer and is logged.
+        """
+        return self.cache is not None and Labeller(self.engine, self.cache, self._run).label_one()
+
     def promote_one(self) -> bool:
         """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
 
@@ -128,9 +156,15 @@ class Pipeline:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
+        trial, audits = decision.trial, cache.audits
+        if trial is not None and audits is not None:
+            audits.note(trial.draw, prepared.request, prepared.epoch, decision)
         fusing = cache.fusing
         injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
         completion, chosen = self._run(prepared, decision.plan, decision, clock)
+        if trial is not None and audits is not None:
+            answer = known(prepared.request, completion, audits.differs)
+            audits.answered(trial.draw, answer, approximate=chosen.approximate)
         if fusing is not None:
             fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))

@@ -115,7 +115,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answers[name] = pipelines[name].answer(request)
         waited[name] = _flush(pipelines[name])
     for pipeline in pipelines.values():
-        _promote(pipeline)
+        _idle(pipeline)
     full = answers.get("none")
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
@@ -148,7 +148,7 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows
         for pipeline in cached:
             pipeline.answer(short)
             _flush(pipeline)
-            _promote(pipeline)
+            _idle(pipeline)
         _learn(pipelines, request, row)
 
 
@@ -160,7 +160,9 @@ def _flush(pipeline: Pipeline) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def _promote(pipeline: Pipeline) -> None:
-    """The idle time behind a request: one prompt is computed exactly, if any waits, and stored."""
+def _idle(pipeline: Pipeline) -> None:
+    """The idle time behind a request: would-be hits are labelled, and one prompt is computed exactly, if any waits."""
+    while pipeline.label_one():
+        _flush(pipeline)
     if pipeline.promotes and pipeline.promote_one():
         _flush(pipeline)

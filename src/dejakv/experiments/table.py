@@ -81,6 +81,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
+    lines += _bound(summary.get("trust"))
     lines += _nearness(summary)
     response = summary.get("response_cache", {})
     if response.get("hits"):
@@ -103,6 +104,22 @@ def _lines(summary: dict[str, Any]) -> list[str]:
     if summary.get("warning"):
         lines.append(f"WARNING {summary['warning']}")
     return lines
+
+
+def _bound(trust: dict[str, Any] | None) -> list[str]:
+    """What came of the error bound."""
+    if trust is None:
+        return []
+    upper = (
+        ""
+        if trust["upper"] is None
+        else f", at most {_share(trust['upper'])} at {_share(trust['confidence'])} confidence"
+    )
+    lost = f", {trust['lost']} labels lost" if trust["lost"] else ""
+    return [
+        f"error bound {_share(trust['delta'])}: {trust['gate']}, {trust['rules']} rules open; {trust['explored']} hits computed both ways "
+        f"({trust['explored_wrong']} wrong), {trust['served']} served, {trust['audited']} of them audited ({trust['wrong']} wrong{upper}){lost}"
+    ]
 
 
 def _nearness(summary: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from dejakv.find.candidates import Candidate
 from dejakv.find.found import Found
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Query, Status
+from dejakv.trust.draw import Draw
 
 
 def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
@@ -22,6 +23,14 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """An approximate plan under an error bound, and what was drawn for it: whether it runs, and whether it is labelled."""
+
+    plan: Plan
+    draw: Draw
+
+
+@dataclass(frozen=True)
 class Decision:
     """How a request is to be run.
 
@@ -31,6 +40,7 @@ class Decision:
     ways     every plan that was considered, with its seconds, or what speaks against it
     query    what the levels were asked
     seconds  what finding took
+    trial    the approximate plan that was chosen, where there is an error bound; `plan` is it only if it was drawn to be served
     """
 
     key: str
@@ -43,6 +53,7 @@ class Decision:
     statuses: Mapping[str, Status]
     seconds: float = 0.0
     ways: tuple[Candidate, ...] = ()
+    trial: Trial | None = None
 
     def __str__(self) -> str:
         """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""

@@ -18,12 +18,14 @@ from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
+from dejakv.find.bound import bound_by
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.plan import Planned, plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
+from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import judge
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
@@ -54,6 +56,7 @@ class Finder:
     guards   asked for whatever is not exact
     embed    computes the latent layers' vectors of a request, called only when a latent level asks
     embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
+    bounded  judges every approximate plan by an error bound, also one from donors that no guard was asked about
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Finder:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
+        bounded: Bounded | None = None,
     ) -> None:
         self.config = config or SemanticCacheConfig()
         self.store = store
@@ -73,6 +77,7 @@ class Finder:
         self.guards = tuple(guards)
         self.embed = embed
         self.embedder = embedder
+        self.bounded = bounded
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
         blends = self.config.copied_text and self.config.reuse == "blend"
@@ -89,18 +94,17 @@ class Finder:
         began = time.perf_counter()
         prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         key, query = self._asked(prepared)
-        request = query.request
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
         planned = self._plan(prepared, key, found, ask, costs)
-        chosen, exact = planned.plan, planned.exact
-        self.counts.lookup(request.partition, found.verdicts)
-        self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
-        seconds = time.perf_counter() - began
-        tokens = len(prepared.token_ids)
+        planned, trial = bound_by(self.bounded, self.config, prepared, found, ask, planned)
+        chosen, partition = planned.plan, query.request.partition
+        self.counts.lookup(partition, found.verdicts)
+        self.counts.planned(partition, chosen.match, chosen.method == "prefix")
+        tokens, seconds, statuses = len(prepared.token_ids), time.perf_counter() - began, settled(statuses, chosen)
         return Decision(
-            key, tokens, ask, chosen, exact, found, query, settled(statuses, chosen), seconds, planned.candidates
+            key, tokens, ask, chosen, planned.exact, found, query, statuses, seconds, planned.candidates, trial
         )
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:

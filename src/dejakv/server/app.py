@@ -109,4 +109,5 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         prune=settings.prune,
         max_generation=settings.max_generation,
         costs=settings.costs,
+        **vars(settings.trust),
     )

@@ -5,7 +5,7 @@ from starlette.concurrency import run_in_threadpool
 
 from dejakv.server.access import caller_of, partition_of, service_of
 from dejakv.server.gate import Caller
-from dejakv.server.schemas import CacheStats, ClearResponse
+from dejakv.server.schemas import CacheStats, ClearResponse, TrustStats
 from dejakv.server.service import Service
 
 router = APIRouter(tags=["cache"])
@@ -35,6 +35,7 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
     cache = service.worker.pipeline.cache
     assert cache is not None
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
+    trust = cache.trust(caller.partition)
     registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
     return CacheStats(
         entries=store.entries if caller.operator else None,
@@ -47,6 +48,9 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
         rejections=counts.rejections,
         promotions=counts.promotions,
         encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
+        trust=TrustStats(**{name: getattr(trust, name) for name in TrustStats.model_fields})
+        if trust is not None
+        else None,
     )
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
 from dejakv.errors import ConfigError
@@ -52,7 +51,7 @@ class TrustSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.groups  # reads them, so that a mistake is found now
+        self.check_groups()
 
     @property
     def alpha(self) -> float:
@@ -64,7 +63,11 @@ class TrustSettings:
         """Log of the evidence that opens a rule."""
         return -math.log(self.alpha)
 
-    @cached_property
+    def check_groups(self) -> None:
+        """Raises: ConfigError for a group that cannot be read."""
+        _ = self.groups
+
+    @property
     def groups(self) -> Mapping[str, str]:
         """The group of each partition that is in one. Raises: ConfigError for a group that cannot be read."""
         found: dict[str, str] = {}
