@@ -1,9 +1,23 @@
 """The guard of plans that knows how often they were wrong: it asks a gate, and the gate draws."""
 
-from dejakv.engines.base import Prepared
+from collections.abc import Sequence
+from typing import Protocol
+
+from dejakv.request import Request
 from dejakv.trust.draw import Draw
 from dejakv.trust.features import Known, Planned, features_of
 from dejakv.trust.gate import Gate
+
+
+class Asked(Protocol):
+    """An `engines.base.Prepared`, as far as it is looked at here."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def epoch(self) -> str: ...
 
 
 class Bounded:
@@ -12,15 +26,16 @@ class Bounded:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    def judge(self, method: str, plan: Planned, found: Known, prepared: Prepared, setting: str) -> Draw:
-        """Whether the plan may serve, and whether its outcome is to be learned from.
+    def judge(self, plan: Planned, found: Known, prepared: Asked, setting: str) -> Draw:
+        """Whether a `find.ways.Plan` may serve, and whether its outcome is to be learned from.
 
-        method, setting  of the plan, and the quality that it runs with: evidence is collected for each pair of them
+        found    what the plan was made from, a `find.found.Found`
+        setting  the quality that it runs with: evidence is collected for each method and setting
         """
         return self.gate.draw(
             partition=prepared.request.partition,
             epoch=prepared.epoch,
-            method=method,
+            method=plan.method,
             setting=setting,
             features=features_of(plan, found, len(prepared.token_ids)),
         )

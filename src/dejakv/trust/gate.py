@@ -6,13 +6,14 @@ gate.learn(draw, wrong)
 """
 
 import logging
+import os
 import secrets
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dejakv.errors import ConfigError, InputError
+from dejakv.errors import ConfigError, InputError, StoreError
+from dejakv.trust import forks
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.features import risk_of
 from dejakv.trust.grid import PILOT, band_of
@@ -50,7 +51,8 @@ class Gate:
         self._random = random
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
-        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._lock = forks.lock(forks.GATE)
 
     def draw(self, *, partition: str, epoch: str, method: str, setting: str, features: Mapping[str, float]) -> Draw:
         """Decides about one would-be hit. Never raises for the state of the ledger.
@@ -62,7 +64,7 @@ class Gate:
         with self._lock:
             try:
                 drawn = self._draw(cls, risk)
-            except OSError as error:
+            except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
                 drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk)
             drawn = replace(drawn, features=dict(features), id=secrets.token_hex(16))
@@ -99,10 +101,10 @@ class Gate:
                     known[cls] = known.get(cls, State()).counted(counts)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
         classes = tuple(class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items())
-        return whole_report(self.settings, classes, getattr(self._ledger, "cold_starts", 0))
+        return whole_report(self.settings, classes, self._ledger.cold_starts)
 
     def forget(self, partition: str) -> None:
-        """Removes all evidence of a partition, and with it that of its group, which cannot be told apart. Raises: OSError."""
+        """Removes all evidence of a partition, and with it that of its group, which cannot be told apart. Raises: StoreError."""
         group = self.settings.group_of(partition)
         with self._lock:
             self._ledger.forget(group)
@@ -116,11 +118,15 @@ class Gate:
             try:
                 for cls in list(self._uncounted):
                     self._change(cls, lambda state: state)
-            except OSError as error:
+            except StoreError as error:
                 logger.warning("what was served is not counted in full: %s", error)
             self._ledger.close()
 
     def _draw(self, cls: ClassKey, risk: float) -> Draw:
+        if self._process != os.getpid():  # a child of fork: its parent waits for these labels
+            self._process = os.getpid()
+            self._pending.clear()
+            self._uncounted.clear()
         self._write(cls)
         state = self._ledger.read(cls)
         if state is None or not state.cutoffs:
@@ -138,7 +144,7 @@ class Gate:
             self._pending[draw.cls].settle(draw, wrong)
             try:
                 self._write(draw.cls)
-            except OSError as error:
+            except StoreError as error:
                 logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
 
     def _write(self, cls: ClassKey) -> None:

@@ -1,9 +1,9 @@
 """Where evidence is kept: the seam, and the one in memory."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from dejakv.trust import forks
 from dejakv.trust.draw import ClassKey
 from dejakv.trust.state import State
 
@@ -11,16 +11,22 @@ Change = Callable[[State], State]
 
 
 class Ledger(Protocol):
-    """Thread-safe. Keeps a state for each class, and changes it in one step that no other process comes between."""
+    """Thread-safe. Keeps a state for each class, and changes it in one step that no other process comes between.
+
+    cold_starts  how often evidence was damaged, so that it began anew
+    """
+
+    @property
+    def cold_starts(self) -> int: ...
 
     def read(self, cls: ClassKey) -> State | None:
-        """What is known; None of a class that nothing is known of, or whose evidence is damaged. Raises: OSError if it cannot be read."""
+        """What is known; None of a class that nothing is known of, or whose evidence is damaged. Raises: StoreError if it cannot be read."""
         ...
 
     def change(self, cls: ClassKey, change: Change, *, once: str = "") -> State:
         """Applies a change to what is known and returns the result, or what is known if a change named `once` was made before.
 
-        Raises: OSError if it cannot be written: then nothing has changed.
+        Raises: StoreError if it cannot be written: then nothing has changed.
         """
         ...
 
@@ -29,7 +35,7 @@ class Ledger(Protocol):
         ...
 
     def forget(self, group: str) -> None:
-        """Removes all that is known of a group. Raises: OSError."""
+        """Removes all that is known of a group. Raises: StoreError."""
         ...
 
     def close(self) -> None: ...
@@ -38,10 +44,12 @@ class Ledger(Protocol):
 class MemoryLedger:
     """Evidence of this process alone, which ends with it."""
 
+    cold_starts = 0
+
     def __init__(self) -> None:
         self._states: dict[ClassKey, State] = {}
         self._made: dict[str, None] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.LEDGER)
 
     def read(self, cls: ClassKey) -> State | None:
         return self._states.get(cls)

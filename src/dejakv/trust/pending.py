@@ -40,6 +40,8 @@ class Pending:
     def settle(self, draw: Draw, wrong: bool | None) -> None:
         """The label is here; None: it is lost. A draw that is not waited for was made elsewhere, or is settled already: it is
         put at the end, and the ledger knows whether it was counted."""
+        if wrong is None and draw.id not in self._entries:
+            return
         entry = self._entries.setdefault(draw.id, _Entry(draw))
         if not entry.known:
             entry.known, entry.wrong = True, wrong

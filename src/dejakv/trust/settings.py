@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from dejakv.errors import ConfigError
+from dejakv.identity import digest_of
 from dejakv.settings import check_fields, shown
 
 
@@ -84,6 +85,6 @@ class TrustSettings:
         return found
 
     def group_of(self, partition: str) -> str:
-        """What a partition's evidence is kept under. A group never has the name of a partition."""
+        """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's."""
         group = self.groups.get(partition)
-        return f"partition:{partition}" if group is None else f"group:{group}"
+        return digest_of("trust", *(("partition", partition) if group is None else ("group", group)))[:32]

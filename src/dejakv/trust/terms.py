@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dejakv.identity import digest_of
+from dejakv.trust.features import RISK_VERSION
 from dejakv.trust.settings import TrustSettings
 
 
@@ -31,3 +33,14 @@ class Terms:
         Only where a rule has hits of both kinds: those that an open rule covers, and others.
         """
         return 0 < opened <= rule and (self.explore > self.audit) == (band >= opened) and self.explore != self.audit
+
+
+EVIDENCE_VERSION = 1
+"""Raised with every change of how evidence is made of labels."""
+
+
+def fingerprint(settings: TrustSettings) -> str:
+    """What evidence was collected under. Evidence of other terms is not used: a bound that is chosen by what the evidence says
+    would not hold."""
+    terms = (settings.error_bound, settings.confidence, settings.explore_share, settings.audit_share, settings.differs)
+    return digest_of("terms", *map(repr, (EVIDENCE_VERSION, RISK_VERSION, *terms)))[:32]
