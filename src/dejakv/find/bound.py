@@ -27,20 +27,19 @@ def bound_by(
         return planned, None
     if ask.no_store:
         return _held_back(planned, "nothing of this request is kept, so that its answer could not be checked"), None
-    draw = bounded.judge(chosen.method, chosen, found, prepared, setting_of(chosen.method, config))
+    draw = bounded.judge(chosen, found, prepared, setting_of(chosen.method, config))
     return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
 
 
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:
-    """What makes approximate plans of a method what they are, and their answers wrong: evidence on one setting says nothing of
-    another."""
+    """What makes approximate plans of a method what they are: evidence on one setting says nothing of another."""
     if method == "blend":
         quality = config.blend
         made = [config.blend_map, quality.selector, f"share {quality.share:g}", f"generation {config.max_generation}"]
     else:
         made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
         made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
-    return ", ".join([*made, f"differs {config.differs}"])
+    return ", ".join(made)
 
 
 def _held_back(planned: Planned, why: str) -> Planned:
