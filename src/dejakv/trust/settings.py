@@ -1,9 +1,7 @@
 """What the user asks of approximate answers, and what that may cost."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
 from dejakv.errors import ConfigError
@@ -53,7 +51,7 @@ class TrustSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.groups  # reads them, so that a mistake is found now
+        self.check_groups()
 
     @property
     def alpha(self) -> float:
@@ -65,9 +63,12 @@ class TrustSettings:
         """Log of the evidence that opens a rule."""
         return -math.log(self.alpha)
 
-    @cached_property
-    def groups(self) -> Mapping[str, str]:
-        """The group of each partition that is in one. Raises: ConfigError for a group that cannot be read."""
+    def check_groups(self) -> None:
+        """Raises: ConfigError for a group that cannot be read, and for a partition in two of them."""
+        self.groups()
+
+    def groups(self) -> dict[str, str]:
+        """The group of each partition that is in one."""
         found: dict[str, str] = {}
         for text in self.trust_groups:
             name, mark, members = text.partition("=")
@@ -83,5 +84,5 @@ class TrustSettings:
 
     def group_of(self, partition: str) -> str:
         """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's."""
-        group = self.groups.get(partition)
+        group = self.groups().get(partition)
         return digest_of("trust", *(("partition", partition) if group is None else ("group", group)))[:32]
