@@ -130,7 +130,7 @@ class CacheCollector(Collector):
     stores    `Store.stats` by the name they are to have
     levels    counts of the levels, all partitions together
     promotions  prompts that wait for idle time
-    trust     what is known of the error bound, None without one
+    trust     what is known of the error bound, None without one; `labels_waiting`: hits that wait for their label
     requests  sums over records
     """
 
@@ -142,6 +142,7 @@ class CacheCollector(Collector):
         levels: Callable[[], CacheCounts] | None = None,
         promotions: Callable[[], PromotionCounts] | None = None,
         trust: Callable[[], TrustReport | None] | None = None,
+        labels_waiting: Callable[[], int] | None = None,
         requests: RequestTotals | None = None,
     ) -> None:
         self._encoder = encoder
@@ -149,6 +150,7 @@ class CacheCollector(Collector):
         self._levels = levels
         self._promotions = promotions
         self._trust = trust
+        self._labels_waiting = labels_waiting
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
@@ -164,6 +166,10 @@ class CacheCollector(Collector):
         report = self._trust() if self._trust is not None else None
         if report is not None:
             yield from trust_metrics(report)
+        if self._labels_waiting is not None:
+            yield GaugeMetricFamily(
+                "dejakv_trust_waiting", "Hits that wait for their label.", value=self._labels_waiting()
+            )
         if self._requests is not None:
             yield from self._requests.metrics()
 

@@ -1,25 +1,21 @@
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dejakv.find.found import Found
+from dejakv.find.ways import Plan
+from dejakv.levels.base import Match
+from dejakv.store.base import ChunkMeta
 from dejakv.trust.features import features_of, risk_of
 from dejakv.trust.grid import PILOT, band_of, cutoffs_of
 
 SHARE = st.floats(0, 1)
 
 
-def planned(**values: object) -> SimpleNamespace:
-    donors = tuple(SimpleNamespace(generation=number) for number in (0, 2))
-    return SimpleNamespace(
-        **{"donors": donors, "match": SimpleNamespace(score=0.75), "reused": 60, "kept": 10, **values}
-    )
-
-
 def test_features_of_copied_text() -> None:
-    found = SimpleNamespace(copied=50, runs=((70, 20), (20, 30)))
-    known = features_of(planned(), found, 100)
+    donors = tuple(ChunkMeta(str(made), "", "e", (1, 2), "", "", generation=made) for made in (0, 2))
+    plan = Plan("blend", donors, Match("0", "copied", 0.75), reused=60, kept=10)
+    known = features_of(plan, Found(plan.match, donors, copied=50, runs=((70, 20), (20, 30))), 100)
     assert known == pytest.approx(
         {
             "share_rows": 0.4, "score": 0.75, "donors": 2, "generation": 2, "kept": 0.1, "copied": 0.5, "seams": 2,
@@ -29,7 +25,7 @@ def test_features_of_copied_text() -> None:
 
 
 def test_features_of_text_that_was_only_compared() -> None:
-    known = features_of(planned(match=None, donors=()), SimpleNamespace(copied=None, runs=()), 100)
+    known = features_of(Plan("blend"), Found(), 100)
     assert (known["score"], known["generation"], known["copied"]) == (0, 0, 0)
     assert "seams" not in known
 

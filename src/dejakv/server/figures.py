@@ -39,6 +39,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ServerCollector(worker))
     cache = worker.pipeline.cache
+    audits = cache.audits if cache is not None else None
     encoder = getattr(worker.pipeline.engine, "encoder_cache", None)
     registry.register(
         CacheCollector(
@@ -47,6 +48,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
             levels=(lambda: cache.stats(None)) if cache is not None else None,
             promotions=(lambda: cache.promotions.counts) if cache is not None else None,
             trust=(lambda: cache.trust(None)) if cache is not None else None,
+            labels_waiting=audits.__len__ if audits is not None else None,
             requests=worker.totals,
         )
     )

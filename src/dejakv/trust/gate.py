@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.trust import forks
+from dejakv.trust.arithmetic import labels_needed
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.features import risk_of
 from dejakv.trust.grid import PILOT, band_of
@@ -49,6 +50,7 @@ class Gate:
         self.terms = Terms.of(settings)
         self._ledger: Ledger = MemoryLedger() if ledger is None else ledger
         self._random = random
+        self._least = labels_needed(settings.error_bound, settings.confidence)
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
@@ -137,7 +139,9 @@ class Gate:
         share = self.terms.audit if served else self.terms.explore
         labelled = self._random() < share
         rule = state.opened - 1 if state.opened else None
-        return Draw(served, labelled, share, rule, _reason(state, served, risk), cls, risk, round=state.round)
+        return Draw(
+            served, labelled, share, rule, _reason(state, served, risk, self._least), cls, risk, round=state.round
+        )
 
     def _settle(self, draw: Draw, wrong: bool | None) -> None:
         with self._lock:
@@ -186,8 +190,10 @@ class Gate:
         return state
 
 
-def _reason(state: State, served: bool, risk: float) -> str:
+def _reason(state: State, served: bool, risk: float, least: int | None) -> str:
     if not state.opened:
-        return f"gate closed: {state.tallies[0].band} hits labelled under the strictest rule"
-    least = state.cutoffs[state.opened - 1]
-    return f"risk {risk:.3g} is {'within' if served else 'above'} the open rule's {least:.3g}"
+        tally = state.tallies[0]
+        wrong = f", {tally.band_wrong} of them wrong" if tally.band_wrong else ""
+        return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {least} at least"
+    cutoff = state.cutoffs[state.opened - 1]
+    return f"risk {risk:.3g} is {'within' if served else 'above'} the open rules' {cutoff:.3g}"

@@ -1,7 +1,6 @@
 """What the user asks of approximate answers, and what that may cost."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -65,12 +64,11 @@ class TrustSettings:
         return -math.log(self.alpha)
 
     def check_groups(self) -> None:
-        """Raises: ConfigError for a group that cannot be read."""
-        _ = self.groups
+        """Raises: ConfigError for a group that cannot be read, and for a partition in two of them."""
+        self.groups()
 
-    @property
-    def groups(self) -> Mapping[str, str]:
-        """The group of each partition that is in one. Raises: ConfigError for a group that cannot be read."""
+    def groups(self) -> dict[str, str]:
+        """The group of each partition that is in one."""
         found: dict[str, str] = {}
         for text in self.trust_groups:
             name, mark, members = text.partition("=")
@@ -86,5 +84,5 @@ class TrustSettings:
 
     def group_of(self, partition: str) -> str:
         """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's."""
-        group = self.groups.get(partition)
+        group = self.groups().get(partition)
         return digest_of("trust", *(("partition", partition) if group is None else ("group", group)))[:32]
