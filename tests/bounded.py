@@ -52,7 +52,7 @@ def hits(partition: str = "default") -> Iterator[Request]:
         yield request(ask(fact, random.Random(number)), f"{one.text} {other.text}", partition=partition)
 
 
-def served(pipeline: Pipeline, stream: Iterator[Request], most: int, **more: Any) -> list[Answer]:
+def answers_to(pipeline: Pipeline, stream: Iterator[Request], most: int, **more: Any) -> list[Answer]:
     """The answers to the next prompts, each with the idle time behind it."""
     answers: list[Answer] = []
     for _, asked in zip(range(most), stream, strict=False):
