@@ -25,10 +25,9 @@ KEY = {"Authorization": "Bearer alpha"}
 
 
 def settings(**more: Any) -> ServerSettings:
-    return ServerSettings(
-        reuse="blend", promote=False, promote_after=0.0, max_new_tokens=64, max_items=0, costs=COSTS,
-        max_generation=0, **{**BOUND, **more},
-    )  # fmt: skip
+    kept: dict[str, Any] = {"reuse": "blend", "max_new_tokens": 64, "max_items": 0, "max_generation": 0, "costs": COSTS}
+    idle: dict[str, Any] = {"promote": False, "promote_after": 0.0}
+    return ServerSettings(**{**kept, **idle, **BOUND, **more})
 
 
 def body(asked: Request) -> dict[str, Any]:
