@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import settings_from
 from dejakv.presets import about, names, preset
@@ -116,8 +117,20 @@ def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    text = SemanticCacheConfig.__doc__ or ""
-    plain = {"exact_prefix", "exact_text", "semantic_text", "index", "policy", "image_root", "enable_fusion_cache"}
-    plain |= {"embedding_match", "cache_dir", "fusion_cache_dir", "max_cached_blocks"}
-    missing = [item.name for item in fields(SemanticCacheConfig) if item.name not in text and item.name not in plain]
-    assert missing == []
+    """In the class that it stands in."""
+    plain = {"index", "embedding_match"}
+    for part in SemanticCacheConfig.__mro__[:-1]:
+        text = part.__doc__ or ""
+        assert [name for name in vars(part).get("__annotations__", {}) if name not in text and name not in plain] == []
+
+
+def test_every_setting_stands_once() -> None:
+    """The parts of the cache's settings share no name; the connector's own ones differ only where it says so."""
+    own = [name for part in SemanticCacheConfig.__mro__ for name in vars(part).get("__annotations__", {})]
+    assert len(own) == len(set(own)) == len(fields(SemanticCacheConfig))
+    other = {
+        item.name
+        for item in fields(ConnectorSettings)
+        if item.name in own and item.default != getattr(SemanticCacheConfig, item.name)
+    }
+    assert other == {"min_tokens", "index_encoder"}

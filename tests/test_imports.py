@@ -9,6 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "dejakv"
 
 KNOWS_NOT = {
+    "config": ("find", "levels", "guards", "store", "engines", "reuse.blend", "experiments", "server", "cli"),
     "store": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli", "datasets", "models"),
     "encoder_cache": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
     "index": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
@@ -26,7 +27,7 @@ KNOWS_NOT = {
 }
 """Packages, and the packages above them or beside them."""
 
-WITHOUT_TORCH = ("find", "levels", "guards", "index", "store", "encoder_cache", "trust")
+WITHOUT_TORCH = ("config", "find", "levels", "guards", "index", "store", "encoder_cache", "trust")
 
 
 def imports_of(file: Path) -> Iterator[str]:

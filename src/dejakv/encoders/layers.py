@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dejakv.config import SIMILARITY_THRESHOLD
+from dejakv.config.text import SIMILARITY_THRESHOLD
 from dejakv.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from dejakv.config import DEFAULT_ENCODER
+from dejakv.config.text import DEFAULT_ENCODER
 from dejakv.encoders.base import Vector
 from dejakv.encoders.fingerprint import module_fingerprint
 from dejakv.encoders.threads import one_torch_thread

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
+from dejakv.config.reuse import ReuseMethod
 from dejakv.request import Request
 
 Mode = Literal["off", "exact", "adopt", "blend"]

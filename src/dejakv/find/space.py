@@ -1,6 +1,6 @@
 """What keeps requests apart that must never match."""
 
-from dejakv.config import MediaPolicy
+from dejakv.config.find import MediaPolicy
 from dejakv.engines.base import Prepared
 from dejakv.identity import digest_of, media_key
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from dejakv.config import IndexKind
+from dejakv.config.find import IndexKind
 from dejakv.errors import ConfigError
 from dejakv.index.base import VectorIndex
 from dejakv.index.flat import FlatIndex

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from dejakv.config import LayerMatch
+from dejakv.config.find import LayerMatch
 from dejakv.encoders.layers import LayerSpec
 from dejakv.errors import ConfigError, InputError
 from dejakv.index.base import Vector, VectorIndex, unit

@@ -5,7 +5,7 @@ from typing import overload
 
 from cachetools import LRUCache
 
-from dejakv.config import SIMILARITY_THRESHOLD
+from dejakv.config.text import SIMILARITY_THRESHOLD
 from dejakv.encoders.base import TextEncoder
 from dejakv.encoders.window import varying_part
 from dejakv.errors import ConfigError, InputError

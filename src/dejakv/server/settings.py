@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dejakv.config import PrunePolicy
+from dejakv.config.reuse import PrunePolicy
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from dejakv.config import PrunePolicy
+from dejakv.config.reuse import PrunePolicy
 from dejakv.costs import Costs
 from dejakv.engines.base import Completion, OnToken, Prepared, Start
 from dejakv.engines.blending import later

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from dejakv.config import PrunePolicy
+from dejakv.config.reuse import PrunePolicy
 from dejakv.engines.transformers.continuation import copied
 from dejakv.errors import ModelError
 from dejakv.request import Request

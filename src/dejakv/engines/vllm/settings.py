@@ -1,15 +1,17 @@
 """All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import SIMILARITY_THRESHOLD, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
+from dejakv.config.blend import BlendSettings
+from dejakv.config.keep import BudgetSettings
+from dejakv.config.text import TextSettings
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
-from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector
-from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
 
 if TYPE_CHECKING:
     from dejakv.reuse.blend import BlendConfig
@@ -21,34 +23,21 @@ Timeout = Annotated[float, Within(0, above=True)]
 
 
 @dataclass(frozen=True)
-class ConnectorSettings:
-    """Keys of `kv_connector_extra_config`.
+class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
+    """Keys of `kv_connector_extra_config`, beside those of the three classes it is made of.
 
     mode               what a request gets that asks for nothing: `exact` or `blend`
     modes              what a request may choose; by default `off`, `exact` and `mode`
     store_dir          folder of the store, made with mode 0700; without it KV lives in this process's memory
-    max_bytes          budget of the store
-    memory_bytes       of a store on disk, what is also kept in memory
-    policy             `lru` or `lfu`
     min_tokens         shorter prompts are neither looked up nor stored
     max_tokens         longer prompts are not stored; 0 for no limit
-    min_gain           least tokens a load must save beyond vLLM's own prefix hit
     min_new_tokens     a prompt is stored only if no stored chunk covers all but this many of its tokens
     max_pending_bytes  saves under way; a save beyond it is dropped and counted
-    second_sight       store a prompt when it comes the second time
-    max_write_rate     bytes a second the store may take; 0 for no limit
     refresh_s          how often other processes' chunks are looked for; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
-    similarity_threshold, index_encoder, lexical_guard, chunk_window
-                       how prompts with other words are found and judged for blend (see SemanticCacheConfig);
-                       index_encoder `none`: only copied text is looked for, and donors that a request names
-    copied_text        blend looks for runs of tokens that stand in stored prompts, at whatever place
-    blend_donors       of how many prompts a blend takes state at most
-    blend_quality      `strict`, `default` or `loose` (see `dejakv.reuse.quality`)
-    blend_share, blend_map, blend_selector, blend_max_share
-                       share of rows recomputed and how they are chosen, where it is not to be the quality's; how tokens
-                       are mapped; and the share above which a prompt that needs it is computed in full
+    index_encoder      `none`: only copied text is looked for, and donors that a request names
+    blend_max_share    share of rows above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
     inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
     inner_isolated     the inner connector keys by cache_salt and LoRA; without it only requests that have neither reach it
@@ -57,29 +46,14 @@ class ConnectorSettings:
     mode: Literal["exact", "blend"] = "exact"
     modes: tuple[Mode, ...] = ()
     store_dir: Folder | None = None
-    max_bytes: Count = 4 * 1024**3
-    memory_bytes: Count = 512 * 1024**2
-    policy: Literal["lru", "lfu"] = "lru"
     min_tokens: Count = 16
     max_tokens: Count = 0
-    min_gain: Count = 16
     min_new_tokens: Count = 16
     max_pending_bytes: Count = 512 * 1024**2
-    second_sight: bool = False
-    max_write_rate: Count = 0
     refresh_s: Seconds = 5.0
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
-    similarity_threshold: Cosine = SIMILARITY_THRESHOLD
     index_encoder: str = NO_ENCODER
-    lexical_guard: bool = True
-    chunk_window: Count = 0
-    copied_text: bool = SemanticCacheConfig.copied_text
-    blend_donors: Positive = SemanticCacheConfig.blend_donors
-    blend_quality: BlendQuality = DEFAULT
-    blend_share: Share | None = None
-    blend_map: BlendMap = MAP
-    blend_selector: BlendSelector | None = None
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -104,7 +78,7 @@ class ConnectorSettings:
         """How the worker blends. Raises ConfigError where the settings do not fit."""
         from dejakv.reuse.blend import BlendConfig  # torch, only where blend is asked for
 
-        quality = self.cache_config().blend
+        quality = self.blend
         return BlendConfig(
             map=self.blend_map,
             selector=quality.selector,
@@ -123,26 +97,17 @@ class ConnectorSettings:
 
     def cache_config(self) -> SemanticCacheConfig:
         """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
+        shared = {
+            item.name: getattr(self, item.name)
+            for part in (TextSettings, BlendSettings, BudgetSettings)
+            for item in fields(part)
+        }
+        if self.max_bytes:
+            shared["memory_bytes"] = min(self.memory_bytes, self.max_bytes)
         return SemanticCacheConfig(
+            **shared,
             reuse="blend" if self.may_blend else "exact",  # the index of copied text is filled at the start
-            copied_text=self.copied_text,
-            similarity_threshold=self.similarity_threshold,
-            index_encoder=self.index_encoder,
-            lexical_guard=self.lexical_guard,
-            chunk_window=self.chunk_window,
-            min_gain=self.min_gain,
-            max_bytes=self.max_bytes,
-            memory_bytes=min(self.memory_bytes, self.max_bytes) if self.max_bytes else self.memory_bytes,
-            policy=self.policy,
-            min_tokens=self.min_tokens,
-            second_sight=self.second_sight,
-            max_write_rate=self.max_write_rate,
             cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
-            blend_quality=self.blend_quality,
-            blend_share=self.blend_share,
-            blend_map=self.blend_map,
-            blend_selector=self.blend_selector,
-            blend_donors=self.blend_donors,
         )
 
     @classmethod

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from dejakv.build import build_guards
 from dejakv.cache import HierarchicalCache
-from dejakv.config import SIMILARITY_THRESHOLD, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
+from dejakv.config.text import SIMILARITY_THRESHOLD
 from dejakv.encoders.base import Vector
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.experiments.scoring import same, wilson
