@@ -8,6 +8,7 @@ from dejakv.find.copied.counts import CopiedCounts, CountsOf
 from dejakv.find.copied.cover import Cover, cover
 from dejakv.find.copied.fingerprints import GUARANTEED, fingerprints
 from dejakv.find.copied.index import CopiedIndex, bytes_of
+from dejakv.find.copied.kept_tokens import KeptTokens
 from dejakv.find.copied.verify import TokensOf
 from dejakv.store.base import ChunkMeta, Store
 from dejakv.tokens import Ids, with_media
@@ -19,7 +20,7 @@ Space = tuple[str, str]
 
 
 def tokens_from(store: Store) -> TokensOf:
-    """Token ids by chunk id, from the store's descriptions. A store that maps token ids has a quicker way."""
+    """Token ids by chunk id, from the store's descriptions."""
 
     def tokens_of(id: str) -> Ids | None:
         meta = store.meta(id)
@@ -52,6 +53,7 @@ class CopiedText:
         self._tokens_of = tokens_of
         self._counts = CountsOf()
         self._indexes: dict[Space, CopiedIndex] = {}
+        self._tokens: dict[Space, KeptTokens] = {}
         self._space_of: dict[str, Space] = {}
         self._generations: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -66,7 +68,7 @@ class CopiedText:
     def nbytes(self) -> int:
         """Memory of all spaces; names and bookkeeping of chunks are estimated."""
         with self._lock:
-            return sum(index.nbytes for index in self._indexes.values())
+            return sum(part.nbytes for parts in (self._indexes, self._tokens) for part in parts.values())
 
     def add(self, meta: ChunkMeta) -> bool:
         """Makes a chunk findable. False for one that is known, is shorter than a run or too large for the limit."""
@@ -78,6 +80,7 @@ class CopiedText:
         while True:
             with self._lock:
                 index = self._indexes.setdefault(space, CopiedIndex())
+                self._tokens.setdefault(space, KeptTokens(self._tokens_of))
             added = index.add(meta.id, found)
             with self._lock:
                 if self._indexes.get(space) is index:  # not dropped for being empty meanwhile
@@ -91,16 +94,14 @@ class CopiedText:
             self._counts.add(meta.partition, evicted=len(gone))
             with self._lock:
                 for id in gone:
-                    self._space_of.pop(id, None)
-                    self._generations.pop(id, None)
+                    self._forget(id)
         self._drop_if_empty(space, index)
         return added
 
     def remove(self, id: str) -> bool:
         """Makes a chunk unfindable; False for one that is not held."""
         with self._lock:
-            space = self._space_of.pop(id, None)
-            self._generations.pop(id, None)
+            space = self._forget(id)
             index = None if space is None else self._indexes.get(space)
         if space is None or index is None:
             return False
@@ -112,11 +113,13 @@ class CopiedText:
         """The chunks that cover a prompt, by their ids, and where. Their use is noted."""
         target = with_media(prepared.token_ids, prepared.spans)
         partition = prepared.request.partition
-        index = self._indexes.get((partition, epoch))
+        with self._lock:
+            index = self._indexes.get((partition, epoch))
+            tokens_of = self._tokens.get((partition, epoch), self._tokens_of)
         found = Cover(len(target))
         if index is not None:
             found = cover(
-                target, index, self._tokens_of, self.least, worth=self.worth,
+                target, index, tokens_of, self.least, worth=self.worth,
                 generation_of=lambda id: self._generations.get(id, 0),
             )  # fmt: skip
             index.used(found.donors)
@@ -137,4 +140,12 @@ class CopiedText:
     def _drop_if_empty(self, space: Space, index: CopiedIndex) -> None:
         with self._lock:
             if not len(index) and self._indexes.get(space) is index:
-                del self._indexes[space]
+                del self._indexes[space], self._tokens[space]
+
+    def _forget(self, id: str) -> Space | None:
+        """The space of a segment that is gone; the caller holds the lock."""
+        space = self._space_of.pop(id, None)
+        self._generations.pop(id, None)
+        if space in self._tokens:
+            self._tokens[space].forget(id)
+        return space
