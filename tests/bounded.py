@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.asking import EXACT, request
 
+from dejakv.datasets.base import Sample
 from dejakv.datasets.docs import ask, make_document
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
@@ -45,11 +46,27 @@ def taught(pipeline: Pipeline, partition: str = "default") -> None:
 
 def hits(partition: str = "default") -> Iterator[Request]:
     """Prompts of two documents each, in every order: each is one that has not come before."""
+    for question, text in _asked():
+        yield request(question, text, partition=partition)
+
+
+def _asked() -> Iterator[tuple[str, str]]:
     pairs = [(one, other) for one in DOCUMENTS for other in DOCUMENTS if one is not other]
     random.Random(1).shuffle(pairs)
     for number, (one, other) in enumerate(pairs):
         fact = random.Random(number).choice(other.facts)
-        yield request(ask(fact, random.Random(number)), f"{one.text} {other.text}", partition=partition)
+        yield ask(fact, random.Random(number)), f"{one.text} {other.text}"
+
+
+def stream(**_options: object) -> list[Sample]:
+    """A data set (`--dataset tests.bounded:stream`): the documents alone, then the same prompts as `hits`."""
+    alone = [
+        Sample(document.id, ask(document.facts[0], random.Random(0)), context=document.text) for document in DOCUMENTS
+    ]
+    return [
+        *alone,
+        *(Sample(f"hit-{number}", question, context=text) for number, (question, text) in enumerate(_asked())),
+    ]
 
 
 def answers_to(pipeline: Pipeline, stream: Iterator[Request], most: int, **more: Any) -> list[Answer]:

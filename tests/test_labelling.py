@@ -9,9 +9,12 @@ import pytest
 from tests.asking import ADOPT, request, wordings
 from tests.bounded import BOUNDED, hits, taught
 
+from dejakv.engines.base import costs_of
 from dejakv.errors import ModelError
+from dejakv.find.ask import Ask
+from dejakv.find.bound import setting_of
 from dejakv.labelling import Labeller
-from dejakv.pipeline import Pipeline
+from dejakv.records import Method
 from dejakv.request import Sampling
 from dejakv.store.base import ROWS
 from dejakv.trust.grid import PILOT
@@ -39,7 +42,7 @@ class Told:
         return self._engine.blend(*given, **named)
 
 
-Made = tuple[Pipeline, Any]
+Made = tuple[Any, Any]
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +50,7 @@ def blending(docs_engine: Any) -> Callable[..., Made]:
     return lambda make, **more: _ready(make(replace(BOUNDED, **more)), docs_engine)
 
 
-def _ready(pipeline: Pipeline, engine: Any) -> Made:
+def _ready(pipeline: Any, engine: Any) -> Made:
     """A pipeline past its pilot, so that the next hit is labelled, and the stream of its hits."""
     taught(pipeline)
     _past_pilot(pipeline, "blend")
@@ -55,20 +58,16 @@ def _ready(pipeline: Pipeline, engine: Any) -> Made:
     return pipeline, hits()
 
 
-def _past_pilot(pipeline: Pipeline, method: str) -> None:
-    from dejakv.find.bound import setting_of
-
+def _past_pilot(pipeline: Any, method: Method) -> None:
     cache = pipeline.cache
-    assert cache is not None
-    assert cache.gate is not None
-    known = {"epoch": pipeline.engine.epoch, "method": method, "setting": setting_of(method, cache.config)}  # pyright: ignore[reportArgumentType]
+    known = {"epoch": pipeline.engine.epoch, "method": method, "setting": setting_of(method, cache.config)}
     for number in range(PILOT):
         cache.gate.draw(partition="default", features={"score": 1 - number / PILOT}, **known)
 
 
-def figures(pipeline: Pipeline) -> tuple[int, int, int]:
+def figures(pipeline: Any) -> tuple[int, int, int]:
     """Explored, wrong among these, and lost."""
-    report = pipeline.cache.trust(None)  # pyright: ignore[reportOptionalMemberAccess]
+    report = pipeline.cache.trust(None)
     assert report is not None
     return report.explored, report.explored_wrong, report.lost
 
@@ -286,9 +285,6 @@ def test_labels_are_of_their_own_partition(served: Any, blending: Any) -> None:
 
 
 def test_a_named_donor_is_under_the_bound_too(served: Any, blending: Any) -> None:
-    from dejakv.engines.base import costs_of
-    from dejakv.find.ask import Ask
-
     pipeline, stream = blending(served)
     wanted = next(stream)
     prepared = replace(pipeline.engine.prepare(wanted), epoch=pipeline.engine.epoch)

@@ -5,6 +5,7 @@ A *shadow* was answered in full, and its approximate plan is to run; an *audit* 
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -56,6 +57,8 @@ class Audits(Generic[D]):
     def __init__(self, gate: Gate, differs: Differs, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self.gate = gate
         self.differs = differs
+        self.on_label: Callable[[str, bool], None] = lambda _id, _wrong: None
+        """Told of each label: the id of its draw, and whether the answer was wrong."""
         self._most = most
         self._most_bytes = most_bytes
         self._waiting: OrderedDict[str, Audit[D]] = OrderedDict()
@@ -99,6 +102,7 @@ class Audits(Generic[D]):
     def learn(self, audit: Audit[D], wrong: bool) -> None:
         """The label of one that was taken."""
         self.gate.learn(audit.draw, wrong)
+        self.on_label(audit.draw.id, wrong)
 
     def lose(self, audit: Audit[D]) -> None:
         """One that was taken cannot be labelled, for a reason that its outcome has no part in."""

@@ -72,10 +72,13 @@ def read_labels(path: Path) -> list[LabelledHit]:
 
 def write_labels(path: Path, hits: Iterable[LabelledHit]) -> None:
     """Writes a table that `read_labels` reads. Raises: OSError."""
-    with path.open("w", encoding="utf-8") as file:
-        for hit in hits:
-            values = {name: value for name, value in asdict(hit).items() if value not in (None, "")}
-            file.write(json.dumps(values, allow_nan=False) + "\n")
+    path.write_text(as_lines(hits), encoding="utf-8")
+
+
+def as_lines(hits: Iterable[LabelledHit]) -> str:
+    """The text of a table that `read_labels` reads."""
+    known = ({name: value for name, value in asdict(hit).items() if value not in (None, "")} for hit in hits)
+    return "".join(json.dumps(values, allow_nan=False) + "\n" for values in known)
 
 
 _NUMBERS = ("score", "kl", "entropy", "margin")
