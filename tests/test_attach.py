@@ -225,3 +225,11 @@ def test_attention_that_cannot_continue_from_state_is_refused() -> None:
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ModelError, match="sdpa"), dejakv.attach(model, tokenizer):
         pass
+
+
+def test_an_error_bound_needs_idle_time_that_nobody_has_here() -> None:
+    with (
+        pytest.raises(ConfigError, match="run_errand"),
+        dejakv.attach(*text(), SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)),
+    ):
+        pass

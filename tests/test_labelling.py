@@ -195,7 +195,7 @@ def test_a_label_that_takes_too_long_counts_as_wrong(served: Any, blending: Any,
     made = pipeline, _ = blending(served)
     asked(made)
     times = itertools.chain(ticks, itertools.repeat(ticks[-1]))
-    labeller = Labeller(pipeline.engine, pipeline.cache, pipeline._run, clock=lambda: next(times))
+    labeller = Labeller(pipeline.engine, pipeline.cache, pipeline._run, pipeline._run, clock=lambda: next(times))
     assert labeller.label_one()
     assert figures(pipeline) == (1, 1, 0)
 

@@ -33,8 +33,9 @@ class _OutOfTime(Exception):
 class Labeller:
     """Labels hits that wait in `cache.audits`, with an engine that is free.
 
-    run      runs a plan
-    seconds  for which the runs of one label may take, by `clock`, which must not jump
+    run        runs a plan
+    run_apart  runs one as if the prompt had not been computed since it was made
+    seconds    for which the runs of one label may take, by `clock`, which must not jump
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Labeller:
         engine: Engine,
         cache: HierarchicalCache,
         run: Run,
+        run_apart: Run,
         *,
         seconds: float = SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -49,6 +51,7 @@ class Labeller:
         self._engine = engine
         self._cache = cache
         self._run = run
+        self._run_apart = run_apart
         self._seconds = seconds
         self._clock = clock
 
@@ -94,7 +97,9 @@ class Labeller:
         if full is None:
             full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on))
         if reused is None:
-            completion, ran = self._run(prepared, trial.plan, audit.decision, FirstToken(time.perf_counter(), go_on))
+            completion, ran = self._run_apart(
+                prepared, trial.plan, audit.decision, FirstToken(time.perf_counter(), go_on)
+            )
             if not ran.approximate:
                 raise _Unlabelled
             reused = seen(completion)

@@ -1,5 +1,6 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
+import copy
 import logging
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dejakv.engines.base import (
     KnowsCosts,
     OnToken,
     Prepared,
+    RunsApart,
     Start,
     costs_of,
 )
@@ -120,7 +122,7 @@ class Pipeline:
 
         For idle time: it takes up to twice as long as the request took. A failure counts as a wrong answer and is logged.
         """
-        return self.cache is not None and Labeller(self.engine, self.cache, self._run).label_one()
+        return self.cache is not None and Labeller(self.engine, self.cache, self._run, self._run_apart).label_one()
 
     def promote_one(self) -> bool:
         """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
@@ -202,6 +204,17 @@ class Pipeline:
         if isinstance(self.engine, KnowsCosts):
             self.engine.loaded(completion.bytes_loaded, reading + completion.inject_s)
         return completion, chosen
+
+    def _run_apart(
+        self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken
+    ) -> tuple[Completion, Plan]:
+        """The same as if the prompt had not been computed since the decision, which an engine that holds state must be told."""
+        if not isinstance(self.engine, RunsApart):
+            return self._run(prepared, chosen, decision, clock)
+        prefix = decision.found.prefix
+        other = copy.copy(self)
+        other.engine = self.engine.apart(prefix[0].tokens if prefix is not None else 0)
+        return other._run(prepared, chosen, decision, clock)
 
     def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
         """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
