@@ -227,9 +227,11 @@ def test_attention_that_cannot_continue_from_state_is_refused() -> None:
         pass
 
 
-def test_an_error_bound_needs_idle_time_that_nobody_has_here() -> None:
-    with (
-        pytest.raises(ConfigError, match="run_errand"),
-        dejakv.attach(*text(), SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)),
-    ):
+@pytest.mark.parametrize("given", ["config", "cache"])
+def test_an_error_bound_needs_idle_time_that_nobody_has_here(given: str) -> None:
+    config = SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)
+    cache = build_cache(config, None)
+    more: dict[str, Any] = {"config": config} if given == "config" else {"cache": cache}
+    with pytest.raises(ConfigError, match="run_errand"), dejakv.attach(*text(), **more):
         pass
+    cache.close()

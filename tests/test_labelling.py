@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.asking import ADOPT, request, wordings
 from tests.bounded import BOUNDED, hits, taught
 
 from dejakv.engines.base import costs_of
-from dejakv.errors import ModelError
+from dejakv.errors import ModelChangedError, ModelError
 from dejakv.find.ask import Ask
 from dejakv.find.bound import setting_of
 from dejakv.labelling import Labeller
@@ -176,6 +177,22 @@ def test_a_run_that_fails_counts_as_wrong(served: Any, blending: Any, caplog: py
     assert pipeline.label_one()
     assert figures(pipeline) == (1, 1, 0)
     assert "out of order" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ModelChangedError("another one"), KeyboardInterrupt()])
+def test_a_model_that_changes_and_an_end_of_the_process_lose_the_label(
+    served: Any, blending: Any, error: BaseException
+) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+
+    def fails() -> None:
+        raise error
+
+    pipeline.engine.fails = fails
+    with suppress(KeyboardInterrupt):
+        assert pipeline.label_one()
+    assert figures(pipeline) == (0, 0, 1)
 
 
 def test_a_function_that_raises_counts_as_wrong(served: Any, blending: Any, caplog: pytest.LogCaptureFixture) -> None:

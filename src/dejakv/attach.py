@@ -54,9 +54,10 @@ def attach(
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
     settings = config or (cache.config if cache is not None else SemanticCacheConfig(semantic_text=False))
-    if settings.error_bound is not None:
+    bound = (cache.config if cache is not None else settings).error_bound
+    if bound is not None:
         raise ConfigError(
-            f"error_bound={settings.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
+            f"error_bound={bound} needs idle time in which answers are checked, and an attached model has none: use "
             "Pipeline and call run_errand between requests, or leave error_bound out"
         )
     registry = encoder_cache

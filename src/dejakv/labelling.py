@@ -8,6 +8,7 @@ from dataclasses import replace
 from dejakv.answers import FirstToken
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Engine, Prepared, costs_of
+from dejakv.errors import ModelChangedError
 from dejakv.find.decision import Decision
 from dejakv.find.ways import Plan
 from dejakv.records import greedy_answer
@@ -67,12 +68,15 @@ class Labeller:
             return False
         try:
             wrong = self._wrong(audit, audits)
-        except _Unlabelled:
+        except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
         except Exception as error:  # nobody waits for it: what goes wrong must not reach a request that comes next
             logger.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
             wrong = True
+        except BaseException:  # the process is being ended
+            audits.lose(audit)
+            raise
         audits.learn(audit, wrong)
         return True
 

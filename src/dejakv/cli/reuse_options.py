@@ -34,7 +34,7 @@ ErrorBound = Annotated[
     float | None,
     _bound(
         help="Largest share of wrong answers among the approximate ones that are served, such as 0.01. Nothing approximate is served "
-        "until labelled requests show that it holds (default: no bound)."
+        "until labelled requests show that it holds. Without it there is no bound."
     ),
 ]
 Confidence = Annotated[
