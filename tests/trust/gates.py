@@ -38,7 +38,7 @@ def opened(ledger: Ledger | None = None, **settings: Any) -> Gate:
     """A gate whose strictest rule alone is open for partition a, after 36 labels."""
     gate = gate_of(ledger, **settings)
     pilot(gate)
-    teach(gate, 6, wrong=6, risk=0.3)
+    teach(gate, 6, wrong=6, risk=0.15)
     teach(gate, 30)
     assert gate.report("a").rules == 1
     return gate

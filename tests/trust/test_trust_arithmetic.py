@@ -9,7 +9,7 @@ from dejakv.trust.arithmetic import labels_needed, least_possible
 def test_the_least_possible_and_ours(delta: float, none: int, half: int) -> None:
     assert math.ceil(least_possible(delta)) == none
     assert round(least_possible(delta, wrong_share=delta / 2)) == half
-    ours, ours_half = labels_needed(delta), labels_needed(delta, wrong_share=delta / 2)
+    ours, ours_half = labels_needed(delta, weight=1), labels_needed(delta, wrong_share=delta / 2, weight=1)
     assert ours is not None
     assert ours_half is not None
     assert none <= ours <= 1.2 * none

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dejakv.trust import drift
 from dejakv.trust.evidence import log_wealth
-from dejakv.trust.grid import PILOT, QUANTILES, cutoffs_of
+from dejakv.trust.grid import PILOT, QUANTILES, cutoffs_of, weights_of
 from dejakv.trust.terms import Terms
 
 _NO_RULE = 2.0
@@ -61,6 +61,7 @@ class _Gates:
         self._pilots = np.zeros((orders, PILOT))
         self._seen = np.zeros(orders, int)
         self._cutoffs = np.full((orders, rules), _NO_RULE)
+        self._weights = np.zeros((orders, rules))
         self._opened = np.zeros(orders, int)
         self._best = np.zeros((orders, rules))
         self._drift = np.zeros((orders, len(drift.begin())))
@@ -106,8 +107,18 @@ class _Gates:
             full_n, full_bad, terms.delta, light_labels=light_n, light_wrong=light_bad, weight=terms.light
         )
         self._best[rows] = np.maximum(self._best[rows], np.logaddexp(by_band, nested) - np.log(2))
-        proven = (self._best[rows] >= terms.needed) & (self._cutoffs[rows] < _NO_RULE)
-        self._opened[rows] = np.minimum.accumulate(proven, axis=1).sum(axis=1)
+        self._opened[rows] = self._open(rows)
+
+    def _open(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """`grid.open_rules` for many."""
+        opened, passed = np.zeros(rows.size, int), np.zeros(rows.size)
+        for rule in self._rules.tolist():
+            weight = self._weights[rows, rule] + passed
+            proven = (weight > 0) & (self._best[rows, rule] >= self._terms.needed - np.log(np.maximum(weight, 1e-300)))
+            proven &= self._cutoffs[rows, rule] < _NO_RULE
+            passed = np.where(proven, weight, 0.0)
+            opened = np.where(proven, rule + 1, opened)
+        return opened
 
     def _restart(self, rows: NDArray[Any]) -> None:
         self._seen[rows] = self._opened[rows] = 0
@@ -121,3 +132,5 @@ class _Gates:
         for row in rows[self._seen[rows] == PILOT].tolist():
             cutoffs = cutoffs_of(self._pilots[row].tolist())
             self._cutoffs[row, : len(cutoffs)] = cutoffs
+            self._weights[row] = 0.0
+            self._weights[row, : len(cutoffs)] = weights_of(len(cutoffs))

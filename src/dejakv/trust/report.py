@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import exp
 
 from dejakv.trust.draw import ClassKey
+from dejakv.trust.grid import weights_of
 from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import Counts, State, evidence
 from dejakv.trust.terms import Terms
@@ -16,7 +17,7 @@ class RuleReport:
     cutoff    it serves hits of at most this risk
     open      whether it serves
     labels    labelled hits under it in this round, and how many of them are `wrong`
-    evidence  that its error is below the bound: 1 at the beginning, and it opens at 1 / (1 - confidence)
+    evidence  that its error is below the bound: 1 at the beginning, and it opens at `needed` at the latest
     """
 
     cutoff: float
@@ -24,6 +25,7 @@ class RuleReport:
     labels: int
     wrong: int
     evidence: float
+    needed: float
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,16 @@ class TrustReport:
 def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
     """What is known of one class."""
     found = evidence(state.tallies, terms) if state.tallies else []
+    weights = weights_of(len(found)) if found else ()
     rules = tuple(
         RuleReport(
-            cutoff, number < state.opened, tally.full + tally.light, tally.full_wrong + tally.light_wrong, exp(value)
+            cutoff, number < state.opened, tally.full + tally.light, tally.full_wrong + tally.light_wrong, exp(value),
+            exp(terms.needed) / weight,
         )
-        for number, (cutoff, tally, value) in enumerate(zip(state.cutoffs, state.tallies, found, strict=True))
-    )
+        for number, (cutoff, tally, value, weight) in enumerate(
+            zip(state.cutoffs, state.tallies, found, weights, strict=True)
+        )
+    )  # fmt: skip
     gate = "open" if state.opened else "closed"
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 

@@ -4,10 +4,10 @@ Rule k's error is the mean over its bands 0..k, so if it is above delta, some ba
 are averaged, which is one again: that of all its labelled hits, weighted, and the least of its bands' own. The first is the quicker while
 nothing is open. The second is the quicker afterwards, when strict bands have few labels and the next one has many.
 
-Rules are tested in order, the strictest first, each until its evidence has once reached 1/alpha. A rule that breaks the bound opens
-only if the first such rule in the order does, which happens with probability alpha at most: the number of rules costs nothing.
+A rule opens when its evidence has once reached what `grid.open_rules` asks for. The loosest open rule serves.
 """
 
+import math
 import secrets
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dejakv.trust import drift
 from dejakv.trust.evidence import log_wealth
-from dejakv.trust.grid import PILOT, band_of, cutoffs_of
+from dejakv.trust.grid import PILOT, band_of, cutoffs_of, open_rules, weights_of
 from dejakv.trust.terms import Terms
 
 
@@ -69,7 +69,7 @@ def _token() -> str:
 class State:
     """round    a name for this collection of evidence
     pilot    risks of the first hits; `cutoffs` and `tallies` are empty until there are enough
-    opened   rules that are open, from the strictest
+    opened   rules up to the loosest that is open
     drift    statistics of `drift`
     """
 
@@ -114,14 +114,16 @@ class State:
         tallies = tuple(
             replace(tally, best=max(tally.best, value)) for tally, value in zip(tallies, found, strict=True)
         )
-        now = self.opened
-        while now < len(tallies) and tallies[now].best >= terms.needed:
-            now += 1
-        return replace(self, tallies=tallies, opened=now, counts=self.counts.plus(counts))
+        opened = open_rules([tally.best for tally in tallies], terms.needed)
+        return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
 
     def upper(self, terms: Terms) -> float | None:
-        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is."""
-        return upper_of(self.tallies[: self.opened], terms) if self.opened else None
+        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is. It holds for all rules
+        at once, each with its part of alpha."""
+        if not self.opened:
+            return None
+        needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
+        return upper_of(self.tallies[: self.opened], terms, needed)
 
 
 def _with(tally: Tally, rule: int, band: int, wrong: bool, light: bool) -> Tally:
@@ -144,12 +146,12 @@ def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = Non
     return (np.logaddexp(bands, nested) - np.log(2)).tolist()
 
 
-def upper_of(tallies: tuple[Tally, ...], terms: Terms) -> float:
+def upper_of(tallies: tuple[Tally, ...], terms: Terms, needed: float) -> float:
     """The least share that the evidence of the last rule excludes; 1 if it excludes none. Evidence grows with the share."""
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        if middle < 1 and evidence(tallies, terms, middle)[-1] >= terms.needed:
+        if middle < 1 and evidence(tallies, terms, middle)[-1] >= needed:
             high = middle
         else:
             low = middle

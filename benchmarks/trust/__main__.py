@@ -1,0 +1,141 @@
+"""The commands."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import benchmarks.trust as package
+import numpy as np
+from benchmarks.trust import arithmetic, baselines, pairs
+from benchmarks.trust.gates import Table, drift_row, gate_row
+from benchmarks.workloads.machine import machine
+
+from dejakv.errors import DejaKVError
+from dejakv.trust.features import risk_of
+from dejakv.trust.labels import LabelledHit, read_labels
+from dejakv.trust.terms import Terms
+
+BOUNDS = (0.01, 0.02, 0.05)
+
+
+def table_of(name: str, hits: Sequence[LabelledHit], differs: str, margin: bool) -> Table:
+    """A table as arrays. `margin`: the margin of the first token after the approximate run orders hits, not the plan's risk."""
+    risks = [1 / (1 + (hit.margin or 0.0)) if margin else risk_of(hit.method, hit.features) for hit in hits]
+    scores = [hit.score if hit.score is not None else hit.features.get("score", 0.0) for hit in hits]
+    donors = tuple(hit.donor for hit in hits) if all(hit.donor for hit in hits) else ()
+    return Table(name, np.array(risks), np.array(scores), np.array([hit.is_wrong(differs) for hit in hits]), donors)
+
+
+def replay(given: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one table."""
+    hits = [hit for path in given.table for hit in read_labels(path)]
+    table = table_of(", ".join(path.stem for path in given.table), hits, given.differs, given.margin)
+    found: dict[str, Any] = {
+        "table": table.name, "hits": len(table), "wrong": int(table.wrong.sum()), "differs": given.differs,
+        "orders": given.orders, "length": given.length or len(table), "ordered_by": "margin" if given.margin else "risk",
+        "explore_share": given.explore, "audit_share": given.audit, "seed": given.seed, "machine": machine(), "rows": [], "drift": [],
+    }  # fmt: skip
+    few = min(given.orders, given.slow)
+    for delta in given.bound:
+        terms = Terms(delta, -math.log(1 - given.confidence), given.explore, given.audit)
+        own = baselines.vcache_row(table, delta, delta, few, given.length, given.seed)
+        rows = [
+            gate_row(table, terms, given.orders, given.length, given.seed),
+            baselines.hindsight_row(table, delta, "risk"),
+            baselines.static_row(table, delta, given.orders, given.length, given.seed),
+            baselines.hindsight_row(table, delta, "score"),
+            baselines.gptcache_row(table, delta),
+            own,
+            baselines.best_vcache(table, delta, few, given.length, given.seed),
+        ]
+        found["rows"] += [{"delta": delta, **row} for row in rows]
+        for row in rows:
+            print(line(delta, row), flush=True)
+        if given.drift and table.wrong.any() and not table.wrong.all():
+            found["drift"].append(
+                {"delta": delta, **drift_row(table, terms, few, given.drift, given.risen, given.seed)}
+            )
+    for row in found["drift"]:
+        print(json.dumps(row))
+    return found
+
+
+HEAD = (
+    "| delta | rule | orders that broke it | opened | first hit after | hits kept | wrong of served | 95% | labels | computed twice |\n"
+    "|---|---|---:|---:|---:|---:|---:|---|---:|---:|"
+)
+
+
+def line(delta: float, row: dict[str, Any]) -> str:
+    """A row of the table in Markdown."""
+    low, high = row["interval"]
+    wrong = "-" if row["error"] is None else f"{row['error']:.2%}"
+    within = "-" if row["error"] is None else f"{low:.1%} to {high:.1%}"
+    first = "-" if row["first"] is None else f"{row['first']:,.0f}"
+    labels = "-" if row["labels"] is None else f"{row['labels']:,.0f}"
+    twice = "-" if row["twice"] is None else f"{row['twice']:.1%}"
+    shares = f"{row['violated']:.1%} | {row['opened']:.1%} | {first} | {row['hits']:.1%}"
+    return f"| {delta:.0%} | {row['method']} | {shares} | {wrong} | {within} | {labels} | {twice} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 2 for a mistake."""
+    given = _parser().parse_args(arguments)
+    try:
+        if given.command == "arithmetic":
+            print("\n".join(arithmetic.lines(given.bound, given.seed)))
+        elif given.command == "pairs":
+            pairs.main(given)
+        else:
+            print(HEAD)
+            found = replay(given)
+            print(f"\n{found['hits']} hits, {found['wrong']} wrong by {given.differs}; {found['machine']['cpu']}")
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=1) + "\n")
+    except DejaKVError as error:
+        print(f"benchmarks.trust: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trust", description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True)
+    said = commands.add_parser("arithmetic")
+    played = commands.add_parser("replay")
+    paired = commands.add_parser("pairs")
+    for command in (said, played):
+        command.add_argument("--bound", type=float, nargs="+", default=BOUNDS)
+    for command in (said, played, paired):
+        command.add_argument("--seed", type=int, default=0)
+    played.add_argument("table", type=Path, nargs="+")
+    played.add_argument("--orders", type=int, default=1000)
+    played.add_argument("--slow", type=int, default=10, help="orders for vCache and drift, default 10")
+    played.add_argument(
+        "--length", type=int, default=0, help="rows of an order, drawn with replacement; default each row once"
+    )
+    played.add_argument("--differs", default="first")
+    played.add_argument("--confidence", type=float, default=0.95)
+    played.add_argument("--explore", type=float, default=1.0)
+    played.add_argument("--audit", type=float, default=0.02)
+    played.add_argument(
+        "--margin", action="store_true", help="order by the first token's margin after the approximate run"
+    )
+    played.add_argument(
+        "--drift", type=int, default=0, help="rows before and after a rise of wrong answers; default none"
+    )
+    played.add_argument("--risen", type=float, default=0.2, help="share of wrong answers after the rise, default 0.2")
+    played.add_argument("--json", type=Path)
+    pairs.arguments(paired)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
