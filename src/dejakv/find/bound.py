@@ -1,5 +1,6 @@
 """What the error bound leaves of the plan that was chosen."""
 
+import random
 from dataclasses import replace
 
 from dejakv.config import SemanticCacheConfig
@@ -10,6 +11,9 @@ from dejakv.find.found import Found
 from dejakv.find.plan import Planned
 from dejakv.guards.bounded import Bounded
 from dejakv.records import Method
+
+TRIED_ANYWAY = 0.05
+"""Share of blends that are tried although too few are served: the traffic may have changed."""
 
 BOUND = "error bound"
 """How the reason begins where the bound does not let an approximate plan run."""
@@ -27,8 +31,24 @@ def bound_by(
         return planned, None
     if ask.no_store:
         return _held_back(planned, "nothing of this request is kept, so that its answer could not be checked"), None
-    draw = bounded.judge(chosen, found, prepared, setting_of(chosen.method, config))
-    return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
+    setting = setting_of(chosen.method, config)
+    if not (ask.tells_first_token and chosen.method == "blend"):
+        draw = bounded.judge(chosen, found, prepared, setting)
+        return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
+    chance = bounded.chance(chosen, prepared, setting)
+    if not chance:
+        draw = bounded.judge(chosen, found, prepared, setting, late=True)
+        return _held_back(planned, draw.reason), Trial(chosen, draw)
+    if not _worth_trying(planned, chance) and random.random() >= TRIED_ANYWAY:
+        return _held_back(planned, f"{chance:.0%} of such blends are served, which is too few to try this one"), None
+    return planned, Trial(chosen, judge=lambda tried: bounded.judge(chosen, found, prepared, setting, tried))
+
+
+def _worth_trying(planned: Planned, chance: float) -> bool:
+    """Whether a blend that is served with this probability takes less time than the exact plan, on average. Without costs it may."""
+    seconds = {id(way.plan): way.seconds for way in planned.candidates}
+    tried, exact = seconds.get(id(planned.plan)), seconds.get(id(planned.exact))
+    return tried is None or exact is None or tried < chance * exact
 
 
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:

@@ -1,8 +1,9 @@
 """What a finder decided for one request, and what it decided from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dejakv.engines.base import Accept
 from dejakv.find.ask import Ask
 from dejakv.find.candidates import Candidate
 from dejakv.find.found import Found
@@ -24,10 +25,17 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
 
 @dataclass(frozen=True)
 class Trial:
-    """An approximate plan under an error bound, and what was drawn for it: whether it runs, and whether it is labelled."""
+    """An approximate plan under an error bound, and what was drawn for it: whether it is served, and whether it is labelled.
+
+    draw    None where the plan must be tried first
+    judge   then draws, from what its first token shows (`trust.certainty`)
+    accept  asked for the first token when the plan runs, if it is to be drawn for
+    """
 
     plan: Plan
-    draw: Draw
+    draw: Draw | None = None
+    judge: Callable[[Mapping[str, float]], Draw] | None = None
+    accept: Accept | None = None
 
 
 @dataclass(frozen=True)

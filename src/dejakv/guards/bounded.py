@@ -1,6 +1,6 @@
 """The guard of plans that knows how often they were wrong: it asks a gate, and the gate draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dejakv.request import Request
@@ -26,16 +26,33 @@ class Bounded:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    def judge(self, plan: Planned, found: Known, prepared: Asked, setting: str) -> Draw:
+    def chance(self, plan: Planned, prepared: Asked, setting: str) -> float:
+        """The share of such plans that is served once they were tried; 0 while none is."""
+        request = prepared.request
+        return self.gate.chance(partition=request.partition, epoch=prepared.epoch, method=plan.method, setting=setting)
+
+    def judge(
+        self,
+        plan: Planned,
+        found: Known,
+        prepared: Asked,
+        setting: str,
+        tried: Mapping[str, float] | None = None,
+        *,
+        late: bool = False,
+    ) -> Draw:
         """Whether a `find.ways.Plan` may serve, and whether its outcome is to be learned from.
 
         found    what the plan was made from, a `find.found.Found`
         setting  the quality that it runs with: evidence is collected for each method and setting
+        tried    what is known from trying it: `trust.certainty`
+        late     it will be, when the label is known
         """
         return self.gate.draw(
             partition=prepared.request.partition,
             epoch=prepared.epoch,
             method=plan.method,
             setting=setting,
-            features=features_of(plan, found, len(prepared.token_ids)),
+            features={**features_of(plan, found, len(prepared.token_ids)), **(tried or {})},
+            late=late,
         )

@@ -5,7 +5,7 @@ A *shadow* was answered in full, and its approximate plan is to run; an *audit* 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -99,9 +99,9 @@ class Audits(Generic[D]):
         with self._lock:
             return self._remove(next(iter(self._waiting))) if self._waiting else None
 
-    def learn(self, audit: Audit[D], wrong: bool) -> None:
-        """The label of one that was taken."""
-        self.gate.learn(audit.draw, wrong)
+    def learn(self, audit: Audit[D], wrong: bool, tried: Mapping[str, float] | None = None) -> None:
+        """The label of one that was taken. `tried`: what running its plan showed, for a late draw."""
+        self.gate.learn(audit.draw, wrong, tried)
         self.on_label(audit.draw.id, wrong)
 
     def lose(self, audit: Audit[D]) -> None:

@@ -26,6 +26,7 @@ class Draw:
     risk      what orders hits, in [0, 1]; see `trust.features`
     id        unlike any other draw's
     round     the collection of evidence that it belongs to; an alarm begins another one
+    late      the risk is known when the approximate plan has run; until then nothing depends on it
     """
 
     served: bool
@@ -38,3 +39,4 @@ class Draw:
     features: Mapping[str, float] = field(default_factory=dict[str, float])
     id: str = ""
     round: str = ""
+    late: bool = False

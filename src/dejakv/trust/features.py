@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-RISK_VERSION = 1
+RISK_VERSION = 2
 
 
 class Donor(Protocol):
@@ -74,10 +74,14 @@ def features_of(plan: Planned, found: Known, tokens: int) -> dict[str, float]:
 def risk_of(method: str, features: Mapping[str, float]) -> float:
     """A number in [0, 1] that orders hits of a method, likelier wrong ones last. What is not known counts as the worst.
 
-    blend  grows with the share of rows, the seams, the longest stretch that is new and the generation
+    blend  falls with the margin of its own first token, where that is known (`certainty`): on retrieved passages and SmolLM2 none of
+           252 hits with a margin above .75 nats changed the first token, 41% of those below .25 did. Elsewhere it grows with the
+           share of rows, the seams, the longest stretch that is new and the generation
     adopt  grows with 1 - score, and where the second donor's score is near (`margin`)
     """
-    if method == "blend":
+    if "first_margin" in features:
+        risk = 1 / (1 + max(0.0, features["first_margin"]))
+    elif method == "blend":
         seams = features.get("seams", 8.0)
         parts = (
             (0.4, features.get("share_rows", 1.0)),

@@ -19,6 +19,7 @@ from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.features import risk_of
 from dejakv.trust.grid import PILOT, band_of
 from dejakv.trust.ledger import Ledger, MemoryLedger
+from dejakv.trust.passing import Passing
 from dejakv.trust.pending import Pending
 from dejakv.trust.report import TrustReport, class_report, whole_report
 from dejakv.trust.settings import TrustSettings
@@ -52,20 +53,42 @@ class Gate:
         self._random = random
         self._least = labels_needed(settings.error_bound, settings.confidence)
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
+        self._passing: defaultdict[ClassKey, Passing] = defaultdict(Passing)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
         self._lock = forks.lock(forks.GATE)
 
-    def draw(self, *, partition: str, epoch: str, method: str, setting: str, features: Mapping[str, float]) -> Draw:
+    def chance(self, *, partition: str, epoch: str, method: str, setting: str) -> float:
+        """Of hits of which the risk is known only once they were tried: the share that is served. 0 while no rule is open. Never
+        raises for the state of the ledger."""
+        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
+        with self._lock:
+            try:
+                state = self._ledger.read(cls)
+            except StoreError:
+                return 0.0
+            return self._passing[cls].rate if state is not None and state.opened else 0.0
+
+    def draw(
+        self,
+        *,
+        partition: str,
+        epoch: str,
+        method: str,
+        setting: str,
+        features: Mapping[str, float],
+        late: bool = False,
+    ) -> Draw:
         """Decides about one would-be hit. Never raises for the state of the ledger.
 
-        features  what was known of the plan before it ran: `trust.features.features_of`
+        features  what is known of the plan: `trust.features.features_of`, and `certainty` where it was tried
+        late      more will be known when the label is, and decides the risk: for hits that are not served, and not tried yet
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         risk = risk_of(method, features)
         with self._lock:
             try:
-                drawn = self._draw(cls, risk)
+                drawn = self._draw_late(cls) if late else self._draw(cls, risk)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
                 drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk)
@@ -74,11 +97,15 @@ class Gate:
             self._uncounted[cls] = self._uncounted[cls].plus(counts)
             if drawn.labelled:
                 self._pending[cls].add(drawn)
+            if "first_margin" in features and drawn.rule is not None:
+                self._passing[cls].add(drawn.served)
         return drawn
 
-    def learn(self, draw: Draw, wrong: bool) -> None:
+    def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
         """What came of a labelled draw: whether the approximate answer was wrong. An audit that failed or ran out of time after it
         began was wrong: else who makes it fail could hide errors. Told twice, it counts once.
+
+        features  of a late draw: what its try showed. Without them a wrong answer counts for every rule, and a right one for none
 
         Raises: InputError for a draw that was not to be labelled; outcomes of others would favour some.
         """
@@ -86,7 +113,12 @@ class Gate:
             raise InputError(
                 f"the draw {draw.id} was not to be labelled: hand back the outcomes of labelled draws alone"
             )
-        self._settle(draw, bool(wrong))
+        if draw.late and features:
+            known = {**draw.features, **features}
+            draw = replace(draw, features=known, risk=risk_of(draw.cls.method, known))
+        elif draw.late:
+            draw = replace(draw, risk=0.0)
+        self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
 
     def lost(self, draw: Draw) -> None:
         """The labelled draw was dropped before anything of its outcome could be known: it is no label."""
@@ -124,16 +156,28 @@ class Gate:
                 logger.warning("what was served is not counted in full: %s", error)
             self._ledger.close()
 
-    def _draw(self, cls: ClassKey, risk: float) -> Draw:
+    def _state(self, cls: ClassKey) -> State | None:
         if self._process != os.getpid():  # a child of fork: its parent waits for these labels
             self._process = os.getpid()
             self._pending.clear()
             self._uncounted.clear()
         self._write(cls)
-        state = self._ledger.read(cls)
+        return self._ledger.read(cls)
+
+    def _draw_late(self, cls: ClassKey) -> Draw:
+        """While no rule is open every hit has one share, whatever its risk turns out to be."""
+        state = self._state(cls) or self._change(cls, lambda state: state)
+        if state.opened:
+            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 1.0)
+        share = self.terms.explore
+        reason = _reason(state, False, 1.0, self._least)
+        return Draw(False, self._random() < share, share, None, reason, cls, 1.0, round=state.round, late=True)
+
+    def _draw(self, cls: ClassKey, risk: float) -> Draw:
+        state = self._state(cls)
         if state is None or not state.cutoffs:
             state = self._change(cls, lambda state: state.piloted(risk))
-            return Draw(False, False, 0.0, None, f"gate closed: {len(state.pilot) or PILOT} of {PILOT} hits seen that choose the rules", cls, risk)  # fmt: skip
+            return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
         band = band_of(risk, state.cutoffs)
         served = band < state.opened
         share = self.terms.audit if served else self.terms.explore
@@ -191,6 +235,8 @@ class Gate:
 
 
 def _reason(state: State, served: bool, risk: float, least: int | None) -> str:
+    if not state.cutoffs:
+        return f"gate closed: {len(state.pilot)} of {PILOT} hits seen that choose the rules"
     if not state.opened:
         tally = state.tallies[0]
         wrong = f", {tally.band_wrong} of them wrong" if tally.band_wrong else ""

@@ -44,7 +44,7 @@ class Pending:
             return
         entry = self._entries.setdefault(draw.id, _Entry(draw))
         if not entry.known:
-            entry.known, entry.wrong = True, wrong
+            entry.known, entry.wrong, entry.draw = True, wrong, draw
 
     def ready(self) -> Iterator[tuple[Draw, bool | None]]:
         """The labels that wait for no other one, the earliest first. Each leaves when the next is asked for."""

@@ -96,8 +96,10 @@ class State:
 
     def learned(self, round: str, risk: float, opened: int, wrong: bool, terms: Terms) -> "State":
         """With one more label. `opened`: rules that were open when it was drawn. An alarm begins anew."""
-        if round != self.round or not self.cutoffs:
+        if round != self.round:
             return self.counted(Counts(stale=1))
+        if not self.cutoffs:  # a hit whose risk was not known when it was drawn
+            return self.piloted(risk).counted(Counts(explored=1, explored_wrong=int(wrong)))
         band = band_of(risk, self.cutoffs)
         served = band < opened
         counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))
