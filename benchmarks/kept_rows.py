@@ -53,6 +53,7 @@ class Planned:
     name = "planned"
     epoch = "planned"
     most_donors = None
+    tells_first_token = False
 
     def __init__(self, engine: TransformersEngine) -> None:
         self._engine = engine

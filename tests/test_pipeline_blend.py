@@ -24,13 +24,14 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
 
 
 def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
-    """A conversation that goes on: most of it is an exact prefix, the new part must be computed in any case, and a selector
-    that compares V computes a whole layer besides."""
+    """A conversation that goes on and repeats two sentences: the new part must be computed in any case, and a selector that compares V
+    computes a whole layer besides, which is more than the two."""
     rows_alone = (1e-3, 0.0, 0.0, 0.0)
     whole_layer = replace(ADOPT, reuse="blend", blend_selector="value", blend_share=0.0)
     pipeline = served(replace(whole_layer, copied_text=False, min_gain=0, costs=rows_alone))
     pipeline.answer(request("Who?", DOCUMENT.text))
-    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text}")
+    again = " ".join(sentence.text for sentence in DOCUMENT.sentences[5:7])
+    longer = request("Who?", f"{DOCUMENT.text} {OTHER.text} {again}")
     answer = pipeline.answer(longer)
     assert answer.record.method == "prefix"
     assert "the exact prefix is cheaper" in answer.record.reason
@@ -51,7 +52,7 @@ def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_e
             self.runs += 1
             return docs_engine.run(*given, **named)
 
-        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any) -> Any:
+        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any, accept: Any) -> Any:
             report = BlendReport(len(prepared.token_ids), reason="not this one")
             return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
 

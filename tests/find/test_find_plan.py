@@ -80,7 +80,13 @@ MASKED = Costs(row=1e-3, pair=1e-5)
     ],
 )
 def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: str) -> None:
-    found = Found(MATCH, (meta("donor"),), (PrefixHit("other", held), meta("other")) if held else None, copied=copied)
+    found = Found(
+        MATCH,
+        (meta("donor"),),
+        (PrefixHit("other", held), meta("other")) if held else None,
+        copied=copied,
+        held=((0, copied),),
+    )
     made = plan(100, found, Ask("blend"), most=8, costs=costs)
     assert made.plan.method == method
     assert made.plan.method == "blend" or made.plan.reason.startswith("costs: full ")
@@ -88,17 +94,19 @@ def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: st
 
 def test_the_reason_names_what_each_plan_would_take() -> None:
     costs = replace(ROWS, blend=4e-4)
-    made = plan(100, Found(MATCH, (meta("donor"),), PREFIX, copied=80), Ask("blend"), most=8, costs=costs)
+    made = plan(
+        100, Found(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)), Ask("blend"), most=8, costs=costs
+    )
     assert made.plan.reason == (
         "costs: full 0.1 s, exact prefix 0.03 s, blend 0.06 s, blend behind the exact prefix 0.06 s: exact prefix"
     )
 
 
 def test_a_plan_that_a_guard_refuses_does_not_run_however_cheap() -> None:
-    found = Found(MATCH, (meta("donor"),), copied=90)
+    found = Found(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
     refused = plan(100, found, Ask("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
-    rows = plan(100, replace(found, copied=10), Ask("blend"), costs=ROWS)
+    rows = plan(100, replace(found, copied=10, held=((0, 10),)), Ask("blend"), costs=ROWS)
     assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
 
     class Never:
@@ -125,7 +133,7 @@ constants = st.builds(
 def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Costs, tokens: int, data: Any) -> None:
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
     prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
-    found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied)
+    found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
     made = plan(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), most=8, costs=costs)
     took = {way.plan.name: way.seconds for way in made.candidates}
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
@@ -138,7 +146,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, 
     share = data.draw(st.floats(0, 1))
 
     def seconds(copied: int) -> float:
-        found = Found(MATCH, (meta("donor", tokens),), copied=copied)
+        found = Found(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
         return plan(tokens, found, Ask("blend"), share=share, costs=costs).candidates[-1].seconds or 0.0
 
     assert seconds(more) <= seconds(less)

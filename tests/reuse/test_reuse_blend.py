@@ -138,11 +138,12 @@ def test_an_engine_that_blends_by_itself_is_asked_for_it(engine):
         epoch = engine.epoch
         says: object = ran
         most_donors = None
+        tells_first_token = False
 
         def run(self, *given, **named):
             return engine.run(*given, **named)
 
-        def blend(self, prepared, donors, config, *, sampling, on_token):
+        def blend(self, prepared, donors, config, *, sampling, on_token, accept):
             asked.append((prepared, donors[0], config.share))
             return self.says
 
@@ -225,3 +226,30 @@ def test_items_of_the_online_store_are_donors(engine):
     found = store.search(engine.embed_tokens(target.token_ids).mean(0), 0.8)
     assert found is not None
     assert run_blend(engine, target, [found[0].chunk()]).text == engine.run(target).text
+
+
+def test_a_blend_may_be_declined_by_its_first_token(engine):
+    """Nobody has seen a token of it then, and the prompt is run in full."""
+    document = make_document(random.Random(1), 4)
+    ready = prepared(engine, document, "Where does Ann live?")
+    donor = chunk_of(engine, document)
+    asked, given = [], []
+
+    def accept(logs):
+        asked.append(logs)
+        return "not sure enough" if len(asked) == 1 else ""
+
+    def on_token(token, text):
+        given.append(token)
+
+    declined = run_blend(engine, ready, [donor], accept=accept, on_token=on_token)
+    full = engine.run(ready)
+    assert declined.token_ids == tuple(given) == full.token_ids
+    assert (declined.details["blend"].reason, declined.details["blend"].blended) == ("not sure enough", False)
+    blended = run_blend(engine, ready, [donor], accept=accept)
+    assert blended.details["blend"].blended
+    assert len(asked) == 2
+    for logs in asked:
+        assert logs.shape == (engine.model.config.vocab_size,)
+        assert np.exp(logs).sum() == pytest.approx(1, abs=1e-4)
+        assert int(logs.argmax()) == blended.token_ids[0]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 OnToken = Callable[[int, str], None]
 
+Accept = Callable[[NDArray[np.float32]], str]
+"""Sees the log probabilities `[vocabulary]` of an answer's first token before anybody gets it. Empty: go on; else why not."""
+
 NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
 """Stands in a chunk where a prompt is described and its state is kept elsewhere, or by nobody."""
 
@@ -166,11 +169,15 @@ class FollowsWeights(Protocol):
 class Blends(Protocol):
     """An engine that answers a prompt from the state of similar ones, token by token.
 
-    most_donors  of how many it takes state at most; None: of as many as it is given
+    most_donors        of how many it takes state at most; None: of as many as it is given
+    tells_first_token  whether `blend` asks `accept`
     """
 
     @property
     def most_donors(self) -> int | None: ...
+
+    @property
+    def tells_first_token(self) -> bool: ...
 
     def blend(
         self,
@@ -180,9 +187,10 @@ class Blends(Protocol):
         *,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
+        accept: Accept | None = None,
     ) -> "Completion | BlendReport":
         """The completion with its report as `details["blend"]`, also where the engine ran the prompt exactly by itself; the
-        report alone if nothing was run, with the reason.
+        report alone if nothing was run or `accept` declined, with the reason.
 
         Raises: InputError, and ModelError for state of another model.
         """

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dejakv.engines.base import Blends, Completion, Engine, OnToken, Prepared
+from dejakv.engines.base import Accept, Blends, Completion, Engine, OnToken, Prepared
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk
@@ -19,9 +19,11 @@ def run_blend(
     sampling: Sampling | None = None,
     on_token: OnToken | None = None,
     instead: Callable[[], Completion] | None = None,
+    accept: Accept | None = None,
 ) -> Completion:
     """Answers a prompt from the donors' state. `details["blend"]` is a `BlendReport`.
 
+    accept   may decline the blend by its first token, in engines that tell it
     instead  how to answer a prompt that is not blended; None: computed in full
 
     What cannot or should not be blended (an engine or model without it, positions that pictures make, a prompt that has too
@@ -29,7 +31,9 @@ def run_blend(
     """
     begun = time.perf_counter()
     if isinstance(engine, Blends):
-        done = engine.blend(prepared, donors, config or BlendConfig(), sampling=sampling, on_token=on_token)
+        done = engine.blend(
+            prepared, donors, config or BlendConfig(), sampling=sampling, on_token=on_token, accept=accept
+        )
     else:
         done = BlendReport(len(prepared.token_ids), reason=f"the engine {engine.name} cannot blend")
     if isinstance(done, Completion):

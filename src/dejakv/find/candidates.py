@@ -75,7 +75,7 @@ def approximate_ways(
 ) -> Iterator[Candidate]:
     """What the donors are good for, by the method that was asked for.
 
-    share  rows that a blend computes at least, of those that are not exact; what is not copied is computed beyond it
+    share  rows that a blend computes at least, of those that are not exact; what no donor holds is computed in any case
     most   donors that a blend takes
     """
     donors = found.donors
@@ -97,7 +97,6 @@ def approximate_ways(
 def _blend(
     tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
 ) -> Candidate:
-    new = tokens - max(found.copied, kept) if found.copied is not None else 0
-    rows = max(1, round((tokens - kept) * share), new)
+    rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
     plan = Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept)
     return Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)

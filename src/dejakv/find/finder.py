@@ -22,6 +22,7 @@ from dejakv.find.bound import bound_by
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
+from dejakv.find.overlap import measured
 from dejakv.find.plan import Planned, plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
@@ -30,6 +31,7 @@ from dejakv.guards.chain import judge
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
+from dejakv.reuse.quality import MAP
 from dejakv.store.base import KV, ROWS, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
@@ -97,6 +99,8 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
+        if ask.method == "blend" and self.config.blend_map == MAP:
+            found = measured(found, prepared, key, exactly=costs is not None)
         planned = self._plan(prepared, key, found, ask, costs)
         planned, trial = bound_by(self.bounded, self.config, prepared, found, ask, planned)
         chosen, partition = planned.plan, query.request.partition

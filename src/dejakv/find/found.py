@@ -16,7 +16,8 @@ class Found:
     prefix    the longest exact prefix, whether it is worth loading or not
     verdicts  what the guards said of each candidate they saw
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
-    runs      first token and length of each run of them
+    runs      first token and length of each stretch of the prompt that stands in the donors
+    held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
     """
 
     match: Match | None = None
@@ -25,6 +26,7 @@ class Found:
     verdicts: tuple[Verdict, ...] = ()
     copied: int | None = None
     runs: tuple[tuple[int, int], ...] = ()
+    held: tuple[tuple[int, int], ...] | None = None
 
     @property
     def refused(self) -> str:
@@ -32,3 +34,9 @@ class Found:
         if self.match is not None:
             return ""
         return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
+
+    def new(self, tokens: int, kept: int) -> int:
+        """Of a prompt of `tokens` tokens those behind the first `kept` that no donor holds; 0 where it is not known."""
+        if self.held is None:
+            return 0
+        return tokens - kept - sum(max(0, first + length - max(first, kept)) for first, length in self.held)

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from dejakv.config.reuse import PrunePolicy
 from dejakv.costs import Costs
-from dejakv.engines.base import Completion, OnToken, Prepared, Start
+from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
 from dejakv.engines.blending import later
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.blend import PlannedBlend
@@ -32,10 +32,11 @@ from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Clock
 from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
+from dejakv.engines.transformers.first_logits import Declined, asking
 from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache, usable
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
-from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids
+from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, text_ids
 from dejakv.engines.transformers.pruning import may_prune, prefill_pruned, pruning_of
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
@@ -55,6 +56,7 @@ class TransformersEngine(WatchedModel, Embeddings):
 
     name = "transformers"
     most_donors = None
+    tells_first_token = True
 
     def __init__(
         self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True
@@ -138,7 +140,7 @@ class TransformersEngine(WatchedModel, Embeddings):
                 ids, spans = image_text_ids(self.vision.book_of(request.partition), request.prompt, request.media)
         else:
             ids, spans = text_ids(self.tokenizer, request.prompt), ()
-        self._check_length(len(ids))
+        check_length(self.context, len(ids))
         return Prepared(request, tuple(ids), spans)
 
     def run(
@@ -164,6 +166,7 @@ class TransformersEngine(WatchedModel, Embeddings):
         *,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
+        accept: Accept | None = None,
     ) -> Completion | BlendReport:
         """See `Blends`."""
         begun = time.perf_counter()
@@ -171,7 +174,10 @@ class TransformersEngine(WatchedModel, Embeddings):
         if planned is None:
             return report
         planning = time.perf_counter() - begun
-        completion = self._run(prepared, planned, sampling, on_token)
+        try:
+            completion = self._run(prepared, planned, sampling, on_token, accept)
+        except Declined as declined:
+            return replace(report, reason=str(declined))
         if not completion.encoder_runs:
             self._meter.blended(completion.computed_tokens, report.tokens, planning + completion.ttft_s)
         loaded = sum(chunk.tensor.nbytes for chunk in donors)
@@ -184,6 +190,7 @@ class TransformersEngine(WatchedModel, Embeddings):
         source: Start | PlannedBlend | None,
         sampling: Sampling | None,
         on_token: OnToken | None,
+        accept: Accept | None = None,
     ) -> Completion:
         sampling = sampling or prepared.request.sampling
         room = self.context - len(prepared.token_ids)
@@ -192,7 +199,7 @@ class TransformersEngine(WatchedModel, Embeddings):
             **decoding.special_tokens(self.model, self.tokenizer),
         }
         with self._lock, decoding.seeded(sampling.seed, self.device):
-            return self.generate(prepared, arguments, source, on_token)
+            return self.generate(prepared, asking(arguments, accept), source, on_token)
 
     def generate(
         self,
@@ -206,7 +213,7 @@ class TransformersEngine(WatchedModel, Embeddings):
         start = source if isinstance(source, Start) else None
         clock = Clock()
         n = len(prepared.token_ids)
-        self._check_length(n)
+        check_length(self.context, n)
         with self._lock:
             self._check_model(prepared.epoch)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
@@ -289,12 +296,3 @@ class TransformersEngine(WatchedModel, Embeddings):
             return None  # the model's own cache: ours may not hold what its layers keep
         tensor = start.chunk.tensor if start is not None and held else None
         return filled_cache(tensor, held, self.device, self.model.dtype) if tensor is not None else plain_cache()
-
-    def _check_length(self, tokens: int) -> None:
-        if tokens == 0:
-            raise InputError("the prompt has no tokens: give a question")
-        if tokens >= self.context:
-            raise InputError(
-                f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
-                "shorten the prompt or choose a model with a longer context"
-            )

@@ -87,3 +87,14 @@ def positions(
     kinds = (ids == image_token).int()
     three, _ = type(base).get_rope_index(base, ids, mm_token_type_ids=kinds, image_grid_thw=grids.to(ids.device))
     return torch.cat([text.to(three.dtype), three])
+
+
+def check_length(context: int, tokens: int) -> None:
+    """Raises InputError for a prompt without tokens, and for one that leaves no room for an answer."""
+    if tokens == 0:
+        raise InputError("the prompt has no tokens: give a question")
+    if tokens >= context:
+        raise InputError(
+            f"the prompt has {tokens} tokens, the model's context {context} with room for an answer: "
+            "shorten the prompt or choose a model with a longer context"
+        )

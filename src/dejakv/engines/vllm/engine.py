@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dejakv.engines.base import NO_STATE, Completion, Prepared, Start
+from dejakv.engines.base import NO_STATE, Accept, Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.continued import continued, repeated, what_to_repeat
 from dejakv.engines.vllm.keys import partition_of
@@ -39,6 +39,7 @@ class VLLMEngine(ModelEmbeddings):
     """
 
     name = "vllm"
+    tells_first_token = False
 
     def __init__(self, shared: Offline, arm: str = "cache") -> None:
         self._shared = shared
@@ -130,8 +131,10 @@ class VLLMEngine(ModelEmbeddings):
         *,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
+        accept: Accept | None = None,
     ) -> Completion | BlendReport:
-        """Answers from the donors' state, which the connector blends as `config` says, whatever it was started with.
+        """Answers from the donors' state, which the connector blends as `config` says, whatever it was started with. `accept` is not
+        asked: vLLM runs the whole request.
 
         `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why.
         A report alone is of a prompt that was not run at all.
