@@ -117,6 +117,22 @@ def test_wrong_audits_close_the_gate_and_the_evidence_begins_anew() -> None:
     assert gate.report("a").classes[0].rules[0].labels == 0
 
 
+def test_wrong_audits_in_short_order_have_every_served_hit_audited() -> None:
+    gate = opened(audit_share=0.02)
+    calm = hit(gate, 0.0)
+    assert (calm.share, calm.warned) == (0.02, False)
+    gate.learn(calm, True)
+    warned = hit(gate, 0.0)
+    while not warned.warned:
+        gate.learn(warned, True)
+        warned = hit(gate, 0.0)
+    assert (warned.served, warned.share) == (True, 1.0)
+    for _ in range(40):
+        gate.learn(warned, False)
+        warned = hit(gate, 0.0)
+    assert (warned.share, warned.warned) == (0.02, False)
+
+
 @pytest.mark.parametrize("known", [{"epoch": "other"}, {"method": "blend"}, {"setting": "strict"}, {"partition": "b"}])
 def test_evidence_of_another_class_opens_nothing(known: dict[str, str]) -> None:
     gate = opened()

@@ -26,6 +26,7 @@ class Draw:
     risk      what orders hits, in [0, 1]; see `trust.features`
     id        unlike any other draw's
     round     the collection of evidence that it belongs to; an alarm begins another one
+    warned    drift was suspected, so that every served hit was audited
     """
 
     served: bool
@@ -38,3 +39,9 @@ class Draw:
     features: Mapping[str, float] = field(default_factory=dict[str, float])
     id: str = ""
     round: str = ""
+    warned: bool = False
+
+    @property
+    def opened(self) -> int:
+        """Rules that were open."""
+        return 0 if self.rule is None else self.rule + 1
