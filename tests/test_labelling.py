@@ -305,7 +305,7 @@ def test_a_named_donor_is_under_the_bound_too(served: Any, blending: Any) -> Non
     pipeline, stream = blending(served)
     wanted = next(stream)
     prepared = replace(pipeline.engine.prepare(wanted), epoch=pipeline.engine.epoch)
-    donor = next(meta for meta in pipeline.cache.store.metas() if meta.prompt[:40] != wanted.prompt[:40])
+    donor = pipeline.cache.store.meta(pipeline.cache.find(prepared).found.donors[0].id)
     decision = pipeline.cache.find(
         prepared, Ask("blend", named=(donor.id,)), costs=costs_of(pipeline.engine, BOUNDED.costs)
     )

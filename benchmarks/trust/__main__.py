@@ -14,43 +14,50 @@ from benchmarks.trust import arithmetic, baselines, pairs
 from benchmarks.trust.gates import Table, drift_row, gate_row
 from benchmarks.workloads.machine import machine
 
-from dejakv.errors import DejaKVError
-from dejakv.trust.features import risk_of
+from dejakv.errors import DatasetError, DejaKVError
+from dejakv.trust.features import LATE_BLEND, risk_of
 from dejakv.trust.labels import LabelledHit, read_labels
 from dejakv.trust.terms import Terms
 
 BOUNDS = (0.01, 0.02, 0.05)
 
 
-def table_of(name: str, hits: Sequence[LabelledHit], differs: str, margin: bool) -> Table:
-    """A table as arrays. `margin`: the margin of the first token after the approximate run orders hits, not the plan's risk."""
-    risks = [1 / (1 + (hit.margin or 0.0)) if margin else risk_of(hit.method, hit.features) for hit in hits]
+def table_of(name: str, hits: Sequence[LabelledHit], differs: str, late: bool) -> Table:
+    """A table as arrays. `late`: hits are ordered by the first token's margin in the approximate run, not by the plan's risk."""
+    if late and any(hit.margin is None for hit in hits):
+        raise DatasetError(f"not every hit of {name} has the margin of its first token: replay it without --late")
+    risks = [
+        risk_of(LATE_BLEND, {"first_margin": hit.margin or 0.0}) if late else risk_of(hit.method, hit.features)
+        for hit in hits
+    ]
     scores = [hit.score if hit.score is not None else hit.features.get("score", 0.0) for hit in hits]
+    computed = [(hit.computed_tokens or 0) / (hit.prompt_tokens or 1) for hit in hits]
     donors = tuple(hit.donor for hit in hits) if all(hit.donor for hit in hits) else ()
-    return Table(name, np.array(risks), np.array(scores), np.array([hit.is_wrong(differs) for hit in hits]), donors)
+    wrong = [hit.is_wrong(differs) for hit in hits]
+    return Table(name, np.array(risks), np.array(scores), np.array(wrong), np.array(computed), donors, late)
 
 
 def replay(given: argparse.Namespace) -> dict[str, Any]:
     """All figures of one table."""
     hits = [hit for path in given.table for hit in read_labels(path)]
-    table = table_of(", ".join(path.stem for path in given.table), hits, given.differs, given.margin)
+    table = table_of(", ".join(path.stem for path in given.table), hits, given.differs, given.late)
     found: dict[str, Any] = {
         "table": table.name, "hits": len(table), "wrong": int(table.wrong.sum()), "differs": given.differs,
-        "orders": given.orders, "length": given.length or len(table), "ordered_by": "margin" if given.margin else "risk",
+        "orders": given.orders, "length": given.length or len(table), "ordered_by": "first token's margin" if given.late else "plan's risk",
         "explore_share": given.explore, "audit_share": given.audit, "seed": given.seed, "machine": machine(), "rows": [], "drift": [],
     }  # fmt: skip
     few = min(given.orders, given.slow)
+    vcache = list(baselines.vcache_rows(table, given.bound, few, given.length, given.seed))
     for delta in given.bound:
         terms = Terms(delta, -math.log(1 - given.confidence), given.explore, given.audit)
-        own = baselines.vcache_row(table, delta, delta, few, given.length, given.seed)
         rows = [
             gate_row(table, terms, given.orders, given.length, given.seed),
             baselines.hindsight_row(table, delta, "risk"),
-            baselines.static_row(table, delta, given.orders, given.length, given.seed),
+            baselines.static_row(table, delta, "risk", given.orders, given.length, given.seed),
+            baselines.static_row(table, delta, "score", given.orders, given.length, given.seed),
             baselines.hindsight_row(table, delta, "score"),
             baselines.gptcache_row(table, delta),
-            own,
-            baselines.best_vcache(table, delta, few, given.length, given.seed),
+            *(row for bound, row in vcache if bound == delta),
         ]
         found["rows"] += [{"delta": delta, **row} for row in rows]
         for row in rows:
@@ -60,13 +67,13 @@ def replay(given: argparse.Namespace) -> dict[str, Any]:
                 {"delta": delta, **drift_row(table, terms, few, given.drift, given.risen, given.seed)}
             )
     for row in found["drift"]:
-        print(json.dumps(row))
+        print(drift_line(row, given.drift, given.risen))
     return found
 
 
 HEAD = (
-    "| delta | rule | orders that broke it | opened | first hit after | hits kept | wrong of served | 95% | labels | computed twice |\n"
-    "|---|---|---:|---:|---:|---:|---:|---|---:|---:|"
+    "| delta | rule | orders that broke it | opened | first hit after | hits kept | wrong of served | 95% | labels | computed twice | work |\n"
+    "|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|"
 )
 
 
@@ -78,8 +85,18 @@ def line(delta: float, row: dict[str, Any]) -> str:
     first = "-" if row["first"] is None else f"{row['first']:,.0f}"
     labels = "-" if row["labels"] is None else f"{row['labels']:,.0f}"
     twice = "-" if row["twice"] is None else f"{row['twice']:.1%}"
+    work = "-" if row["work"] is None else f"{row['work']:.2f}"
     shares = f"{row['violated']:.1%} | {row['opened']:.1%} | {first} | {row['hits']:.1%}"
-    return f"| {delta:.0%} | {row['method']} | {shares} | {wrong} | {within} | {labels} | {twice} |"
+    return f"| {delta:.0%} | {row['method']} | {shares} | {wrong} | {within} | {labels} | {twice} | {work} |"
+
+
+def drift_line(row: dict[str, Any], length: int, risen: float) -> str:
+    """What drift did, in words."""
+    said = f"delta {row['delta']:.0%}: after {length:,} hits the gate was open in {row['open']:.0%} of the orders"
+    if not row["open"]:
+        return said
+    said += f"; then {risen:.0%} were wrong, and it closed in {row['noticed']:.0%} of these"
+    return f"{said}, after {row['delay']:,.0f} hits of which it served {row['served']:,.0f}, {row['wrong_served']:,.0f} wrong (medians)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,9 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     played.add_argument("--confidence", type=float, default=0.95)
     played.add_argument("--explore", type=float, default=1.0)
     played.add_argument("--audit", type=float, default=0.02)
-    played.add_argument(
-        "--margin", action="store_true", help="order by the first token's margin after the approximate run"
-    )
+    played.add_argument("--late", action="store_true", help="order by the first token's margin in the approximate run")
     played.add_argument(
         "--drift", type=int, default=0, help="rows before and after a rise of wrong answers; default none"
     )

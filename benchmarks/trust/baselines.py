@@ -1,5 +1,6 @@
 """Other ways to choose hits: fixed thresholds on the score, GPTCache's default, and vCache's rule."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,42 +22,51 @@ def loosest(scores: NDArray[Any], wrong: NDArray[Any], delta: float) -> float:
     return float(known[np.flatnonzero(good)[-1]]) if good.any() else np.inf
 
 
-def static_row(table: Table, delta: float, orders: int, length: int, seed: int) -> dict[str, Any]:
-    """A threshold chosen on the first half of each order, where all is labelled, and applied to the second."""
+def static_row(table: Table, delta: float, ordered: str, orders: int, length: int, seed: int) -> dict[str, Any]:
+    """A threshold on the score, or on minus the risk, chosen on the first half of each order, where all is labelled, and applied to
+    the second."""
+    values = values_of(table, ordered)
     random = np.random.default_rng(seed)
     served, bad, violated, opened = [], [], [], []
     steps = length or len(table)
     for rows in orders_of(len(table), orders, length, random):
         half = steps // 2
-        least = loosest(table.scores[rows[:half]], table.wrong[rows[:half]], delta)
-        hits = rows[half:][table.scores[rows[half:]] >= least]
+        least = loosest(values[rows[:half]], table.wrong[rows[:half]], delta)
+        hits = rows[half:][values[rows[half:]] >= least]
         served.append(len(hits))
         bad.append(int(table.wrong[hits].sum()))
-        under = table.wrong[table.scores >= least]
+        under = table.wrong[values >= least]
         violated.append(bool(len(under)) and under.mean() > delta)
         opened.append(len(hits) > 0)
-    return _row("threshold, chosen on the first half", served, bad, violated, opened, steps, labels=steps // 2)
+    return _row(
+        f"threshold on the {ordered}, chosen on the first half", served, bad, violated, opened, steps, labels=steps // 2
+    )
+
+
+def values_of(table: Table, ordered: str) -> NDArray[np.float64]:
+    """What a threshold is put on."""
+    return table.scores if ordered == "score" else -table.risks
 
 
 def hindsight_row(table: Table, delta: float, ordered: str) -> dict[str, Any]:
     """The best threshold in hindsight, on the score or on minus the risk: no rule of that order can keep more hits."""
-    values = table.scores if ordered == "score" else -table.risks
+    values = values_of(table, ordered)
     hits = values >= loosest(values, table.wrong, delta)
     bad = int(table.wrong[hits].sum())
-    return _row(
-        f"best threshold on the {ordered} in hindsight",
-        [int(hits.sum())],
-        [bad],
-        [False],
-        [bool(hits.any())],
-        len(table),
-    )
+    row = _row(
+        f"best threshold on the {ordered} in hindsight", [int(hits.sum())], [bad], [False], [bool(hits.any())], len(table)
+    )  # fmt: skip
+    return {**row, "work": table.work(hits) if ordered == "risk" else None}
 
 
 def gptcache_row(table: Table, delta: float) -> dict[str, Any]:
     hits = table.scores >= GPTCACHE
     bad, served = int(table.wrong[hits].sum()), int(hits.sum())
     return _row(f"GPTCache, {GPTCACHE}", [served], [bad], [bad > delta * served], [served > 0], len(table))
+
+
+VCACHE = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Bounds of its own that vCache is tried with."""
 
 
 class VCache:
@@ -118,8 +128,8 @@ class VCache:
         return fit
 
 
-def vcache_row(table: Table, delta: float, own: float, orders: int, length: int, seed: int) -> dict[str, Any]:
-    """vCache at its own bound `own`, judged by `delta` of what it serves. A table without donors is one entry, which learns faster."""
+def vcache_runs(table: Table, own: float, orders: int, length: int, seed: int) -> tuple[list[int], list[int]]:
+    """Hits and wrong hits of each order at its bound `own`. A table without donors is one entry, which learns faster."""
     random = np.random.default_rng(seed)
     served, bad = [], []
     steps = length or len(table)
@@ -134,17 +144,33 @@ def vcache_row(table: Table, delta: float, own: float, orders: int, length: int,
                 cache.learn(donor, score, not is_wrong)
         served.append(hits)
         bad.append(wrong)
+    return served, bad
+
+
+def _vcache_row(
+    table: Table, delta: float, own: float, run: tuple[list[int], list[int]], length: int, note: str = ""
+) -> dict[str, Any]:
+    """Judged by `delta` of what it served."""
+    served, bad = run
+    steps = length or len(table)
     violated = [errors > delta * hits for hits, errors in zip(served, bad, strict=True)]
     opened = [hits > 0 for hits in served]
     labels = steps - float(np.mean(served))
-    return _row(f"vCache, its delta {own:g}", served, bad, violated, opened, steps, labels=labels)
+    return _row(f"vCache, its delta {own:g} {note}".rstrip(), served, bad, violated, opened, steps, labels=labels)
 
 
-def best_vcache(table: Table, delta: float, orders: int, length: int, seed: int) -> dict[str, Any]:
-    """Of several of its own bounds the one with most hits whose realised error per hit is at most delta: chosen in hindsight."""
-    rows = [vcache_row(table, delta, own, orders, length, seed) for own in (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)]
-    fair = [row for row in rows if row["error"] is None or row["error"] <= delta]
-    return max(fair or rows[:1], key=lambda row: row["hits"])
+def vcache_rows(
+    table: Table, bounds: Sequence[float], orders: int, length: int, seed: int
+) -> Iterator[tuple[float, dict[str, Any]]]:
+    """For each bound: vCache at the same number, and at that of its own bounds which keeps most hits while its realised error per hit
+    is at most the bound. The second is chosen in hindsight; where none is so good there is the first alone."""
+    runs = {own: vcache_runs(table, own, orders, length, seed) for own in sorted({*VCACHE, *bounds})}
+    for delta in bounds:
+        yield delta, _vcache_row(table, delta, delta, runs[delta], length)
+        rows = [_vcache_row(table, delta, own, run, length, "in hindsight") for own, run in runs.items()]
+        fair = [row for row in rows if row["error"] is not None and row["error"] <= delta]
+        if fair:
+            yield delta, max(fair, key=lambda row: row["hits"])
 
 
 def _row(
@@ -160,5 +186,6 @@ def _row(
         "error": errors / hits if hits else None,
         "interval": interval(errors, hits),
         "labels": labels,
+        "work": None,
         "twice": None if labels is None else labels / steps,
     }

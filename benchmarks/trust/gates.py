@@ -16,13 +16,26 @@ BATCH = 250
 
 @dataclass(frozen=True)
 class Table:
-    """Hits by row: what orders them (`risks`, in [0, 1]), what a fixed threshold sees (`scores`), what is `wrong`, the `donors`."""
+    """Hits by row.
+
+    risks, scores  what orders them, in [0, 1], and what a fixed threshold sees
+    wrong          whether the approximate answer is
+    computed       share of the prompt that the approximate run computes, 0 where it is a stored answer
+    late           the risk is known only once the approximate run has begun: what is refused has been computed
+    """
 
     name: str
     risks: NDArray[np.float64]
     scores: NDArray[np.float64]
     wrong: NDArray[np.bool_]
+    computed: NDArray[np.float64]
     donors: tuple[str, ...] = ()
+    late: bool = False
+
+    def work(self, hits: NDArray[Any]) -> float:
+        """Mean work for a hit if those are served, full computation being 1."""
+        refused = 1 + self.computed * self.late
+        return float(np.where(hits, self.computed, refused).mean())
 
     def __len__(self) -> int:
         return len(self.wrong)
@@ -59,7 +72,7 @@ def gate_row(table: Table, terms: Terms, orders: int, length: int, seed: int) ->
     for first in range(0, orders, BATCH):
         rows = orders_of(len(table), min(BATCH, orders - first), length, random)
         wrong = table.wrong[rows]
-        parts.append(_outcome(table, wrong, replayed(table.risks[rows], wrong, terms, random), terms))
+        parts.append(_outcome(table, rows, replayed(table.risks[rows], wrong, terms, random), terms))
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     steps, served, bad = length or len(table), found["served"].mean(), found["wrong"].mean()
     opened = found["first"] < steps
@@ -73,18 +86,22 @@ def gate_row(table: Table, terms: Terms, orders: int, length: int, seed: int) ->
         "interval": interval(bad, served),
         "labels": float(found["labelled"].mean()),
         "twice": float(found["labelled"].mean()) / steps,
+        "work": float(found["work"].mean()),
     }
 
 
-def _outcome(table: Table, wrong: NDArray[Any], found: Replayed, terms: Terms) -> dict[str, NDArray[Any]]:
+def _outcome(table: Table, rows: NDArray[Any], found: Replayed, terms: Terms) -> dict[str, NDArray[Any]]:
     errors = error_under(table.risks, table.wrong, found.cutoff)
-    steps = wrong.shape[1]
+    wrong, computed, steps = table.wrong[rows], table.computed[rows], rows.shape[1]
+    refused = 1 + np.where(table.late & (found.cutoff >= 0), computed, 0.0)
+    work = np.where(found.labelled, 1 + computed, np.where(found.served, computed, refused))
     return {
         "violated": np.any((found.cutoff >= 0) & (errors > terms.delta), axis=1),
         "first": np.where(found.served.any(axis=1), found.served.argmax(axis=1), steps),
         "served": found.served.sum(axis=1),
         "wrong": (found.served & wrong).sum(axis=1),
         "labelled": found.labelled.sum(axis=1),
+        "work": work.mean(axis=1),
     }
 
 

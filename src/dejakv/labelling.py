@@ -5,22 +5,66 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dejakv.answers import FirstToken
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import Completion, Engine, Prepared, costs_of
 from dejakv.errors import ModelChangedError
-from dejakv.find.decision import Decision
+from dejakv.find.bound import BOUND
+from dejakv.find.decision import Decision, Trial
 from dejakv.find.ways import Plan
 from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling
 from dejakv.store.base import ChunkMeta
 from dejakv.trust.audits import SECONDS, Audit, Audits
+from dejakv.trust.certainty import certainty
 from dejakv.trust.differs import Differs, Seen
+from dejakv.trust.draw import Draw
 
 logger = logging.getLogger("dejakv.trust")
 
 Run = Callable[[Prepared, Plan, Decision, FirstToken], tuple[Completion, Plan]]
 """Runs a plan; see `Pipeline`."""
+
+
+class Attempt:
+    """One request under an error bound, from its decision to its answer. Without a bound it does nothing.
+
+    decision  as it was made, and with the draw once there is one
+    """
+
+    def __init__(self, cache: HierarchicalCache, prepared: Prepared, decision: Decision) -> None:
+        self.decision = decision
+        self._audits = cache.audits
+        self._prepared = prepared
+        trial = decision.trial
+        if trial is not None and trial.draw is not None:
+            self._note(trial.draw)
+        elif trial is not None:
+            self.decision = replace(decision, trial=replace(trial, accept=self._accept))
+
+    def answered(self, completion: Completion, ran: Plan) -> None:
+        """What the request was answered, by the plan that ran in the end."""
+        trial, audits = self.decision.trial, self._audits
+        if trial is not None and trial.draw is not None and audits is not None:
+            answer = known(self._prepared.request, completion, audits.differs)
+            audits.answered(trial.draw, answer, approximate=ran.approximate)
+
+    def _accept(self, logs: NDArray[np.float32]) -> str:
+        """Draws for a plan that was tried. Its label waits from before anybody has seen a token."""
+        trial = self.decision.trial
+        assert trial is not None
+        assert trial.judge is not None
+        draw = trial.judge(certainty(logs))
+        self.decision = replace(self.decision, trial=Trial(trial.plan, draw))
+        self._note(draw)
+        return "" if draw.served else f"{BOUND}: {draw.reason}"
+
+    def _note(self, draw: Draw) -> None:
+        if self._audits is not None:
+            self._audits.note(draw, self._prepared.request, self._prepared.epoch, self.decision)
 
 
 class _Unlabelled(Exception):
@@ -66,8 +110,9 @@ class Labeller:
         audit = audits.take() if audits is not None else None
         if audits is None or audit is None:
             return False
+        tried: dict[str, float] = {}
         try:
-            wrong = self._wrong(audit, audits)
+            wrong = self._wrong(audit, audits, tried)
         except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
@@ -77,10 +122,11 @@ class Labeller:
         except BaseException:  # the process is being ended
             audits.lose(audit)
             raise
-        audits.learn(audit, wrong)
+        audits.learn(audit, wrong, tried)
         return True
 
-    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision]) -> bool:
+    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float]) -> bool:
+        """`tried`: gets what the approximate plan's first token shows."""
         trial = audit.decision.trial
         assert trial is not None
         differs, served = audits.differs, audit.draw.served
@@ -101,9 +147,13 @@ class Labeller:
         if full is None:
             full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on))
         if reused is None:
-            completion, ran = self._run_apart(
-                prepared, trial.plan, audit.decision, FirstToken(time.perf_counter(), go_on)
-            )
+
+            def look(logs: NDArray[np.float32]) -> str:
+                tried.update(certainty(logs))
+                return ""
+
+            decision = replace(audit.decision, trial=replace(trial, accept=look))
+            completion, ran = self._run_apart(prepared, trial.plan, decision, FirstToken(time.perf_counter(), go_on))
             if not ran.approximate:
                 raise _Unlabelled
             reused = seen(completion)

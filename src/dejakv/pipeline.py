@@ -27,7 +27,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
-from dejakv.labelling import Labeller, known
+from dejakv.labelling import Attempt, Labeller
 from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
@@ -157,16 +157,15 @@ class Pipeline:
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken, no_store: bool) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
+        if isinstance(self.engine, Blends) and prepared.request.sampling.num_beams == 1:
+            ask = replace(ask, tells_first_token=self.engine.tells_first_token)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
-        trial, audits = decision.trial, cache.audits
-        if trial is not None and audits is not None:
-            audits.note(trial.draw, prepared.request, prepared.epoch, decision)
+        attempt = Attempt(cache, prepared, decision)
         fusing = cache.fusing
         injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
-        completion, chosen = self._run(prepared, decision.plan, decision, clock)
-        if trial is not None and audits is not None:
-            answer = known(prepared.request, completion, audits.differs)
-            audits.answered(trial.draw, answer, approximate=chosen.approximate)
+        completion, chosen = self._run(prepared, decision.plan, attempt.decision, clock)
+        attempt.answered(completion, chosen)
+        decision = attempt.decision
         if fusing is not None:
             fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))
@@ -247,8 +246,16 @@ class Pipeline:
 
         sampling = prepared.request.sampling
         try:
+            accept = decision.trial.accept if decision.trial is not None else None
             completion = run_blend(
-                self.engine, prepared, chunks, settings, sampling=sampling, on_token=clock, instead=instead
+                self.engine,
+                prepared,
+                chunks,
+                settings,
+                sampling=sampling,
+                on_token=clock,
+                instead=instead,
+                accept=accept,
             )
         except ModelError as error:
             if clock.seconds is not None or ran is not chosen:

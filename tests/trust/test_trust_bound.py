@@ -51,7 +51,7 @@ def test_power_with_half_of_the_bound() -> None:
     assert np.mean(found.cutoff.max(axis=1) > 0) > 0.5
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     st.integers(0, 2**32), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.02, 0.6]),
     st.sampled_from([(1.0, 0.3), (0.4, 0.9), (1.0, 1.0)]),
@@ -75,12 +75,16 @@ def test_many_streams_at_once_do_what_one_state_does(
                 if state.opened:
                     cutoff = state.cutoffs[state.opened - 1]
                 served = risk <= cutoff
-                labelled = bool(chances[order, step] < (asked.audit if served else asked.explore))
+                labelled = bool(
+                    chances[order, step] < ((1.0 if state.warned else asked.audit) if served else asked.explore)
+                )
             now = state
             if not state.cutoffs:
                 now = state.piloted(risk)
             elif labelled:
-                now = state.learned(state.round, risk, state.opened, bool(wrong[order, step]), asked)
+                now = state.learned(
+                    state.round, risk, state.opened, bool(wrong[order, step]), asked, warned=state.warned
+                )
                 alarmed = now.counts.alarms > state.counts.alarms
             got = [part[order, step] for part in (found.served, found.labelled, found.cutoff, found.alarms)]
             assert got == [served, labelled, cutoff, alarmed]

@@ -6,7 +6,7 @@ from dejakv.find.found import Found
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
-from dejakv.trust.features import features_of, risk_of
+from dejakv.trust.features import LATE_BLEND, features_of, risk_of
 from dejakv.trust.grid import PILOT, band_of, cutoffs_of
 
 SHARE = st.floats(0, 1)
@@ -38,6 +38,7 @@ def test_features_of_text_that_was_only_compared() -> None:
 def test_a_risk_is_from_0_to_1_whatever_is_known(features: dict[str, float]) -> None:
     assert 0 <= risk_of("blend", features) <= 1
     assert 0 <= risk_of("adopt", features) <= 1
+    assert 0 <= risk_of(LATE_BLEND, {"first_margin": features.get("margin", 0.0)}) <= 1
 
 
 @given(st.sampled_from(["share_rows", "seams", "longest_new", "generation"]), SHARE, SHARE, SHARE)
@@ -52,6 +53,13 @@ def test_a_better_score_and_a_wider_margin_are_no_more_risk(low: float, high: fl
     low, high = sorted((low, high))
     assert risk_of("adopt", {"score": high, "margin": rest}) <= risk_of("adopt", {"score": low, "margin": rest}) + 1e-12
     assert risk_of("adopt", {"score": rest, "margin": high}) <= risk_of("adopt", {"score": rest, "margin": low}) + 1e-12
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_a_wider_margin_of_the_first_token_is_no_more_risk(low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    assert risk_of(LATE_BLEND, {"first_margin": high}) <= risk_of(LATE_BLEND, {"first_margin": low})
+    assert risk_of(LATE_BLEND, {}) == 1
 
 
 @given(st.lists(SHARE, min_size=PILOT, max_size=PILOT), SHARE)

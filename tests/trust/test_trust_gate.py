@@ -117,6 +117,22 @@ def test_wrong_audits_close_the_gate_and_the_evidence_begins_anew() -> None:
     assert gate.report("a").classes[0].rules[0].labels == 0
 
 
+def test_wrong_audits_in_short_order_have_every_served_hit_audited() -> None:
+    gate = opened(audit_share=0.02)
+    calm = hit(gate, 0.0)
+    assert (calm.share, calm.warned) == (0.02, False)
+    gate.learn(calm, True)
+    warned = hit(gate, 0.0)
+    while not warned.warned:
+        gate.learn(warned, True)
+        warned = hit(gate, 0.0)
+    assert (warned.served, warned.share) == (True, 1.0)
+    for _ in range(40):
+        gate.learn(warned, False)
+        warned = hit(gate, 0.0)
+    assert (warned.share, warned.warned) == (0.02, False)
+
+
 @pytest.mark.parametrize("known", [{"epoch": "other"}, {"method": "blend"}, {"setting": "strict"}, {"partition": "b"}])
 def test_evidence_of_another_class_opens_nothing(known: dict[str, str]) -> None:
     gate = opened()
@@ -170,3 +186,53 @@ def test_no_label_is_lost_between_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: teach(gate, 50, wrong=number % 2), range(8)))
     assert (gate.report("a").explored, gate.report("a").explored_wrong) == (400, 4)
+
+
+def late(gate: Gate, margin: float, wrong: bool) -> Draw:
+    """A hit of a late class, with its label if it is to have one."""
+    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    if gate.chance(**known):
+        draw = gate.draw(**known, features={"first_margin": margin})
+        if draw.labelled:
+            gate.learn(draw, wrong)
+        return draw
+    draw = gate.draw(**known, features={}, late=True)
+    assert not draw.served
+    if draw.labelled:
+        gate.learn(draw, wrong, {"first_margin": margin})
+    return draw
+
+
+def test_a_risk_that_is_known_late_opens_rules_for_those_that_are_sure() -> None:
+    """Half of the hits are unsure and wrong half of the time: no order that is known before would open any rule."""
+    chance = random.Random(4)
+    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5), random=chance.random)
+    served: list[float] = []
+    for _ in range(1500):
+        margin = chance.choice([chance.uniform(0, 0.5), chance.uniform(1, 4)])
+        draw = late(gate, margin, margin < 0.5 and chance.random() < 0.5)
+        if draw.served:
+            served.append(margin)
+    assert len(served) > 300
+    assert min(served) > 0.5
+    report = gate.report("p")
+    assert report.gate == "open"
+    assert report.wrong == 0
+    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    assert 0.2 < gate.chance(**known) < 0.8  # half of what is tried is served
+    refused = gate.draw(**known, features={}, late=True)  # it was found closed, and has opened meanwhile
+    assert (refused.served, refused.labelled) == (False, False)
+
+
+def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_for_none() -> None:
+    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
+    for _ in range(PILOT):
+        late(gate, 1.0, False)
+    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    before = gate.report("p").classes[0]
+    gate.learn(gate.draw(**known, features={}, late=True), False)
+    assert gate.report("p").lost == 1
+    gate.learn(gate.draw(**known, features={}, late=True), True)
+    after = gate.report("p").classes[0]
+    assert [rule.labels for rule in after.rules] == [rule.labels + 1 for rule in before.rules]
+    assert [rule.wrong for rule in after.rules] == [1] * len(after.rules)

@@ -28,7 +28,8 @@ class Labels:
 
     def taken(self, decision: Decision) -> bool | None:
         """Whether the approximate answer was wrong, None where that was not found out."""
-        return self._wrong.pop(decision.trial.draw.id, None) if decision.trial is not None else None
+        draw = decision.trial.draw if decision.trial is not None else None
+        return self._wrong.pop(draw.id, None) if draw is not None else None
 
 
 def labelled(

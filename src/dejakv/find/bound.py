@@ -35,7 +35,7 @@ def bound_by(
     if not (ask.tells_first_token and chosen.method == "blend"):
         draw = bounded.judge(chosen, found, prepared, setting)
         return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
-    chance = bounded.chance(chosen, prepared, setting)
+    chance = bounded.chance(prepared, setting)
     if not chance:
         draw = bounded.judge(chosen, found, prepared, setting, late=True)
         return _held_back(planned, draw.reason), Trial(chosen, draw)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from dejakv.request import Request
 from dejakv.trust.draw import Draw
-from dejakv.trust.features import Known, Planned, features_of
+from dejakv.trust.features import LATE_BLEND, Known, Planned, features_of
 from dejakv.trust.gate import Gate
 
 
@@ -26,10 +26,11 @@ class Bounded:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    def chance(self, plan: Planned, prepared: Asked, setting: str) -> float:
-        """The share of such plans that is served once they were tried; 0 while none is."""
-        request = prepared.request
-        return self.gate.chance(partition=request.partition, epoch=prepared.epoch, method=plan.method, setting=setting)
+    def chance(self, prepared: Asked, setting: str) -> float:
+        """The share of blends of a setting that is served once they were tried; 0 while none is."""
+        return self.gate.chance(
+            partition=prepared.request.partition, epoch=prepared.epoch, method=LATE_BLEND, setting=setting
+        )
 
     def judge(
         self,
@@ -51,7 +52,7 @@ class Bounded:
         return self.gate.draw(
             partition=prepared.request.partition,
             epoch=prepared.epoch,
-            method=plan.method,
+            method=LATE_BLEND if late or tried is not None else plan.method,
             setting=setting,
             features={**features_of(plan, found, len(prepared.token_ids)), **(tried or {})},
             late=late,

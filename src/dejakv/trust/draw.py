@@ -27,6 +27,7 @@ class Draw:
     id        unlike any other draw's
     round     the collection of evidence that it belongs to; an alarm begins another one
     late      the risk is known when the approximate plan has run; until then nothing depends on it
+    warned    drift was suspected, so that every served hit was audited
     """
 
     served: bool
@@ -40,3 +41,9 @@ class Draw:
     id: str = ""
     round: str = ""
     late: bool = False
+    warned: bool = False
+
+    @property
+    def opened(self) -> int:
+        """Rules that were open."""
+        return 0 if self.rule is None else self.rule + 1

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 RUN_LENGTH = 10_000
 """Audits until a false alarm, on average, at least: at a share of exactly delta. Far below it they are much rarer."""
 
+WARNING = 0.01
+"""Part of the way to an alarm at which every served hit is audited, until the statistics have fallen again or the alarm comes. Two or
+three wrong audits in short order go as far."""
+
 RISES = (2.0, 5.0, 20.0)
 """The shares that are looked for, as multiples of delta; none lies beyond the middle between delta and 1."""
 
@@ -32,3 +36,8 @@ def audited(statistics: Sequence[float], wrong: bool, delta: float) -> tuple[flo
 def alarm(statistics: Sequence[float]) -> bool:
     """Whether the share has risen."""
     return sum(statistics) >= RUN_LENGTH * len(statistics)
+
+
+def warning(statistics: Sequence[float]) -> bool:
+    """Whether it may have risen."""
+    return sum(statistics) >= WARNING * RUN_LENGTH * len(statistics)

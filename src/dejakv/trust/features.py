@@ -8,7 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-RISK_VERSION = 2
+RISK_VERSION = 1
+
+LATE_BLEND = "late blend"
+"""Method of a blend that is judged once it has its first logits: `first_margin` is then known, the log probability of its best token less
+that of the second. What it is refused for has been computed."""
 
 
 class Donor(Protocol):
@@ -74,22 +78,22 @@ def features_of(plan: Planned, found: Known, tokens: int) -> dict[str, float]:
 def risk_of(method: str, features: Mapping[str, float]) -> float:
     """A number in [0, 1] that orders hits of a method, likelier wrong ones last. What is not known counts as the worst.
 
-    blend  falls with the margin of its own first token, where that is known (`certainty`): on retrieved passages and SmolLM2 none of
-           252 hits with a margin above .75 nats changed the first token, 41% of those below .25 did. Elsewhere it grows with the
-           share of rows, the seams, the longest stretch that is new and the generation
+    blend  grows with the longest stretch that is new, the share of rows, the seams and the generation. On SmolLM2 the first orders as
+           well as any mixture of the four (docs/trust.md)
+    late   falls with the margin alone
     adopt  grows with 1 - score, and where the second donor's score is near (`margin`)
     """
-    if "first_margin" in features:
-        risk = 1 / (1 + max(0.0, features["first_margin"]))
-    elif method == "blend":
+    if method == "blend":
         seams = features.get("seams", 8.0)
         parts = (
-            (0.4, features.get("share_rows", 1.0)),
-            (0.2, seams / (seams + 4)),
-            (0.2, features.get("longest_new", 1.0)),
+            (0.4, features.get("longest_new", 1.0)),
+            (0.3, features.get("share_rows", 1.0)),
+            (0.1, seams / (seams + 4)),
             (0.2, features.get("generation", 5.0) / 5),
         )
         risk = sum(weight * min(1.0, max(0.0, value)) for weight, value in parts)
+    elif method == LATE_BLEND:
+        risk = 1 / (1 + max(0.0, features.get("first_margin", 0.0)))
     else:
         risk = 0.9 * (1 - features.get("score", 0.0)) + 0.1 * (1 - min(1.0, max(0.0, features.get("margin", 0.0))))
     return min(1.0, max(0.0, risk)) if math.isfinite(risk) else 1.0

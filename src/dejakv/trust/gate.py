@@ -180,11 +180,20 @@ class Gate:
             return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
         band = band_of(risk, state.cutoffs)
         served = band < state.opened
-        share = self.terms.audit if served else self.terms.explore
+        warned = state.warned
+        share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
         labelled = self._random() < share
         rule = state.opened - 1 if state.opened else None
         return Draw(
-            served, labelled, share, rule, _reason(state, served, risk, self._least), cls, risk, round=state.round
+            served,
+            labelled,
+            share,
+            rule,
+            _reason(state, served, risk, self._least),
+            cls,
+            risk,
+            round=state.round,
+            warned=warned,
         )
 
     def _settle(self, draw: Draw, wrong: bool | None) -> None:
@@ -201,12 +210,11 @@ class Gate:
             if wrong is None:
                 self._uncounted[cls] = self._uncounted[cls].plus(Counts(lost=1))
                 continue
-            opened = 0 if draw.rule is None else draw.rule + 1
             before = self._ledger.read(cls)
             after = self._change(
                 cls,
-                lambda state, draw=draw, wrong=wrong, opened=opened: state.learned(
-                    draw.round, draw.risk, opened, wrong, self.terms
+                lambda state, draw=draw, wrong=wrong: state.learned(
+                    draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned
                 ),
                 once=draw.id,
             )

@@ -65,6 +65,7 @@ class _Gates:
         self._opened = np.zeros(orders, int)
         self._best = np.zeros((orders, rules))
         self._drift = np.zeros((orders, len(drift.begin())))
+        self._suspicious = drift.WARNING * drift.RUN_LENGTH * len(drift.begin())
         # labels and wrong ones by band, of full and of light weight
         self._tallies = np.zeros((6, orders, rules))
 
@@ -77,9 +78,11 @@ class _Gates:
         ready = self._seen >= PILOT
         bands = np.sum(self._cutoffs < risks[:, None], axis=1)
         served = ready & (bands < self._opened)
-        labelled = ready & (chances < np.where(served, self._terms.audit, self._terms.explore))
+        warned = (self._opened > 0) & (self._drift.sum(axis=1) >= self._suspicious)
+        audit = np.where(warned, 1.0, self._terms.audit)
+        labelled = ready & (chances < np.where(served, audit, self._terms.explore))
         alarms = self._audit(np.flatnonzero(served & labelled), wrong)
-        self._learn(np.flatnonzero(labelled & ~alarms), bands, wrong)
+        self._learn(np.flatnonzero(labelled & ~alarms), bands, wrong, warned)
         self._restart(np.flatnonzero(alarms))
         self._pilot(np.flatnonzero(~ready), risks)
         return served, labelled, alarms
@@ -91,11 +94,12 @@ class _Gates:
             alarms[row] = drift.alarm(self._drift[row].tolist())
         return alarms
 
-    def _learn(self, rows: NDArray[Any], bands: NDArray[Any], wrong: NDArray[Any]) -> None:
+    def _learn(self, rows: NDArray[Any], bands: NDArray[Any], wrong: NDArray[Any], warned: NDArray[Any]) -> None:
         if not rows.size:
             return
         terms, band, opened, bad = self._terms, bands[rows, None], self._opened[rows, None], wrong[rows, None]
         own, under = band == self._rules, band <= self._rules
+        under &= ~warned[rows, None] | (self._rules < opened)
         light = under & (opened > 0) & (opened <= self._rules) & ((terms.explore > terms.audit) == (band >= opened))
         light &= terms.explore != terms.audit
         full = under & ~light

@@ -94,8 +94,19 @@ class State:
     def counted(self, counts: Counts) -> "State":
         return replace(self, counts=self.counts.plus(counts))
 
-    def learned(self, round: str, risk: float, opened: int, wrong: bool, terms: Terms) -> "State":
-        """With one more label. `opened`: rules that were open when it was drawn. An alarm begins anew."""
+    @property
+    def warned(self) -> bool:
+        """Whether every served hit is audited, since drift is suspected."""
+        return self.opened > 0 and drift.warning(self.drift)
+
+    def learned(
+        self, round: str, risk: float, opened: int, wrong: bool, terms: Terms, *, warned: bool = False
+    ) -> "State":
+        """With one more label. An alarm begins anew.
+
+        opened, warned  as they were when it was drawn. While drift is suspected, served hits are labelled with another probability;
+                        labels of that time count in no rule that has hits of both kinds, but do in their bands
+        """
         if round != self.round:
             return self.counted(Counts(stale=1))
         if not self.cutoffs:  # a hit whose risk was not known when it was drawn
@@ -109,7 +120,9 @@ class State:
                 return State(counts=self.counts.plus(counts).plus(Counts(alarms=1)))
             self = replace(self, drift=statistics)
         tallies = tuple(
-            _with(tally, rule, band, wrong, terms.is_light(band, rule, opened)) if rule >= band else tally
+            _with(tally, rule == band, wrong, not (warned and rule >= opened), terms.is_light(band, rule, opened))
+            if rule >= band
+            else tally
             for rule, tally in enumerate(self.tallies)
         )
         found = evidence(tallies, terms)
@@ -128,13 +141,16 @@ class State:
         return upper_of(self.tallies[: self.opened], terms, needed)
 
 
-def _with(tally: Tally, rule: int, band: int, wrong: bool, light: bool) -> Tally:
+def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:
+    """With one more label: of the rule's own band, and of the rule itself, of full or light weight."""
     one = int(wrong)
-    if rule == band:
+    if own:
         tally = replace(tally, band=tally.band + 1, band_wrong=tally.band_wrong + one)
-    if light:
+    if nested and light:
         return replace(tally, light=tally.light + 1, light_wrong=tally.light_wrong + one)
-    return replace(tally, full=tally.full + 1, full_wrong=tally.full_wrong + one)
+    if nested:
+        return replace(tally, full=tally.full + 1, full_wrong=tally.full_wrong + one)
+    return tally
 
 
 def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = None) -> list[float]:

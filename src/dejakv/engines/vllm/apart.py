@@ -7,7 +7,7 @@ donors, and is neither looked up, counted nor stored; nobody finds its blocks.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dejakv.engines.base import Completion, OnToken, Prepared
+from dejakv.engines.base import Accept, Completion, OnToken, Prepared
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.engine import VLLMEngine
 from dejakv.engines.vllm.found import Found
@@ -35,6 +35,7 @@ class Apart(VLLMEngine):
         *,
         sampling: Sampling | None = None,
         on_token: OnToken | None = None,
+        accept: Accept | None = None,
     ) -> Completion | BlendReport:
         """See `VLLMEngine.blend`. Raises: InputError."""
         why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
