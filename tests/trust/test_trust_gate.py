@@ -1,7 +1,11 @@
+import random
+
 import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
 from dejakv.errors import ConfigError, InputError
+from dejakv.trust.draw import Draw
+from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
 from dejakv.trust.grid import PILOT
 from dejakv.trust.pending import MOST
