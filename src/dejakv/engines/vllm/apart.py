@@ -25,7 +25,7 @@ class Apart(VLLMEngine):
     def __init__(self, engine: VLLMEngine, kept: int) -> None:
         vars(self).update(vars(engine))
         self._kept = kept
-        self._name = f"{engine.name_of_arm}-apart-{next(self._shared.numbers)}"
+        self._name = f"{self._own}-apart-{next(self._shared.numbers)}"
 
     def blend(
         self,
