@@ -19,6 +19,9 @@ from dejakv.trust.features import LATE_BLEND, risk_of
 from dejakv.trust.labels import LabelledHit, read_labels
 from dejakv.trust.terms import Terms
 
+DRIFTS = 100
+"""Orders with a drift."""
+
 BOUNDS = (0.01, 0.02, 0.05)
 
 
@@ -47,7 +50,7 @@ def replay(given: argparse.Namespace) -> dict[str, Any]:
         "explore_share": given.explore, "audit_share": given.audit, "seed": given.seed, "machine": machine(), "rows": [], "drift": [],
     }  # fmt: skip
     few = min(given.orders, given.slow)
-    vcache = list(baselines.vcache_rows(table, given.bound, few, given.length, given.seed))
+    vcache = list(baselines.vcache_rows(table, given.bound, few, given.length, given.seed)) if few else []
     for delta in given.bound:
         terms = Terms(delta, -math.log(1 - given.confidence), given.explore, given.audit)
         rows = [
@@ -64,7 +67,10 @@ def replay(given: argparse.Namespace) -> dict[str, Any]:
             print(line(delta, row), flush=True)
         if given.drift and table.wrong.any() and not table.wrong.all():
             found["drift"].append(
-                {"delta": delta, **drift_row(table, terms, few, given.drift, given.risen, given.seed)}
+                {
+                    "delta": delta,
+                    **drift_row(table, terms, min(given.orders, DRIFTS), given.drift, given.risen, given.seed),
+                }
             )
     for row in found["drift"]:
         print(drift_line(row, given.drift, given.risen))
@@ -134,7 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
     played.add_argument("table", type=Path, nargs="+")
     played.add_argument("--orders", type=int, default=1000)
-    played.add_argument("--slow", type=int, default=10, help="orders for vCache and drift, default 10")
+    played.add_argument(
+        "--slow", type=int, default=10, help="orders for vCache, which is slow; 0 leaves it out; default 10"
+    )
     played.add_argument(
         "--length", type=int, default=0, help="rows of an order, drawn with replacement; default each row once"
     )

@@ -9,6 +9,8 @@ from dejakv.trust.arithmetic import least_possible
 from dejakv.trust.evidence import log_wealth
 
 STREAMS = 400
+AUDITED = 0.02
+"""Share of served hits that are audited."""
 
 
 def labels_taken(delta: float, wrong_share: float, streams: int, seed: int) -> tuple[float, float, float]:
@@ -24,19 +26,22 @@ def labels_taken(delta: float, wrong_share: float, streams: int, seed: int) -> t
     return tuple(np.quantile(first, [0.25, 0.5, 0.75], method="inverted_cdf").tolist())
 
 
-def audits_taken(delta: float, rate: float, streams: int, seed: int) -> float:
-    """Half of simulated streams have alarmed after so many audits; infinite beyond 20,000."""
+def delay(delta: float, rate: float, streams: int, seed: int) -> tuple[float, float]:
+    """Medians over simulated streams: audits until the alarm, and served hits, of which `AUDITED` are audited, and all while drift is
+    suspected; infinite beyond 20,000 audits."""
     random = np.random.default_rng(seed)
-    first: list[float] = []
+    found: list[tuple[float, float]] = []
     for _ in range(streams):
-        statistics = drift.begin()
-        first.append(np.inf)
-        for number in range(1, 20_001):
+        statistics, hits = drift.begin(), 0
+        found.append((np.inf, np.inf))
+        for audits in range(1, 20_001):
+            hits += 1 if drift.warning(statistics) else int(random.geometric(AUDITED))
             statistics = drift.audited(statistics, bool(random.random() < rate), delta)
             if drift.alarm(statistics):
-                first[-1] = number
+                found[-1] = (audits, hits)
                 break
-    return float(np.median(first))
+    audits, hits = np.median(found, axis=0).tolist()
+    return audits, hits
 
 
 def lines(bounds: Sequence[float], seed: int) -> Iterator[str]:
@@ -49,12 +54,12 @@ def lines(bounds: Sequence[float], seed: int) -> Iterator[str]:
             least = least_possible(delta, wrong_share=share * delta)
             yield f"| {delta:.0%} | {share:.0%} of delta | {np.ceil(least):,.0f} | {_count(middle)} | {_count(low)} to {_count(high)} |"
     yield ""
-    yield "| delta | share of wrong answers rises to | audits until the alarm, median | served hits, 2% audited |"
-    yield "|---|---|---:|---:|"
+    yield "| delta | share of wrong answers rises to | audits until the alarm | served hits | wrong ones, about |"
+    yield "|---|---|---:|---:|---:|"
     for delta in bounds:
-        for rate in (2 * delta, 5 * delta, 0.2, 0.5):
-            audits = audits_taken(delta, rate, 100, seed)
-            yield f"| {delta:.0%} | {rate:.0%} | {_count(audits)} | {_count(audits / 0.02)} |"
+        for rate in sorted({2 * delta, 5 * delta, 0.2, 0.5}):
+            audits, hits = delay(delta, rate, 100, seed)
+            yield f"| {delta:.0%} | {rate:.0%} | {_count(audits)} | {_count(hits)} | {_count(hits * rate)} |"
 
 
 def _count(value: float) -> str:

@@ -94,7 +94,7 @@ class Gate:
             self._settle(draw, None)
 
     def report(self, partition: str | None = None) -> TrustReport:
-        """What is known of a partition, its group's other members included, or of all."""
+        """What is known of a partition, its group's other members included, or of all. Raises: StoreError if it cannot be read."""
         group = None if partition is None else self.settings.group_of(partition)
         with self._lock:
             known = dict(self._ledger.classes(group))
@@ -133,24 +133,16 @@ class Gate:
         state = self._ledger.read(cls)
         if state is None or not state.cutoffs:
             state = self._change(cls, lambda state: state.piloted(risk))
-            return Draw(False, False, 0.0, None, f"gate closed: {len(state.pilot) or PILOT} of {PILOT} hits seen that choose the rules", cls, risk)  # fmt: skip
+            reason = f"gate closed: {len(state.pilot) or PILOT} of {PILOT} hits seen that choose the rules"
+            return Draw(False, False, 0.0, None, reason, cls, risk)
         band = band_of(risk, state.cutoffs)
         served = band < state.opened
         warned = state.warned
         share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
         labelled = self._random() < share
         rule = state.opened - 1 if state.opened else None
-        return Draw(
-            served,
-            labelled,
-            share,
-            rule,
-            _reason(state, served, risk, self._least),
-            cls,
-            risk,
-            round=state.round,
-            warned=warned,
-        )
+        reason = _reason(state, served, risk, self._least)
+        return Draw(served, labelled, share, rule, reason, cls, risk, round=state.round, warned=warned)
 
     def _settle(self, draw: Draw, wrong: bool | None) -> None:
         with self._lock:
@@ -175,12 +167,10 @@ class Gate:
                 once=draw.id,
             )
             if before is not None and after.counts.alarms > before.counts.alarms:
-                logger.warning(
-                    "the gate of %s, %s closes: more than %s of what it serves is wrong",
-                    cls.method,
-                    cls.setting,
-                    self.terms.delta,
-                )
+                said = "the gate of %s, %s closes: more than %s of what it serves is wrong"
+                logger.warning(said, cls.method, cls.setting, self.terms.delta)
+        if not self._pending[cls]:
+            del self._pending[cls]
 
     def _change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
         """Changes what is known, and adds what this process has counted meanwhile."""
