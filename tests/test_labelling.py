@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.asking import ADOPT, request, wordings
-from tests.bounded import BOUNDED, hits, taught
+from tests.bounded import BOUNDED, DOCUMENTS, hits, taught
 
 from dejakv.engines.base import costs_of
 from dejakv.errors import ModelChangedError, ModelError
@@ -305,7 +305,8 @@ def test_a_named_donor_is_under_the_bound_too(served: Any, blending: Any) -> Non
     pipeline, stream = blending(served)
     wanted = next(stream)
     prepared = replace(pipeline.engine.prepare(wanted), epoch=pipeline.engine.epoch)
-    donor = pipeline.cache.store.meta(pipeline.cache.find(prepared).found.donors[0].id)
+    second = next(document.text for document in DOCUMENTS if f" {document.text} <q>" in wanted.prompt)
+    donor = next(meta for meta in pipeline.cache.store.metas() if second in meta.prompt)
     decision = pipeline.cache.find(
         prepared, Ask("blend", named=(donor.id,)), costs=costs_of(pipeline.engine, BOUNDED.costs)
     )

@@ -1,6 +1,7 @@
 """Runs under an error bound, and the table of labelled hits that runs write."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from dejakv.experiments.labels import certainty
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.table import in_words_of_bound
+from dejakv.experiments.watch import Silent
+from dejakv.request import Request
 from dejakv.trust.grid import PILOT
 from dejakv.trust.labels import read_labels
 
@@ -90,6 +93,31 @@ def test_a_resumed_run_has_the_labels_of_both_parts(docs_engine: Any, plain: Any
     (plain.output / "labels.jsonl").unlink()
     ran(docs_engine, plain.output, HITS, resume=True)
     assert (plain.output / "labels.jsonl").read_text() == before
+
+
+def test_a_resumed_run_labels_whole_answers_again(docs_engine: Any, tmp_path: Path) -> None:
+    """Its evidence begins anew, and answers of one token would say that longer ones are equal."""
+    lengths: list[int] = []
+
+    class Watching(Silent):
+        def sample(self, number: int, count: int, row: Any) -> None:
+            if number == len(DOCUMENTS) + PILOT + 2:
+                raise KeyboardInterrupt
+
+    def judged(asked: Request, _full: str, _reused: str) -> bool:
+        lengths.append(asked.sampling.max_new_tokens)
+        return False
+
+    sys.modules[__name__].judged = judged
+    settings = settings_from(
+        "docs",
+        {**RUN, "max_samples": len(DOCUMENTS) + PILOT + 3, "max_new_tokens": 6, "output": str(tmp_path)},
+        {**CACHE, **BOUND, "differs": f"{__name__}:judged"},
+    )
+    assert run(settings, Watching(), docs_engine).stopped
+    lengths.clear()
+    assert not run(settings, engine=docs_engine, resume=True).stopped
+    assert lengths == [6] * 3
 
 
 def test_a_run_without_hits_leaves_no_table_of_an_earlier_one(docs_engine: Any, tmp_path: Path) -> None:

@@ -140,17 +140,23 @@ def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> Non
 
 
 def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Watch) -> None:
-    """Refills the caches of a resumed run with its finished prompts, one token each, and with what was learned of them."""
+    """Refills the caches of a resumed run with its finished prompts, one token each where no more is needed, and with what was learned of them."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
     for request, row in zip(requests, rows, strict=True):
         short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
-            pipeline.answer(short)
+            pipeline.answer(request if _labels_whole_answers(pipeline) else short)
             _flush(pipeline)
             _idle(pipeline)
         _learn(pipelines, request, row)
+
+
+def _labels_whole_answers(pipeline: Pipeline) -> bool:
+    """Whether an error bound is learned from more than the first token: then a short answer would teach it wrongly."""
+    audits = pipeline.cache.audits if pipeline.cache is not None else None
+    return audits is not None and audits.differs.tokens != 1
 
 
 def _flush(pipeline: Pipeline) -> float:

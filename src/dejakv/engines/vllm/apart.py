@@ -25,7 +25,7 @@ class Apart(VLLMEngine):
     def __init__(self, engine: VLLMEngine, kept: int) -> None:
         vars(self).update(vars(engine))
         self._kept = kept
-        self._name = f"{engine.name_of_arm}-apart-{next(self._shared.numbers)}"
+        self._name = f"{self._own}-apart-{next(self._shared.numbers)}"
 
     def blend(
         self,
@@ -47,7 +47,7 @@ class Apart(VLLMEngine):
         with self._shared.lock:
             if self._kept:
                 prefix = replace(prepared, token_ids=prepared.token_ids[: self._kept], inputs=None)
-                self._run(prefix, {"mode": "off", "no_store": True}, Sampling(1), on_token)
+                self._run(prefix, {"mode": "off", "no_store": True}, Sampling(1), None)
             side.repeating = Found("blend", tuple(wish["donors"]), len(prepared.token_ids), "named", 1.0)
             try:
                 return named.with_report(self._run(prepared, wish, sampling, on_token, config))

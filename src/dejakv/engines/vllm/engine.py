@@ -80,11 +80,6 @@ class VLLMEngine(ModelEmbeddings):
         other.arm, other._own, other._salts = arm, name or arm, set()
         return other
 
-    @property
-    def name_of_arm(self) -> str:
-        """What tells this arm's requests apart."""
-        return self._own
-
     def apart(self, kept: int) -> "VLLMEngine":
         """See `engines.base.RunsApart`."""
         from dejakv.engines.vllm.apart import Apart
