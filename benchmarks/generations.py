@@ -28,11 +28,12 @@ import numpy as np
 from benchmarks.workloads.machine import machine, versions
 from numpy.typing import NDArray
 
+from dejakv.divergence import divergence
 from dejakv.engines.base import Completion, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.twin import twin_of
 from dejakv.errors import ConfigError, DejaKVError, ModelError
-from dejakv.experiments.fidelity import STEPS, divergence
+from dejakv.experiments.fidelity import STEPS
 from dejakv.experiments.frontier.text_cases import INSTRUCTIONS, SUMMARIZE, passages_of_manuals, prompt
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.find.rows import described_rows

@@ -225,3 +225,13 @@ def test_attention_that_cannot_continue_from_state_is_refused() -> None:
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ModelError, match="sdpa"), dejakv.attach(model, tokenizer):
         pass
+
+
+@pytest.mark.parametrize("given", ["config", "cache"])
+def test_an_error_bound_needs_idle_time_that_nobody_has_here(given: str) -> None:
+    config = SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)
+    cache = build_cache(config, None)
+    more: dict[str, Any] = {"config": config} if given == "config" else {"cache": cache}
+    with pytest.raises(ConfigError, match="run_errand"), dejakv.attach(*text(), **more):
+        pass
+    cache.close()

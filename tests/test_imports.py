@@ -16,6 +16,7 @@ KNOWS_NOT = {
     "encoders": ("find", "levels", "guards", "reuse", "experiments", "server", "cli"),
     "levels": ("find", "engines", "reuse", "experiments", "server", "cli"),
     "guards": ("find", "engines", "reuse", "experiments", "server", "cli"),
+    "trust": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
     "find": ("engines.transformers", "engines.vllm", "engines.open", "reuse", "experiments", "server", "cli"),
     "reuse": ("engines.transformers", "engines.vllm", "engines.open", "experiments", "server", "cli", "find"),
     "engines": ("pipeline", "attach", "experiments", "server", "cli"),
@@ -27,7 +28,7 @@ KNOWS_NOT = {
 }
 """Packages, and the packages above them or beside them."""
 
-WITHOUT_TORCH = ("config", "find", "levels", "guards", "index", "store", "encoder_cache")
+WITHOUT_TORCH = ("config", "find", "levels", "guards", "index", "store", "encoder_cache", "trust")
 
 
 def imports_of(file: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,13 @@ from dejakv.find.promotion import PromotionCounts
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
+from dejakv.trust.report import TrustReport
 
 ROOT = Path(__file__).parents[1]
+TRUST = TrustReport(
+    delta=0.01, confidence=0.95, gate="open", rules=2, explored=300, explored_wrong=1, served=50, audited=4, wrong=0, lost=3, upper=0.009,
+    alarms=1, cold_starts=6,
+)  # fmt: skip
 
 
 def scraped(**sources):
@@ -61,6 +67,8 @@ def everything():
         "stores": {"chunks": lambda: store},
         "levels": lambda: counts,
         "promotions": lambda: PromotionCounts(waiting=7, dropped=8),
+        "trust": lambda: TRUST,
+        "labels_waiting": lambda: 9,
         "requests": totals,
     }
 
@@ -110,6 +118,24 @@ def test_a_bound_belongs_to_its_bucket():
     totals = RequestTotals()
     totals.add(Record("1", ttft_ms=5.0))
     assert scraped(requests=totals)["dejakv_ttft_seconds_bucket", "0.005"] == 1
+
+
+def test_the_error_bound_is_exported_with_its_figures():
+    samples = scraped(trust=lambda: TRUST, labels_waiting=lambda: 9)
+    assert [samples[f"dejakv_trust_{name}",] for name in ("bound", "upper", "rules_open", "waiting")] == [
+        0.01,
+        0.009,
+        2,
+        9,
+    ]
+    counted = ("explored", "explored_wrong", "served", "audited", "wrong", "lost", "alarms", "cold_starts")
+    assert [samples[f"dejakv_trust_{name}_total",] for name in counted] == [300, 1, 50, 4, 0, 3, 1, 6]
+
+
+def test_while_nothing_is_served_there_is_no_upper_end_and_without_a_bound_nothing():
+    closed = replace(TRUST, upper=None)
+    assert ("dejakv_trust_upper",) not in scraped(trust=lambda: closed)
+    assert scraped(trust=lambda: None) == {}
 
 
 def test_only_what_is_given_is_exported():

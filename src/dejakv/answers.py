@@ -16,6 +16,7 @@ class Answer:
 
     cached_answer  the donor's own answer, for reports
     completion     what the engine returned
+    decision       what it was run from, None where nothing was looked up
     """
 
     text: str
@@ -23,6 +24,7 @@ class Answer:
     record: Record
     cached_answer: str | None
     completion: Completion
+    decision: Decision | None = None
 
 
 class FirstToken:
@@ -79,4 +81,5 @@ def answer_of(
         approximate=chosen.approximate or completion.approximate,
         plans=str(replace(decision, plan=chosen)) if decision else "",
     )
-    return Answer(completion.text, completion.token_ids, record, donor.answer if donor and match else None, completion)
+    cached = donor.answer if donor and match else None
+    return Answer(completion.text, completion.token_ids, record, cached, completion, decision)

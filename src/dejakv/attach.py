@@ -48,12 +48,18 @@ def attach(
     encoder_cache           a `VisualKVCache` to share; by default one of `config.encoder_bytes`
     on_record               called with the record of every prompt served
 
-    Yields the cache. Raises: ModelError for a model that cannot be served, ConfigError if it is attached already.
+    Yields the cache. Raises: ModelError for a model that cannot be served, ConfigError if it is attached already, and for an error bound.
     """
     own = cast(dict[str, Any], vars(model))
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
     settings = config or (cache.config if cache is not None else SemanticCacheConfig(semantic_text=False))
+    bound = (cache.config if cache is not None else settings).error_bound
+    if bound is not None:
+        raise ConfigError(
+            f"error_bound={bound} needs idle time in which answers are checked, and an attached model has none: use "
+            "Pipeline and call run_errand between requests, or leave error_bound out"
+        )
     registry = encoder_cache
     if registry is None and settings.encoder_bytes:
         registry = VisualKVCache(

@@ -1,6 +1,7 @@
 """From a config to a working cache: which store, which levels in which order, which guards."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
@@ -27,6 +28,8 @@ from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
 from dejakv.store.expiry import ExpiringStore
 from dejakv.store.open import store_of
+from dejakv.trust.disk import open_ledger
+from dejakv.trust.gate import Gate
 
 
 def build_cache(
@@ -52,9 +55,21 @@ def build_cache(
         config,
         embed=embed,
         fusing=build_fusing(config, engine),
+        gate=build_gate(config),
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
+
+
+def build_gate(config: SemanticCacheConfig) -> Gate | None:
+    """The gate of the config's error bound; None without one. Its evidence is kept beside the store, which is opened before.
+
+    Raises: StoreError for a folder that cannot be used.
+    """
+    if config.error_bound is None:
+        return None
+    folder = config.cache_dir
+    return Gate(config, ledger=open_ledger(str(Path(folder).expanduser()) if folder else None, config))
 
 
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:

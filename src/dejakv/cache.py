@@ -5,7 +5,8 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -17,14 +18,15 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows
+from dejakv.find.rows import described_rows, rows_maker
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
+from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level, Match
-from dejakv.records import Record
+from dejakv.records import Record, greedy_note
 from dejakv.request import Request
 from dejakv.retention import forget
 from dejakv.store.age import now
@@ -35,6 +37,12 @@ from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.purging import purge
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.writer import Writer
+from dejakv.trust.audits import Audits
+from dejakv.trust.differs import differs_of
+from dejakv.trust.gate import Gate
+from dejakv.trust.report import TrustReport
+
+logger = logging.getLogger("dejakv")
 
 
 class HierarchicalCache:
@@ -42,6 +50,7 @@ class HierarchicalCache:
 
     levels, guards, embed, embedder  see `Finder`
     fusing                           states of the model's fusion modules, if a provider reads them
+    gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
     background                       False stores within `record`
     """
 
@@ -55,10 +64,14 @@ class HierarchicalCache:
         embed: Embed = no_vectors,
         embedder: str = "",
         fusing: Fusing | None = None,
+        gate: Gate | None = None,
         background: bool = True,
     ) -> None:
-        self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder)
+        bounded = Bounded(gate) if gate is not None else None
+        self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded)
         self.config = self.finder.config
+        self.gate = gate
+        self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
         self.store = store
         self.fusing = fusing
         self.promotions = Promotions()
@@ -116,6 +129,9 @@ class HierarchicalCache:
             if tensor is None:
                 return None
             described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
+            if answer is not None:
+                note = greedy_note(prepared.request.sampling, completion.token_ids)
+                described = replace(described, metadata={**described.metadata, **note})
             return Chunk(described, tensor)
 
         return self._writer.submit(make, after=self.stored)
@@ -145,22 +161,9 @@ class HierarchicalCache:
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
-            make = self._maker(described, rows, first, stop, taken)
+            make = rows_maker(self.store, described, rows, first, stop, taken)
             if self._writer.submit(make, after=self.stored):
                 self.finder.counts.kept(partition, stop - first)
-
-    def _maker(
-        self, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
-    ) -> Callable[[], Chunk | None]:
-        """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
-
-        def make() -> Chunk | None:
-            if any(self.store.meta(donor) is None for donor in rows.donors):
-                return None  # a donor was purged meanwhile, and these would have to leave with it
-            tensor = taken if taken is not None else rows.capture(first, stop)
-            return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
-
-        return make
 
     def _lifetime(self, request: Request, own: float | None) -> float:
         """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
@@ -222,6 +225,17 @@ class HierarchicalCache:
             check_partition(partition)
         return self.finder.counts.of(partition)
 
+    def trust(self, partition: str | None) -> TrustReport | None:
+        """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
+        None without a bound, and while the evidence cannot be read, which the log tells."""
+        if partition is not None:
+            check_partition(partition)
+        try:
+            return self.gate.report(partition) if self.gate is not None else None
+        except OSError as error:
+            logger.warning("the evidence for the error bound cannot be read: %s", error)
+            return None
+
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
         check_partition(partition)
@@ -230,6 +244,8 @@ class HierarchicalCache:
         self.finder.clear(partition)
         forget((*self.finder.levels, *self.finder.guards), partition)
         self.promotions.clear(partition)
+        if self.audits is not None:
+            self.audits.clear(partition)
         return removed
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
@@ -248,6 +264,8 @@ class HierarchicalCache:
         purged = purge(self.store, selection, dry_run=dry_run)
         if not dry_run:
             self.promotions.clear(selection.partition)
+            if self.audits is not None:
+                self.audits.clear(selection.partition)
             forget((*self.finder.levels, *self.finder.guards), selection.partition)
             self._writer.flush()  # what was being written from an entry as it was removed
             purged += (
@@ -268,7 +286,11 @@ class HierarchicalCache:
         self.store.flush()
 
     def close(self) -> None:
-        """Finishes the saves and closes the store."""
+        """Finishes the saves and closes the store. What waits to be labelled is lost."""
+        if self.audits is not None:
+            self.audits.close()
+        if self.gate is not None:
+            self.gate.close()
         self._writer.close()
         if self.fusing is not None:
             self.fusing.close()

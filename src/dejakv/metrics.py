@@ -18,6 +18,7 @@ from dejakv.errors import MissingExtraError
 from dejakv.find.promotion import PromotionCounts
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
+from dejakv.trust.report import TrustReport
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -64,6 +65,16 @@ TOKENS: Final[dict[str, tuple[str, str]]] = {
     "output_tokens": ("output_tokens", "Tokens of the answers."),
     "encoder_runs": ("request_encoder_runs", "Pictures encoded for requests."),
     "bytes_loaded": ("loaded_bytes", "Bytes of state put into models."),
+}
+TRUST: Final[dict[str, tuple[str, str]]] = {
+    "explored": ("trust_explored", "Would-be hits that were computed both ways while no rule covered them."),
+    "explored_wrong": ("trust_explored_wrong", "Those of them whose approximate answer was wrong."),
+    "served": ("trust_served", "Would-be hits that the error bound let through."),
+    "audited": ("trust_audited", "Those of them that were computed in full as well."),
+    "wrong": ("trust_wrong", "Audited answers that were wrong."),
+    "lost": ("trust_lost", "Labels that were dropped before they were begun."),
+    "alarms": ("trust_alarms", "Gates that drift has closed."),
+    "cold_starts": ("trust_cold_starts", "Files of evidence that could not be read."),
 }
 TIMES: Final[dict[str, tuple[str, str]]] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),
@@ -119,6 +130,7 @@ class CacheCollector(Collector):
     stores    `Store.stats` by the name they are to have
     levels    counts of the levels, all partitions together
     promotions  prompts that wait for idle time
+    trust     what is known of the error bound, None without one; `labels_waiting`: hits that wait for their label
     requests  sums over records
     """
 
@@ -129,12 +141,16 @@ class CacheCollector(Collector):
         stores: Mapping[str, Callable[[], StoreStats]] | None = None,
         levels: Callable[[], CacheCounts] | None = None,
         promotions: Callable[[], PromotionCounts] | None = None,
+        trust: Callable[[], TrustReport | None] | None = None,
+        labels_waiting: Callable[[], int] | None = None,
         requests: RequestTotals | None = None,
     ) -> None:
         self._encoder = encoder
         self._stores = dict(stores or {})
         self._levels = levels
         self._promotions = promotions
+        self._trust = trust
+        self._labels_waiting = labels_waiting
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
@@ -147,6 +163,13 @@ class CacheCollector(Collector):
             yield from level_metrics(self._levels())
         if self._promotions is not None:
             yield from promotion_metrics(self._promotions())
+        report = self._trust() if self._trust is not None else None
+        if report is not None:
+            yield from trust_metrics(report)
+        if self._labels_waiting is not None:
+            yield GaugeMetricFamily(
+                "dejakv_trust_waiting", "Hits that wait for their label.", value=self._labels_waiting()
+            )
         if self._requests is not None:
             yield from self._requests.metrics()
 
@@ -207,6 +230,20 @@ def promotion_metrics(counts: PromotionCounts) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "dejakv_promotions_dropped", "Such prompts dropped for want of room.", value=counts.dropped
     )
+
+
+def trust_metrics(report: TrustReport) -> Iterator[Metric]:
+    """The figures of the error bound, all partitions together."""
+    for name, (exported, about) in TRUST.items():
+        yield CounterMetricFamily(f"dejakv_{exported}", about, value=getattr(report, name))
+    yield GaugeMetricFamily("dejakv_trust_bound", "Largest share of wrong answers that is allowed.", value=report.delta)
+    yield GaugeMetricFamily(
+        "dejakv_trust_rules_open", "Rules that let approximate answers through.", value=report.rules
+    )
+    upper = GaugeMetricFamily("dejakv_trust_upper", "Upper end of the share of wrong answers served now.")
+    if report.upper is not None:  # nothing is served otherwise
+        upper.add_metric([], report.upper)
+    yield upper
 
 
 def _counted(name: str, about: str, label: str, counts: Mapping[str, int]) -> Any:

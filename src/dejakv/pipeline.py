@@ -1,6 +1,5 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
-import logging
 import time
 from dataclasses import replace
 
@@ -20,11 +19,13 @@ from dejakv.engines.base import (
     Start,
     costs_of,
 )
+from dejakv.errands import Errands
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
+from dejakv.labelling import Attempt
 from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
@@ -32,13 +33,14 @@ from dejakv.retention import forget, keeping
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
 from dejakv.store.selection import Purged, Selection
 
-logger = logging.getLogger("dejakv")
 
-
-class Pipeline:
+class Pipeline(Errands):
     """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
-    promotes  prompts that were answered approximately wait for `promote_one`, which its owner calls in idle time
+    promotes  prompts that were answered approximately wait to be computed exactly
+
+    Its owner calls `run_errand` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
+    error bound. Without it a bound serves nothing approximate.
     """
 
     def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
@@ -100,31 +102,6 @@ class Pipeline:
         costs = costs_of(self.engine, self.cache.config.costs)
         return costs is None or costs.prefix_saves(best.held, best.given, best.tokens)
 
-    def promote_one(self) -> bool:
-        """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
-
-        For idle time: it takes as long as the prompt's prefill. Prompts whose exact state has arrived meanwhile, or that
-        another model answered, are passed over. A failure is counted and logged, and the prompt forgotten.
-        """
-        cache = self.cache
-        while cache is not None and (waiting := cache.promotions.take()) is not None:
-            if cache.store.meta(waiting.key) is None and waiting.epoch == self.engine.epoch:
-                done = False
-                try:
-                    done = self._promote(cache, waiting.request, waiting.epoch)
-                except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
-                    logger.exception("a prompt could not be computed in idle time")
-                cache.finder.counts.promotion(waiting.request.partition, done)
-                return True
-        return False
-
-    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str) -> bool:
-        """Whether the prompt's exact state was handed to the writer."""
-        prepared = replace(self.engine.prepare(request), epoch=epoch)
-        decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
-        completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
-        return cache.keep(prepared, decision, completion)
-
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
 
@@ -146,10 +123,15 @@ class Pipeline:
     def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
         ask = Ask.of(prepared.request, cache.config, donors=most)
+        if isinstance(self.engine, Blends) and prepared.request.sampling.num_beams == 1:
+            ask = replace(ask, tells_first_token=self.engine.tells_first_token)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
+        attempt = Attempt(cache, prepared, decision)
         fusing = cache.fusing
         injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
-        completion, chosen = self._run(prepared, decision.plan, decision, clock)
+        completion, chosen = self._run(prepared, decision.plan, attempt.decision, clock)
+        attempt.answered(completion, chosen)
+        decision = attempt.decision
         if fusing is not None:
             fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))
@@ -219,8 +201,16 @@ class Pipeline:
 
         sampling = prepared.request.sampling
         try:
+            accept = decision.trial.accept if decision.trial is not None else None
             completion = run_blend(
-                self.engine, prepared, chunks, settings, sampling=sampling, on_token=clock, instead=instead
+                self.engine,
+                prepared,
+                chunks,
+                settings,
+                sampling=sampling,
+                on_token=clock,
+                instead=instead,
+                accept=accept,
             )
         except ModelError as error:
             if clock.seconds is not None or ran is not chosen:

@@ -1,10 +1,11 @@
 """What happened to one request. Everything that is printed, exported or plotted is computed from these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dejakv.levels.base import Status
+from dejakv.request import Sampling
 
 Method = Literal["none", "prefix", "exact", "adopt", "blend"]
 
@@ -48,3 +49,24 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_GREEDY = "greedy"
+"""Entry of a chunk's `metadata`: most tokens of the answer that is stored with it, and the ids of its first; only if it is greedy."""
+
+
+def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
+    """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
+    if not sampling.greedy or sampling.num_beams != 1:
+        return {}
+    return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
+
+
+def greedy_answer(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The same read again: how long the greedy answer may be, None if there is none or it is not known, and its first token."""
+    found = metadata.get(_GREEDY)
+    numbers = cast(list[object], found) if isinstance(found, list) else []
+    known = [number for number in numbers if isinstance(number, int)]
+    if not known or len(known) != len(numbers) or len(known) > 2:
+        return None, ()
+    return known[0], tuple(known[1:])

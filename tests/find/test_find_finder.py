@@ -266,6 +266,7 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
     assert [meta.id for meta in decision.plan.donors] == [id_of(first), id_of(second)]
     assert decision.plan.match == Match(id_of(first), "copied", 180 / 193)
     assert decision.found.copied == 180
+    assert decision.found.runs == ((2, 80), (83, 100))
     assert decision.statuses["copied"] == "hit"
     assert made.find(asked, Ask("blend", donors=1)).plan.donors == decision.plan.donors[:1]
     assert made.find(asked, Ask("blend", threshold=0.9)).plan.donors == decision.plan.donors

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dejakv.cli import reuse_options as options
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import ARMS, RunSettings, settings_from
 from dejakv.presets import default_for, names
@@ -16,7 +17,6 @@ _model = partial(typer.Option, rich_help_panel="Model")
 _data = partial(typer.Option, rich_help_panel="Data set")
 _reuse = partial(typer.Option, rich_help_panel="Reuse")
 _levels = partial(typer.Option, rich_help_panel="Finding a donor")
-_blend = partial(typer.Option, rich_help_panel="Blend")
 _cache = partial(typer.Option, rich_help_panel="Storage")
 _run = partial(typer.Option, rich_help_panel="Run")
 _output = partial(typer.Option, rich_help_panel="Output")
@@ -157,31 +157,22 @@ def run_command(
         bool,
         _levels("--disable-copied-text", help="Blend without looking for copied runs of tokens in stored prompts."),
     ] = False,
-    blend_quality: Annotated[
-        Text,
-        _blend(
-            help="strict (more rows computed, closer to full computation), default, or loose (fewer rows, faster; only for "
-            f"prompts whose passages stay in place) (default: {SemanticCacheConfig.blend_quality})."
-        ),
-    ] = None,
-    blend_map: Annotated[
-        Text, _blend(help=f"Token map: context, embedding, lsh or align (default: {SemanticCacheConfig.blend_map}).")
-    ] = None,
-    blend_selector: Annotated[
-        Text,
-        _blend(
-            help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
-        ),
-    ] = None,
+    blend_quality: options.BlendQuality = None,
+    blend_map: options.BlendMap = None,
+    blend_selector: options.BlendSelector = None,
     max_generation: Annotated[
         Number,
         _reuse(
             help=f"Rows that a blend computed serve later blends: how often approximate state may have gone into them; 0: they are not kept (default: {SemanticCacheConfig.max_generation})."
         ),
     ] = None,
-    blend_share: Annotated[
-        float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
-    ] = None,
+    blend_share: options.BlendShare = None,
+    error_bound: options.ErrorBound = None,
+    confidence: options.Confidence = None,
+    explore_share: options.ExploreShare = None,
+    audit_share: options.AuditShare = None,
+    differs: options.Differs = None,
+    trust_groups: options.TrustGroups = None,
     prune: Annotated[
         Text,
         _reuse(
@@ -285,7 +276,8 @@ def run_command(
         "fusion_provider": fusion_provider, "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
-        "blend_share": blend_share, "max_generation": max_generation, "prune": prune, "image_root": image_root,
+        "error_bound": error_bound, "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share,
+        "differs": differs, "trust_groups": trust_groups or None, "blend_share": blend_share, "max_generation": max_generation, "prune": prune, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,
         "semantic_text": False if disable_semantic_cache else None,
         "copied_text": False if disable_copied_text else None,

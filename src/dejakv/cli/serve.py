@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dejakv.cli import reuse_options as options
 from dejakv.errors import ConfigError, MissingExtraError
 
 Text = str | None
@@ -45,6 +46,12 @@ def serve_command(
             help="Requests that allow approximate reuse are decoded from the tokens that matter most: attention, snapkv or random (default: none)."
         ),
     ] = None,
+    error_bound: options.ErrorBound = None,
+    confidence: options.Confidence = None,
+    explore_share: options.ExploreShare = None,
+    audit_share: options.AuditShare = None,
+    differs: options.Differs = None,
+    trust_groups: options.TrustGroups = None,
     cache_dir: Annotated[
         Text, typer.Option(help="Folder that keeps the cache across restarts; without it the cache is in memory.")
     ] = None,
@@ -78,7 +85,9 @@ def serve_command(
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
         "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "ttl": ttl, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
-        "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code,
+        "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code, "error_bound": error_bound,
+        "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share, "differs": differs,
+        "trust_groups": trust_groups or None,
     }  # fmt: skip
     try:
         settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})

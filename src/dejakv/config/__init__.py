@@ -9,11 +9,14 @@ from dejakv.config.find import FindSettings
 from dejakv.config.keep import KeepSettings
 from dejakv.config.media import MediaSettings
 from dejakv.config.reuse import ReuseSettings
+from dejakv.errors import ConfigError
 from dejakv.settings import check_fields, from_mapping
+from dejakv.trust.differs import differs_of
+from dejakv.trust.settings import TrustSettings
 
 
 @dataclass(frozen=True)
-class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySettings, MediaSettings):
+class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySettings, MediaSettings, TrustSettings):
     """Settings of a `HierarchicalCache`: see the classes it is made of."""
 
     def __post_init__(self) -> None:
@@ -23,6 +26,16 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySetti
         self.check_costs()
         _ = self.parts  # raises where a partition has none
         self.check_layers()
+        self.check_bound()
+
+    def check_bound(self) -> None:
+        """Raises ConfigError for groups or a way to differ that cannot be read, and for what no bound can hold for."""
+        self.check_groups()
+        differs_of(self.differs)
+        if self.error_bound is not None and self.prune != "none":
+            raise ConfigError(
+                f"error_bound={self.error_bound} is a bound on reuse, and prune={self.prune} changes answers without any: leave one out"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":

@@ -204,3 +204,12 @@ class HoldsState(Protocol):
     def state_bytes(self) -> int:
         """Bytes of the state that it keeps."""
         ...
+
+
+@runtime_checkable
+class RunsApart(Protocol):
+    """An engine that holds computed state itself, and can run a prompt as if it did not hold that very prompt's."""
+
+    def apart(self, kept: int) -> Engine:
+        """The engine for one run. `kept`: tokens of the exact prefix that it may use."""
+        ...

@@ -7,7 +7,8 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.experiments.arms import pipeline_for
-from dejakv.experiments.fidelity import STEPS, LogProbabilities, fidelity
+from dejakv.experiments.fidelity import STEPS, fidelity
+from dejakv.experiments.labels import Labels, labelled
 from dejakv.experiments.noise_floor import noise_floor
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
@@ -77,7 +78,7 @@ def serve_all(
     log  records each finished row. Rows already in it are not measured again: their prompts only fill the arms' caches, so
          that later samples meet the same caches
     """
-    sampling = sampling_of(settings)
+    sampling, labels = sampling_of(settings), Labels(pipelines)
     rows = list(log.rows) if log is not None else []
     try:
         watch.stage("warming up")
@@ -87,7 +88,7 @@ def serve_all(
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             request = prompter.request(sample, sampling)
-            row = _serve(pipelines, sample, request, first=number)
+            row = _serve(pipelines, sample, request, labels, first=number)
             _learn(pipelines, request, row)
             rows.append(row)
             if log is not None:
@@ -105,7 +106,7 @@ def close_all(pipelines: Mapping[str, Pipeline]) -> None:
             pipeline.cache.close()
 
 
-def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, first: int) -> Row:
+def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, labels: Labels, *, first: int) -> Row:
     """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches."""
     names = list(pipelines)
     answers: dict[str, Answer] = {}
@@ -115,19 +116,19 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answers[name] = pipelines[name].answer(request)
         waited[name] = _flush(pipelines[name])
     for pipeline in pipelines.values():
-        _promote(pipeline)
+        _idle(pipeline)
     full = answers.get("none")
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
-    outcomes = {name: _outcome(answers[name], waited[name], tokens, wanted) for name in names}
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        answer = answers[name]
+        got = answer.completion.continued(tokens) if wanted is not None else None
+        near = fidelity(wanted, got)
+        hit = labelled(pipelines[name], request, answer, full, labels, near, got)
+        start = answer.token_ids[0] if answer.token_ids else None
+        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit)
     return Row(sample.id, sample.question, sample.answer, outcomes)
-
-
-def _outcome(answer: Answer, flush_ms: float, tokens: Sequence[int], wanted: LogProbabilities | None) -> Outcome:
-    """An arm's outcome, compared with the tokens and log probabilities of full computation."""
-    near = fidelity(wanted, answer.completion.continued(tokens)) if wanted is not None else None
-    first = answer.token_ids[0] if answer.token_ids else None
-    return Outcome(answer.record, answer.text, answer.cached_answer, first, near, flush_ms)
 
 
 def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
@@ -139,17 +140,23 @@ def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> Non
 
 
 def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Watch) -> None:
-    """Refills the caches of a resumed run with its finished prompts, one token each, and with what was learned of them."""
+    """Refills the caches of a resumed run with its finished prompts, one token each where no more is needed, and with what was learned of them."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
     for request, row in zip(requests, rows, strict=True):
         short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
-            pipeline.answer(short)
+            pipeline.answer(request if _labels_whole_answers(pipeline) else short)
             _flush(pipeline)
-            _promote(pipeline)
+            _idle(pipeline)
         _learn(pipelines, request, row)
+
+
+def _labels_whole_answers(pipeline: Pipeline) -> bool:
+    """Whether an error bound is learned from more than the first token: then a short answer would teach it wrongly."""
+    audits = pipeline.cache.audits if pipeline.cache is not None else None
+    return audits is not None and audits.differs.tokens != 1
 
 
 def _flush(pipeline: Pipeline) -> float:
@@ -160,7 +167,9 @@ def _flush(pipeline: Pipeline) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def _promote(pipeline: Pipeline) -> None:
-    """The idle time behind a request: one prompt is computed exactly, if any waits, and stored."""
+def _idle(pipeline: Pipeline) -> None:
+    """The idle time behind a request: would-be hits are labelled, and one prompt is computed exactly, if any waits."""
+    while pipeline.label_one():
+        _flush(pipeline)
     if pipeline.promotes and pipeline.promote_one():
         _flush(pipeline)

@@ -27,7 +27,8 @@ def dry_run(
     settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Watch
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
-    cache = build_cache(settings.cache, engine, store=MemoryStore(), background=False)  # it stores no state
+    config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
+    cache = build_cache(config, engine, store=MemoryStore(), background=False)  # it stores no state
     shares = Shares()
     lines: list[dict[str, Any]] = []
     watch.stage(f"{settings.dataset}, dry run")

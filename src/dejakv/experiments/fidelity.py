@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.divergence import divergence
+
 STEPS = 16
 
 LogProbabilities = NDArray[np.float32]
@@ -30,11 +32,6 @@ def fidelity(wanted: LogProbabilities | None, got: LogProbabilities | None) -> F
         return None
     same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
     return Fidelity(float(divergence(wanted[:1], got[:1])[0]), float(same.mean()))
-
-
-def divergence(wanted: LogProbabilities, got: LogProbabilities) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence at each token, `[tokens]`, in nats."""
-    return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
 
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:

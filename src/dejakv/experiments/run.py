@@ -25,6 +25,7 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import measured, model_is_missing, shares_alone
 from dejakv.experiments.summary import Row, summarize
 from dejakv.experiments.watch import Silent, Watch
+from dejakv.trust.labels import LabelledHit
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,18 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
-    return RunResult(
-        summary, done.rows, write_run(settings.output, summary, disagreements=as_text(done.rows)), done.stopped
-    )
+    output = write_run(settings.output, summary, disagreements=as_text(done.rows), labels=_labels(done.rows, settings))
+    return RunResult(summary, done.rows, output, done.stopped)
+
+
+def _labels(rows: Sequence[Row], settings: RunSettings) -> list[LabelledHit]:
+    """The labelled hits of the cache arm, in the order of their requests."""
+    hits = [(row.sample_id, row.arms["cache"].hit) for row in rows if "cache" in row.arms]
+    return [
+        replace(hit, request=sample, workload=settings.dataset, model=settings.model)
+        for sample, hit in hits
+        if hit is not None
+    ]
 
 
 def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sample]) -> None:

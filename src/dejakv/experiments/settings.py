@@ -95,6 +95,10 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
             f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
         )
     config = SemanticCacheConfig.from_dict(every)
+    if config.error_bound is not None and config.reuse == "exact":
+        raise ConfigError(
+            f"--error-bound {config.error_bound:g} bounds approximate answers, and reuse is exact: give --reuse adopt or blend"
+        )
     return from_mapping(RunSettings, {**merged, "cache": config, "implied": tuple(implied)}, "a run's settings")
 
 

@@ -1,5 +1,6 @@
-"""Size of a cache."""
+"""Size of a cache, and what is known of its error bound."""
 
+from dataclasses import asdict
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
@@ -7,7 +8,8 @@ from dejakv.engines.base import HoldsState
 
 
 def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
-    """Bytes of stored chunks (in the engine, if it keeps state itself), of the vectors in the indexes, and of the encoder registry."""
+    """Bytes of stored chunks (in the engine, if it keeps state itself), of the vectors in the indexes, and of the encoder registry; `trust` is
+    the `TrustReport`, where there is an error bound."""
     stats = cache.store.stats()
     held = engine.state_bytes() if isinstance(engine, HoldsState) else stats.bytes
     sizes: dict[str, Any] = {
@@ -21,4 +23,7 @@ def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
     counts = cache.embed_counts
     if counts:
         sizes["hook_counts"] = counts
+    trust = cache.trust(None)
+    if trust is not None:
+        sizes["trust"] = asdict(trust)
     return sizes

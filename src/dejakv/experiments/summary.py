@@ -9,8 +9,10 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.experiments.fidelity import Fidelity, means
+from dejakv.experiments.labels import read
 from dejakv.experiments.scoring import percentile, same, wilson
 from dejakv.records import Record
+from dejakv.trust.labels import LabelledHit
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Outcome:
     cached_answer  the donor's own answer, if a donor was used
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how close it is to the `none` arm, if the engine can measure it
+    hit            the approximate plan that was chosen, and whether its answer is wrong, where that is known
     flush_ms       time after the answer until its state was stored, milliseconds; not part of the request's times
     """
 
@@ -29,12 +32,14 @@ class Outcome:
     first_token: int | None = None
     fidelity: Fidelity | None = None
     flush_ms: float = 0.0
+    hit: LabelledHit | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line in `samples.jsonl`."""
         own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
         near = asdict(self.fidelity) if self.fidelity is not None else None
-        return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms}
+        hit = asdict(self.hit) if self.hit is not None else None
+        return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms, "hit": hit}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
@@ -49,6 +54,7 @@ class Outcome:
             values["first_token"],
             Fidelity(**near) if near is not None else None,
             values.get("flush_ms", 0.0),  # logs of 0.1.0 have none
+            read(values.get("hit")),  # nor do they have this
         )
 
 

@@ -81,6 +81,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
+    lines += in_words_of_bound(summary.get("trust"))
     lines += _nearness(summary)
     response = summary.get("response_cache", {})
     if response.get("hits"):
@@ -103,6 +104,24 @@ def _lines(summary: dict[str, Any]) -> list[str]:
     if summary.get("warning"):
         lines.append(f"WARNING {summary['warning']}")
     return lines
+
+
+def in_words_of_bound(trust: dict[str, Any] | None) -> list[str]:
+    """What came of the error bound; nothing without one."""
+    if trust is None:
+        return []
+    rules = f", {trust['rules']} rules" if trust["rules"] else ""
+    audited = f", {trust['audited']} of them audited ({trust['wrong']} wrong)" if trust["served"] else ""
+    lost = f", {trust['lost']} labels lost" if trust["lost"] else ""
+    upper = (
+        ""
+        if trust["upper"] is None
+        else f"; at most {_share(trust['upper'])} of what is served now is wrong ({_share(trust['confidence'])} confidence)"
+    )
+    return [
+        f"error bound {_share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
+        f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}"
+    ]
 
 
 def _nearness(summary: dict[str, Any]) -> list[str]:

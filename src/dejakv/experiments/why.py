@@ -87,7 +87,8 @@ def why(folder: Path, sample_id: str) -> Why:
     place, rows = known.index(sample_id), _rows(folder)
     with opened(settings) as engine:
         prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
-        cache = build_cache(replace(settings.cache, cache_dir=None), engine, store=MemoryStore(), background=False)
+        config = replace(settings.cache, cache_dir=None, error_bound=None)  # nothing runs from which a gate could learn
+        cache = build_cache(config, engine, store=MemoryStore(), background=False)
         costs = costs_of(engine, settings.cache.costs)
         for sample in samples[:place]:
             prepared = replace(engine.prepare(prompter.request(sample)), epoch=engine.epoch)

@@ -23,6 +23,7 @@ class Ask:
     donors     of how many prompts a blend takes state at most; None: of as many as the settings say
     similar    False leaves out whatever is not exact: exact prefixes and equal prompts alone
     levels     False leaves out the levels, which may run an encoder: copied text is still looked for
+    tells_first_token  the engine lets a blend be declined by its first token, so that an error bound may wait for it
     """
 
     mode: Mode = "exact"
@@ -32,6 +33,7 @@ class Ask:
     similar: bool = True
     donors: int | None = None
     levels: bool = True
+    tells_first_token: bool = False
 
     @classmethod
     def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":

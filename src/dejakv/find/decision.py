@@ -1,13 +1,15 @@
 """What a finder decided for one request, and what it decided from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dejakv.engines.base import Accept
 from dejakv.find.ask import Ask
 from dejakv.find.candidates import Candidate
 from dejakv.find.found import Found
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Query, Status
+from dejakv.trust.draw import Draw
 
 
 def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
@@ -22,6 +24,21 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """An approximate plan under an error bound, and what was drawn for it: whether it is served, and whether it is labelled.
+
+    draw    None where the plan must be tried first
+    judge   then draws, from what its first token shows (`trust.certainty`)
+    accept  asked for the first token when the plan runs, if it is to be drawn for
+    """
+
+    plan: Plan
+    draw: Draw | None = None
+    judge: Callable[[Mapping[str, float]], Draw] | None = None
+    accept: Accept | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """How a request is to be run.
 
@@ -31,6 +48,7 @@ class Decision:
     ways     every plan that was considered, with its seconds, or what speaks against it
     query    what the levels were asked
     seconds  what finding took
+    trial    the approximate plan that was chosen, where there is an error bound; `plan` is it only if it was drawn to be served
     """
 
     key: str
@@ -43,6 +61,7 @@ class Decision:
     statuses: Mapping[str, Status]
     seconds: float = 0.0
     ways: tuple[Candidate, ...] = ()
+    trial: Trial | None = None
 
     def __str__(self) -> str:
         """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""

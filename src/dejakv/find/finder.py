@@ -18,18 +18,19 @@ from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
+from dejakv.find.bound import bound_by
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
 from dejakv.find.overlap import measured
-from dejakv.find.plan import Planned, plan
+from dejakv.find.plan import plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
+from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import judge
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
-from dejakv.reuse.quality import MAP
 from dejakv.store.base import KV, ROWS, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
 
@@ -56,6 +57,7 @@ class Finder:
     guards   asked for whatever is not exact
     embed    computes the latent layers' vectors of a request, called only when a latent level asks
     embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
+    bounded  judges every approximate plan by an error bound, also one from donors that no guard was asked about
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Finder:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
+        bounded: Bounded | None = None,
     ) -> None:
         self.config = config or SemanticCacheConfig()
         self.store = store
@@ -75,6 +78,7 @@ class Finder:
         self.guards = tuple(guards)
         self.embed = embed
         self.embedder = embedder
+        self.bounded = bounded
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
         blends = self.config.copied_text and self.config.reuse == "blend"
@@ -91,19 +95,23 @@ class Finder:
         began = time.perf_counter()
         prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         key, query = self._asked(prepared)
-        request = query.request
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        if ask.method == "blend" and self.config.blend_map == MAP:
+        if ask.method == "blend" and self.config.blend_map == SemanticCacheConfig.blend_map:
             found = measured(found, prepared, key, exactly=costs is not None)
-        planned = self._plan(prepared, key, found, ask, costs)
-        chosen, exact = planned.plan, planned.exact
-        self.counts.lookup(request.partition, found.verdicts)
-        self.counts.planned(request.partition, chosen.match, chosen.method == "prefix")
-        seconds, tokens = time.perf_counter() - began, len(prepared.token_ids)
+        config, tokens = self.config, len(prepared.token_ids)
+        planned = plan(
+            tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
+            share=config.blend.share, most=self._most(ask), costs=costs,
+        )  # fmt: skip
+        planned, trial = bound_by(self.bounded, config, prepared, found, ask, planned)
+        chosen, partition = planned.plan, query.request.partition
+        self.counts.lookup(partition, found.verdicts)
+        self.counts.planned(partition, chosen.match, chosen.method == "prefix")
+        seconds, statuses = time.perf_counter() - began, settled(statuses, chosen)
         return Decision(
-            key, tokens, ask, chosen, exact, found, query, settled(statuses, chosen), seconds, planned.candidates
+            key, tokens, ask, chosen, planned.exact, found, query, statuses, seconds, planned.candidates, trial
         )
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
@@ -153,14 +161,6 @@ class Finder:
             if text is not None:
                 vectors["text"] = text
         return vectors
-
-    def _plan(self, prepared: Prepared, key: str, found: Found, ask: Ask, costs: Costs | None) -> Planned:
-        same = bool(found.donors) and found.donors[0].id == key
-        config = self.config
-        return plan(
-            len(prepared.token_ids), found, ask, same=same, min_gain=config.min_gain, share=config.blend.share,
-            most=self._most(ask), costs=costs,
-        )  # fmt: skip
 
     def _asked(self, prepared: Prepared) -> tuple[str, Query]:
         """A prompt's exact key, and what the levels are asked."""
@@ -223,9 +223,8 @@ class Finder:
         if self.copied is None and self.config.copied_text:
             with self._beginning:
                 if self.copied is None:
-                    index = self.copied = CopiedText(
-                        tokens_from(self.store)
-                    )  # at once, so that what is stored meanwhile is added
+                    # At once, so that what is stored meanwhile is added.
+                    index = self.copied = CopiedText(tokens_from(self.store))
                     for meta in sorted(self.store.metas(), key=lambda meta: meta.created):
                         self._add_copied(index, meta)
         return self.copied

@@ -1,9 +1,12 @@
 """Rows of blended prompts as chunks: what later blends may take, and nothing else."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
 from dejakv.store.age import now
-from dejakv.store.base import ROWS, ChunkMeta
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.lineage import DONORS, PROMPT
 
 
@@ -30,3 +33,17 @@ def described_rows(
         generation=rows.generation,
         ttl=ttl,
     )
+
+
+def rows_maker(
+    store: Store, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
+) -> Callable[[], Chunk | None]:
+    """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
+
+    def make() -> Chunk | None:
+        if any(store.meta(donor) is None for donor in rows.donors):
+            return None  # a donor was purged meanwhile, and these would have to leave with it
+        tensor = taken if taken is not None else rows.capture(first, stop)
+        return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
+
+    return make

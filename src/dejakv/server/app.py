@@ -114,4 +114,5 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         ttl_prompts=settings.ttl_prompts,
         ttl_rows=settings.ttl_rows,
         ttl_encoder=settings.ttl_encoder,
+        **vars(settings.trust),
     )

@@ -25,7 +25,9 @@ class ServerCollector(Collector):
         yield GaugeMetricFamily("dejakv_server_queue", "Requests that wait.", value=worker.waiting)
         held_up = worker.idle.held_up
         yield CounterMetricFamily(
-            "dejakv_server_held_up", "Requests that arrived while a prompt was promoted.", value=held_up.requests
+            "dejakv_server_held_up",
+            "Requests that arrived while a prompt was promoted or a label made.",
+            value=held_up.requests,
         )
         yield CounterMetricFamily(
             "dejakv_server_held_up_seconds", "Seconds that they waited for it.", value=held_up.seconds
@@ -37,6 +39,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ServerCollector(worker))
     cache = worker.pipeline.cache
+    audits = cache.audits if cache is not None else None
     encoder = getattr(worker.pipeline.engine, "encoder_cache", None)
     registry.register(
         CacheCollector(
@@ -44,6 +47,8 @@ def registry_of(worker: Worker) -> CollectorRegistry:
             stores={"chunks": cache.store.stats} if cache is not None else None,
             levels=(lambda: cache.stats(None)) if cache is not None else None,
             promotions=(lambda: cache.promotions.counts) if cache is not None else None,
+            trust=(lambda: cache.trust(None)) if cache is not None else None,
+            labels_waiting=audits.__len__ if audits is not None else None,
             requests=worker.totals,
         )
     )

@@ -1,4 +1,5 @@
-"""What the worker does when no request waits: prompts that were answered approximately are computed exactly, one at a time."""
+"""What the worker does when no request waits: would-be hits are labelled for the error bound, and prompts that were answered
+approximately are computed exactly, one at a time."""
 
 import time
 from dataclasses import dataclass
@@ -9,16 +10,16 @@ from dejakv.server.jobs import Job
 
 @dataclass
 class HeldUp:
-    """Requests that arrived while a prompt was promoted: how many, and the seconds for which they waited for it."""
+    """Requests that arrived while an errand ran: how many, and the seconds for which they waited for it."""
 
     requests: int = 0
     seconds: float = 0.0
 
 
 class Idle:
-    """Promotes prompts of one pipeline, for the thread that owns the model.
+    """Runs the errands of one pipeline, for the thread that owns the model.
 
-    after  seconds without a request before the first promotion: traffic has pauses in which the next request is near
+    after  seconds without a request before the first errand: traffic has pauses in which the next request is near
     """
 
     def __init__(self, pipeline: Pipeline, after: float) -> None:
@@ -30,16 +31,15 @@ class Idle:
 
     @property
     def patience(self) -> float | None:
-        """Seconds for which the worker is to wait for a request before it calls `promote`; None: there is nothing to promote."""
-        cache = self._pipeline.cache
-        if cache is None or not len(cache.promotions):
+        """Seconds for which the worker is to wait for a request before it calls `run`; None: there is nothing to do."""
+        if not self._pipeline.waiting:
             return None
         return self._after if self._resting else 0.0
 
-    def promote(self) -> None:
-        """Computes one prompt exactly."""
+    def run(self) -> None:
+        """Runs one errand."""
         began = time.monotonic()
-        self._pipeline.promote_one()
+        self._pipeline.run_errand()
         self._ran = began, time.monotonic()
         self._resting = False
 

@@ -8,7 +8,7 @@ from dejakv.server.access import caller_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.gate import Caller
 from dejakv.server.refusals import RefusedError
-from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse
+from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
 from dejakv.server.service import Service
 from dejakv.store.selection import Purged, Selection
 
@@ -71,6 +71,7 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
     cache = service.worker.pipeline.cache
     assert cache is not None
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
+    trust = cache.trust(caller.partition)
     registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
     return CacheStats(
         entries=store.entries if caller.operator else None,
@@ -83,6 +84,9 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
         rejections=counts.rejections,
         promotions=counts.promotions,
         encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
+        trust=TrustStats(**{name: getattr(trust, name) for name in TrustStats.model_fields})
+        if trust is not None
+        else None,
     )
 
 

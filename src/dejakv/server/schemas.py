@@ -61,12 +61,30 @@ class GenerateResponse(BaseModel):
     timings: Timings
 
 
+class TrustStats(BaseModel):
+    """The error bound: `delta` at `confidence`. Would-be hits: `explored` both ways while closed (`explored_wrong` of them), `served`
+    approximately, `audited` of these (`wrong` of them), `lost` labels. `upper`: upper end of the share of wrong answers that are served
+    now; null: none are. In a group of partitions these are the group's."""
+
+    delta: float
+    confidence: float
+    gate: str
+    rules: int
+    explored: int
+    explored_wrong: int
+    served: int
+    audited: int
+    wrong: int
+    upper: float | None
+    lost: int
+
+
 class CacheStats(BaseModel):
     """Figures of the caller's own requests; of all requests for the operator.
 
     `entries` and `bytes` (the present content) are null for one tenant of several, because they may depend on others.
     `stored` counts the caller's prompts that were stored since the start. Each of the `lookups` is in `hits` (by level), in
-    `prefix_hits` or in `misses`.
+    `prefix_hits` or in `misses`. `trust` is null where there is no error bound.
     """
 
     entries: int | None
@@ -79,6 +97,7 @@ class CacheStats(BaseModel):
     rejections: dict[str, int]
     promotions: int
     encoder: dict[str, float]
+    trust: TrustStats | None
 
 
 class ClearResponse(BaseModel):

@@ -1,5 +1,6 @@
 """Settings of the server, from flags, the environment (`DEJAKV_...`) or a `.env` file. All limits and their defaults are here."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +10,37 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from dejakv.config.reuse import PrunePolicy
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
+from dejakv.trust.differs import differs_of
+from dejakv.trust.settings import TrustSettings
 
 SIM_THRESHOLD = 0.8
 """Least cosine of a donor on the server, and the default of a request's `sim_threshold` (SemShareKV's)."""
 
 
-class ServerSettings(BaseSettings):
+class TrustPart(BaseSettings):
+    """`TrustSettings` as flags and the environment give them; `trust_groups` as a JSON list. Partitions are named `key-` and the first
+    16 hexadecimal digits of the SHA-256 of their API key."""
+
+    error_bound: float | None = Field(default=TrustSettings.error_bound, gt=0, lt=1)
+    confidence: float = Field(default=TrustSettings.confidence, gt=0, lt=1)
+    explore_share: float = Field(default=TrustSettings.explore_share, gt=0, le=1)
+    audit_share: float = Field(default=TrustSettings.audit_share, gt=0, le=1)
+    differs: str = TrustSettings.differs
+    trust_groups: tuple[str, ...] = TrustSettings.trust_groups
+
+    @property
+    def trust(self) -> TrustSettings:
+        """The same for the cache. Raises: ConfigError for groups that cannot be read."""
+        return TrustSettings(**{item.name: getattr(self, item.name) for item in fields(TrustSettings)})
+
+    @model_validator(mode="after")
+    def _readable(self) -> "TrustPart":
+        _ = self.trust
+        differs_of(self.differs)
+        return self
+
+
+class ServerSettings(TrustPart):
     """Sizes in bytes, times in seconds.
 
     reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
@@ -27,6 +53,8 @@ class ServerSettings(BaseSettings):
                         partition of a key is `dejakv cache partition`
     ttl                 seconds for which what is stored may be used, 0 without a limit; `ttl_prompts`, `ttl_rows` and
                         `ttl_encoder` of one class alone (see `dejakv.config.expiry`)
+    error_bound         largest share of wrong answers among the approximate ones that are served, and `confidence`, `explore_share`,
+                        `audit_share`, `differs`, `trust_groups`: see `TrustSettings`. Labels are made in idle time, as promotions are
     promote             a prompt that was answered approximately is computed exactly when no request waits, so that it is hit
                         exactly when it comes again; `promote_after` seconds without a request
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
@@ -107,6 +135,10 @@ class ServerSettings(BaseSettings):
         if self.prune != "none" and not self.allow_approximate:
             raise ValueError(
                 f"prune={self.prune} is approximate, but allow_approximate=false: set prune=none, or allow_approximate=true"
+            )
+        if self.prune != "none" and self.error_bound is not None:
+            raise ValueError(
+                f"prune={self.prune} changes answers without any reuse, which error_bound={self.error_bound} does not see: leave one out"
             )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(

@@ -15,7 +15,7 @@ _LAST_TOKEN_SECONDS = 5.0
 
 
 class Worker:
-    """Runs jobs on one thread until closed. When none waits, it promotes prompts (see `Idle`). `promote_after`: seconds."""
+    """Runs jobs on one thread until closed. When none waits, it runs errands (see `Idle`). `promote_after`: seconds."""
 
     def __init__(self, pipeline: Pipeline, max_queue: int, promote_after: float = 0.0) -> None:
         self.pipeline = pipeline
@@ -52,6 +52,7 @@ class Worker:
     def close(self, seconds: float) -> None:
         """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
         self._queue.close()
+        self.pipeline.stop_errands()
         self._thread.join(seconds)
         if self._thread.is_alive():
             for job in self._queue.empty():
@@ -68,7 +69,7 @@ class Worker:
             if job is None:
                 if self._queue.closed:
                     return
-                self.idle.promote()
+                self.idle.run()
                 continue
             self.idle.serves(job)
             self._running = job

@@ -104,7 +104,7 @@ def _stranger(directory: Directory, found: list[str]) -> str | None:
     """A file there that an old version cannot have written, if any."""
     files = {*names.CATALOG_PARTS, names.DAMAGED}
     for name in found:
-        if name in files:
+        if name in files or names.is_evidence(name):
             if not is_our_file(directory.status(name)):
                 return name
         elif name == names.CHUNKS:

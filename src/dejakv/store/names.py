@@ -6,6 +6,7 @@
 <folder>/temporary/...      files that are being written
 <folder>/quarantine/...     damaged files, a few of the latest
 <folder>/tp-0-of-2/...      separate stores, one for each tensor-parallel rank
+<folder>/trust.sqlite       evidence on approximate answers (`dejakv.trust.disk`); trust-1.sqlite and so on after damage
 """
 
 import re
@@ -25,6 +26,7 @@ QUARANTINE = "quarantine"
 _CHUNK = re.compile(r"(?P<group>[0-9a-f]{2})/(?P=group)[0-9a-f]{30}-[0-9a-f]{8}\.safetensors")
 _GROUP = re.compile(r"[0-9a-f]{2}")
 _SET_ASIDE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?")
+_EVIDENCE = re.compile(r"trust(-[1-9])?\.sqlite(-wal|-shm|-journal)?")
 _RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
 
 
@@ -61,6 +63,16 @@ def is_temporary(name: str) -> bool:
 
 def is_set_aside(name: str) -> bool:
     return _SET_ASIDE.fullmatch(name) is not None
+
+
+def evidence(number: int) -> str:
+    """The file that evidence is kept in, after so many damaged ones, 9 at most."""
+    return f"trust-{number}.sqlite" if number else "trust.sqlite"
+
+
+def is_evidence(name: str) -> bool:
+    """Whether it is a file of `evidence`, or one that SQLite keeps beside it."""
+    return _EVIDENCE.fullmatch(name) is not None
 
 
 def is_rank(name: str) -> bool:

@@ -51,6 +51,7 @@ def _purge(directory: Directory) -> int:
             removed += sum(files.remove(n) for n in files.names() if known(n)) if files else 0
     for name in (names.CHUNKS, names.TEMPORARY, names.QUARANTINE):
         directory.remove_directory(name)
+    removed += sum(map(directory.remove, filter(names.is_evidence, directory.names())))
     # The marker is removed last: an interrupted purge leaves a store.
     for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
         removed += directory.remove(name)

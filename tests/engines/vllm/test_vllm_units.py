@@ -38,6 +38,7 @@ from dejakv.store.memory import MemoryStore
         ({"blend_share": 1.5}, "blend_share"),
         ({"mode": "blend", "blend_map": "nearest"}, "nearest"),
         ({"storedir": "/x"}, "known are"),
+        ({"error_bound": 0.01}, "a connector can send none"),
     ],
 )
 def test_settings_are_checked(extra, words):

@@ -11,10 +11,12 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError, InputError
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.tune.advice import hits_needed, recommend
+from dejakv.experiments.tune.advice import hits_needed, labels_for, recommend
 from dejakv.experiments.tune.measure import Asked, Remembering, Setting, measure, settings_to_try
 from dejakv.experiments.tune.run import command, tune
+from dejakv.experiments.tune.table import in_words_of_bound
 from dejakv.request import Request
+from dejakv.trust.arithmetic import labels_needed
 
 LETTERS = {"a": (1.0, 0.0), "b": (0.9, 0.43588989), "c": (0.0, 1.0)}
 
@@ -172,3 +174,40 @@ def test_bad_input(content: str, more: dict[str, Any], error: type[Exception], s
 
 def test_the_defaults_are_those_of_a_run() -> None:
     assert Setting().min_gain == RunSettings().cache.min_gain
+
+
+def row_of(hits: int, false_hit_rate: float | None, saved: int = 1) -> dict[str, Any]:
+    return {
+        "hits": hits,
+        "false_hit_rate": false_hit_rate,
+        "tokens_saved": saved,
+        "lexical_guard": True,
+        "threshold": 0.9,
+    }
+
+
+def test_the_labels_of_a_bound_are_counted_in_prompts_of_the_log() -> None:
+    needed = labels_needed(0.01)
+    assert needed is not None
+    found = labels_for([row_of(10, 0.0), row_of(20, 0.0, saved=2), row_of(0, None)], 100, 0.01)
+    assert found == {"labels": needed, "prompts": 5 * needed, "false_hit_rate": 0.0}
+    [line] = in_words_of_bound(found, 0.01)
+    assert line.startswith("to bound wrong answers while serving: --error-bound 0.01 serves after about ")
+    assert f"{needed:,} labelled hits if no hit is wrong, that is {5 * needed:,} prompts of this log" in line
+
+
+def test_wrong_hits_take_more_labels_and_too_many_take_for_ever() -> None:
+    some = labels_for([row_of(10, 0.005)], 100, 0.01)
+    assert some is not None
+    assert some["labels"] == labels_needed(0.01, wrong_share=0.005)
+    never = labels_for([row_of(10, 0.01)], 100, 0.01)
+    assert never == {"labels": None, "prompts": None, "false_hit_rate": 0.01}
+    assert in_words_of_bound(never, 0.01) == [
+        "to bound wrong answers while serving: --error-bound 0.01 would serve nothing at 1.0% wrong hits"
+    ]
+
+
+def test_without_hits_or_for_a_bound_of_everything_there_is_nothing_to_say() -> None:
+    assert labels_for([row_of(0, None)], 100, 0.01) is None
+    assert labels_for([row_of(5, 0.0)], 100, 1.0) is None
+    assert in_words_of_bound(None, 0.01) == []

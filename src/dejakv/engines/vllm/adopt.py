@@ -70,6 +70,11 @@ class Adopter:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
         self.config = config or SemanticCacheConfig(reuse="adopt")
+        if self.config.error_bound is not None:
+            raise ConfigError(
+                f"error_bound={self.config.error_bound} needs audits, and a front that rewrites prompts sends none: use `dejakv run "
+                "--engine vllm` or `dejakv serve`, or leave error_bound out"
+            )
         prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
         self._store = MemoryStore(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)

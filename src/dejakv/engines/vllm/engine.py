@@ -80,6 +80,12 @@ class VLLMEngine(ModelEmbeddings):
         other.arm, other._own, other._salts = arm, name or arm, set()
         return other
 
+    def apart(self, kept: int) -> "VLLMEngine":
+        """See `engines.base.RunsApart`."""
+        from dejakv.engines.vllm.apart import Apart
+
+        return Apart(self, kept)
+
     def prepare(self, request: Request) -> Prepared:
         """Token ids with media expanded, and where the media stand.
 

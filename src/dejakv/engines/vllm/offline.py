@@ -124,14 +124,18 @@ def asked(
     first: float | None = None
     output: Any = None
     seen, text = 0, ""
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            answer = output.outputs[0]
-            if answer.token_ids and first is None:
-                first = time.perf_counter() - began
-            if on_token is not None:
-                for token in answer.token_ids[seen:]:
-                    on_token(int(token), answer.text[len(text) :])
-                    text = answer.text
-                seen = len(answer.token_ids)
+    try:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                answer = output.outputs[0]
+                if answer.token_ids and first is None:
+                    first = time.perf_counter() - began
+                if on_token is not None:
+                    for token in answer.token_ids[seen:]:
+                        on_token(int(token), answer.text[len(text) :])
+                        text = answer.text
+                    seen = len(answer.token_ids)
+    except BaseException:  # `on_token` ends it: the next request would be run together with what is left of this one
+        engine.abort_request([output.request_id] if output is not None else [name])
+        raise
     return Asked(output, first)

@@ -11,7 +11,7 @@ from dejakv.config.keep import BudgetSettings
 from dejakv.config.text import TextSettings
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
-from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping, shown
 
 if TYPE_CHECKING:
     from dejakv.reuse.blend import BlendConfig
@@ -112,7 +112,13 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
-        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones."""
+        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones, and so is an error bound."""
+        bound = extra.get("error_bound") if isinstance(extra, Mapping) else None
+        if bound is not None:
+            raise ConfigError(
+                f"kv_connector_extra_config: error_bound={shown(bound)} needs audits, which are requests of their own, and a connector can "
+                "send none: use `dejakv run --engine vllm --error-bound`, or leave error_bound out"
+            )
         return from_mapping(cls, extra, "kv_connector_extra_config")
 
 

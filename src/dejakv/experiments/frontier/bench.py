@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.divergence import divergence
 from dejakv.engines.transformers.blend import plan_cache
 from dejakv.engines.transformers.continuation import Continue, continuation
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import ModelError
-from dejakv.experiments.fidelity import divergence
 from dejakv.experiments.frontier.answers import Answer, Answers
 from dejakv.experiments.frontier.cases import Case
 from dejakv.experiments.frontier.cells import Cell

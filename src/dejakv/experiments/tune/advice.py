@@ -1,9 +1,11 @@
 """From the rows of a tuning to a recommendation: most tokens saved with a false-hit rate that is shown to be low enough."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dejakv.experiments.scoring import wilson
+from dejakv.trust.arithmetic import labels_needed
 
 
 def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[str, Any]:
@@ -42,6 +44,20 @@ def hits_needed(false_hit_rate: float, max_false_hits: float) -> int | None:
             return trials
         trials = trials + max(1, trials // 50)
     return None
+
+
+def labels_for(rows: Sequence[Mapping[str, Any]], samples: int, max_false_hits: float) -> dict[str, Any] | None:
+    """What it would take to bound the share of wrong answers while serving (`--error-bound`) with the setting that saves most: `labels`,
+    None where they would never do, the `prompts` that have so many hits, and the `false_hit_rate` that was assumed (0 if it is
+    unknown). None if no setting has hits, and for a bound that says nothing."""
+    useful = [row for row in rows if row["hits"]]
+    if not useful or max_false_hits >= 1:
+        return None
+    row = max(useful, key=_worth)
+    rate = row["false_hit_rate"] or 0.0
+    labels = labels_needed(max_false_hits, wrong_share=rate) if rate < max_false_hits else None
+    prompts = math.ceil(labels * samples / row["hits"]) if labels is not None else None
+    return {"labels": labels, "prompts": prompts, "false_hit_rate": rate}
 
 
 def _worth(row: Mapping[str, Any]) -> tuple[int, bool, float]:

@@ -17,7 +17,7 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import opened
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import model_is_missing, share_figures, tokenizer_of
-from dejakv.experiments.tune.advice import recommend
+from dejakv.experiments.tune.advice import labels_for, recommend
 from dejakv.experiments.tune.labels import labelled_by
 from dejakv.experiments.tune.measure import Asked, Remembering, measure, settings_to_try
 from dejakv.experiments.watch import Silent, Watch
@@ -97,6 +97,7 @@ def tune(
         **share_figures(total, shares.complete),
         "rows": rows,
         "recommended": advice,
+        "bound": labels_for(rows, len(asked), max_false_hits),
         "command": command(path, model, index_encoder, chunk_source, {**advice["settings"], "min_gain": min_gain}),
         "notes": notes,
         "dejakv_version": __version__,

@@ -54,7 +54,21 @@ def in_plain_words(result: dict[str, Any]) -> list[str]:
     beyond = result["share_anywhere"] - result["share_prefix"]
     if beyond >= 0.1:
         lines.append(f"{beyond:.1%} of the tokens stand in earlier prompts at another place: try --reuse blend as well")
+    lines += in_words_of_bound(result.get("bound"), result["max_false_hits"])
     return [*lines, *result["notes"], f"prove it: {result['command']}"]
+
+
+def in_words_of_bound(bound: dict[str, Any] | None, most: float) -> list[str]:
+    """What a bound takes that holds while serving; nothing where there is nothing to say."""
+    if bound is None:
+        return []
+    rate = f"at {bound['false_hit_rate']:.1%} wrong hits" if bound["false_hit_rate"] else "if no hit is wrong"
+    if bound["labels"] is None:
+        return [f"to bound wrong answers while serving: --error-bound {most:g} would serve nothing {rate}"]
+    return [
+        f"to bound wrong answers while serving: --error-bound {most:g} serves after about {bound['labels']:,} labelled hits {rate}, that is "
+        f"{bound['prompts']:,} prompts of this log"
+    ]
 
 
 def _interval(interval: tuple[float, float]) -> str:

@@ -1,0 +1,66 @@
+"""Options of approximate reuse: what a blend computes, and how often an answer may be wrong."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.trust.settings import TrustSettings
+
+_blend = partial(typer.Option, rich_help_panel="Blend")
+_bound = partial(typer.Option, rich_help_panel="Error bound")
+
+BlendQuality = Annotated[
+    str | None,
+    _blend(
+        help="strict (more rows computed, closer to full computation), default, or loose (fewer rows, faster; only for "
+        f"prompts whose passages stay in place) (default: {SemanticCacheConfig.blend_quality})."
+    ),
+]
+BlendMap = Annotated[
+    str | None, _blend(help=f"Token map: context, embedding, lsh or align (default: {SemanticCacheConfig.blend_map}).")
+]
+BlendSelector = Annotated[
+    str | None,
+    _blend(
+        help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
+    ),
+]
+BlendShare = Annotated[
+    float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
+]
+ErrorBound = Annotated[
+    float | None,
+    _bound(
+        help="Largest share of wrong answers among the approximate ones that are served, such as 0.01. Nothing approximate is served "
+        "until labelled requests show that it holds. Without it there is no bound."
+    ),
+]
+Confidence = Annotated[
+    float | None, _bound(help=f"Probability that the bound holds (default: {TrustSettings.confidence}).")
+]
+ExploreShare = Annotated[
+    float | None,
+    _bound(
+        help="Share of would-be hits that are computed both ways, to learn from, while they are not served "
+        f"(default: {TrustSettings.explore_share})."
+    ),
+]
+AuditShare = Annotated[
+    float | None,
+    _bound(
+        help=f"Share of approximate answers that are computed in full as well, behind the answer (default: {TrustSettings.audit_share})."
+    ),
+]
+Differs = Annotated[
+    str | None,
+    _bound(
+        help="What a wrong answer is: first (another first token), answer, tool (another tool call), kl:NATS (such as kl:0.05), or "
+        f"package.module:function; of greedy answers, whatever requests sample with (default: {TrustSettings.differs})."
+    ),
+]
+TrustGroups = Annotated[
+    list[str] | None,
+    _bound(help="NAME=PARTITION,PARTITION: partitions that share evidence. May be given more than once."),
+]

@@ -1,0 +1,90 @@
+"""Labelled hits of a run: what was known of an approximate plan before it ran, and whether its answer was wrong."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from dejakv.experiments.fidelity import Fidelity, LogProbabilities
+from dejakv.find.bound import setting_of
+from dejakv.find.decision import Decision
+from dejakv.labelling import seen
+from dejakv.pipeline import Answer, Pipeline
+from dejakv.request import Request
+from dejakv.trust.differs import NAMED
+from dejakv.trust.features import features_of
+from dejakv.trust.labels import LabelledHit
+
+
+class Labels:
+    """What the gates of some pipelines were told. `taken` follows a request's idle time."""
+
+    def __init__(self, pipelines: Mapping[str, Pipeline]) -> None:
+        self._wrong: dict[str, bool] = {}
+        for pipeline in pipelines.values():
+            if pipeline.cache is not None and pipeline.cache.audits is not None:
+                pipeline.cache.audits.on_label = self._wrong.__setitem__
+
+    def taken(self, decision: Decision) -> bool | None:
+        """Whether the approximate answer was wrong, None where that was not found out."""
+        draw = decision.trial.draw if decision.trial is not None else None
+        return self._wrong.pop(draw.id, None) if draw is not None else None
+
+
+def labelled(
+    pipeline: Pipeline,
+    request: Request,
+    answer: Answer,
+    full: Answer | None,
+    told: Labels,
+    near: Fidelity | None,
+    first: LogProbabilities | None,
+) -> LabelledHit | None:
+    """The would-be hit of a request, None where there was none, or nothing says whether it was right.
+
+    full   the answer without reuse. Where both are greedy it is compared with what was served; elsewhere there is the gate's label
+    near   how near the served answer is to it; `first`: log probabilities of the served answer, from the first token on
+    """
+    decision = answer.decision
+    if decision is None or pipeline.cache is None:
+        return None
+    wrong = told.taken(decision)
+    plan = decision.trial.plan if decision.trial is not None else decision.plan
+    if not plan.approximate:
+        return None
+    config = pipeline.cache.config
+    known: dict[str, Any] = {
+        "request": request.id,
+        "method": plan.method,
+        "setting": setting_of(plan.method, config),
+        "features": features_of(plan, decision.found, decision.tokens),
+        "score": plan.match.score if plan.match is not None else None,
+        "donor": plan.donors[0].id,
+        "prompt_tokens": decision.tokens,
+    }
+    if not answer.record.approximate:  # it was held back, or was found not to be worth it
+        return LabelledHit(**known, wrong={config.differs: wrong}) if wrong is not None else None
+    if full is None or not request.sampling.greedy:
+        return None
+    sides = seen(full.completion), seen(answer.completion)
+    found = {name: differs.wrong(request, *sides) for name, differs in NAMED.items()}
+    known["wrong"] = found if wrong is None else {**found, config.differs: wrong}
+    known["computed_tokens"] = answer.record.computed_tokens
+    if near is not None:
+        known["kl"] = near.kl
+    if first is not None and len(first):
+        known |= certainty(first)
+    return LabelledHit(**known)
+
+
+def certainty(logs: LogProbabilities) -> dict[str, float]:
+    """Entropy and margin (the best less the second) of the first token's log probabilities `[tokens, vocabulary]`, in nats."""
+    row = np.asarray(logs[0], np.float64)
+    second, best = np.partition(row, -2)[-2:]
+    return {"entropy": float(-np.sum(np.exp(row) * row)), "margin": float(best - second)}
+
+
+def read(values: Mapping[str, Any] | None) -> LabelledHit | None:
+    """The inverse of `asdict`. Raises: KeyError."""
+    return None if values is None else LabelledHit(**{item.name: values[item.name] for item in fields(LabelledHit)})

@@ -1,0 +1,68 @@
+"""What the error bound leaves of the plan that was chosen."""
+
+import random
+from dataclasses import replace
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import Prepared
+from dejakv.find.ask import Ask
+from dejakv.find.decision import Trial
+from dejakv.find.found import Found
+from dejakv.find.plan import Planned
+from dejakv.guards.bounded import Bounded
+from dejakv.records import Method
+
+TRIED_ANYWAY = 0.05
+"""Share of blends that are tried although too few are served: the traffic may have changed."""
+
+BOUND = "error bound"
+"""How the reason begins where the bound does not let an approximate plan run."""
+
+
+def bound_by(
+    bounded: Bounded | None, config: SemanticCacheConfig, prepared: Prepared, found: Found, ask: Ask, planned: Planned
+) -> tuple[Planned, Trial | None]:
+    """What runs, and the draw of an approximate plan. Without a bound, and for exact plans, what was planned.
+
+    Of a request of which nothing may be kept, no label can be made: it is run exactly, and there is no draw.
+    """
+    chosen = planned.plan
+    if bounded is None or not chosen.approximate:
+        return planned, None
+    if ask.no_store:
+        return _held_back(planned, "nothing of this request is kept, so that its answer could not be checked"), None
+    setting = setting_of(chosen.method, config)
+    if not (ask.tells_first_token and chosen.method == "blend"):
+        draw = bounded.judge(chosen, found, prepared, setting)
+        return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
+    chance = bounded.chance(prepared, setting)
+    if not chance:
+        draw = bounded.judge(chosen, found, prepared, setting, late=True)
+        return _held_back(planned, draw.reason), Trial(chosen, draw)
+    if not _worth_trying(planned, chance) and random.random() >= TRIED_ANYWAY:
+        return _held_back(planned, f"{chance:.0%} of such blends are served, which is too few to try this one"), None
+    return planned, Trial(chosen, judge=lambda tried: bounded.judge(chosen, found, prepared, setting, tried))
+
+
+def _worth_trying(planned: Planned, chance: float) -> bool:
+    """Whether a blend that is served with this probability takes less time than the exact plan, on average. Without costs it may."""
+    seconds = {id(way.plan): way.seconds for way in planned.candidates}
+    tried, exact = seconds.get(id(planned.plan)), seconds.get(id(planned.exact))
+    return tried is None or exact is None or tried < chance * exact
+
+
+def setting_of(method: Method, config: SemanticCacheConfig) -> str:
+    """What makes approximate plans of a method what they are: evidence on one setting says nothing of another."""
+    if method == "blend":
+        quality = config.blend
+        made = [config.blend_map, quality.selector, f"share {quality.share:g}", f"generation {config.max_generation}"]
+    else:
+        made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
+        made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
+    return ", ".join(made)
+
+
+def _held_back(planned: Planned, why: str) -> Planned:
+    reason = f"{BOUND}: {why}"
+    ways = tuple(replace(way, refused=reason) if way.plan is planned.plan else way for way in planned.candidates)
+    return Planned(replace(planned.exact, reason=reason), planned.exact, ways)

@@ -1,0 +1,59 @@
+"""The guard of plans that knows how often they were wrong: it asks a gate, and the gate draws."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dejakv.request import Request
+from dejakv.trust.draw import Draw
+from dejakv.trust.features import LATE_BLEND, Known, Planned, features_of
+from dejakv.trust.gate import Gate
+
+
+class Asked(Protocol):
+    """An `engines.base.Prepared`, as far as it is looked at here."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def epoch(self) -> str: ...
+
+
+class Bounded:
+    """Asked once the plan of a request is chosen, and only for an approximate one: each answer is a draw of its own."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def chance(self, prepared: Asked, setting: str) -> float:
+        """The share of blends of a setting that is served once they were tried; 0 while none is."""
+        return self.gate.chance(
+            partition=prepared.request.partition, epoch=prepared.epoch, method=LATE_BLEND, setting=setting
+        )
+
+    def judge(
+        self,
+        plan: Planned,
+        found: Known,
+        prepared: Asked,
+        setting: str,
+        tried: Mapping[str, float] | None = None,
+        *,
+        late: bool = False,
+    ) -> Draw:
+        """Whether a `find.ways.Plan` may serve, and whether its outcome is to be learned from.
+
+        found    what the plan was made from, a `find.found.Found`
+        setting  the quality that it runs with: evidence is collected for each method and setting
+        tried    what is known from trying it: `trust.certainty`
+        late     it will be, when the label is known
+        """
+        return self.gate.draw(
+            partition=prepared.request.partition,
+            epoch=prepared.epoch,
+            method=LATE_BLEND if late or tried is not None else plan.method,
+            setting=setting,
+            features={**features_of(plan, found, len(prepared.token_ids)), **(tried or {})},
+            late=late,
+        )

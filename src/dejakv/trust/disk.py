@@ -1,0 +1,223 @@
+"""Evidence in a cache folder: one SQLite file, which several processes share.
+
+Each label is one short `BEGIN IMMEDIATE` transaction with its name, so that none is counted twice and none overwrites another. A damaged
+file is left as it is, since another process may have it open, and the next of ten names is used: a cold start, which is counted.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from dejakv.errors import StoreError
+from dejakv.store import names
+from dejakv.store.connection import Connection, Damaged, connect, is_damage
+from dejakv.store.directory import Directory, is_our_file
+from dejakv.trust import forks
+from dejakv.trust.codec import decoded, encoded
+from dejakv.trust.draw import ClassKey
+from dejakv.trust.ledger import REMEMBERED, Change, Ledger, MemoryLedger
+from dejakv.trust.settings import TrustSettings
+from dejakv.trust.state import State
+from dejakv.trust.terms import fingerprint
+
+T = TypeVar("T")
+logger = logging.getLogger("dejakv.trust")
+
+VERSION = 1
+APPLICATION = 0x444B5654
+"""SQLite's `application_id` of our files: "DKVT"."""
+
+FILES = 10
+_WAIT_SECONDS = 1.0
+_WRITES_PER_CHECKPOINT = 256
+_WHERE = "epoch = ? AND method = ? AND setting = ? AND owner = ? AND terms = ?"
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS classes (epoch TEXT NOT NULL, method TEXT NOT NULL, setting TEXT NOT NULL, owner TEXT NOT NULL,"
+    " terms TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (epoch, method, setting, owner, terms)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE)",
+)
+
+
+class DiskLedger:
+    """A `Ledger`. Open it after the store of the folder, which takes no folder with foreign files.
+
+    terms  what evidence is collected under (`terms.fingerprint`): that of other terms is kept apart
+
+    Raises: StoreError if the folder cannot be used.
+    """
+
+    def __init__(self, folder: str | Path, terms: str) -> None:
+        self._terms = terms
+        self._cold_starts = 0
+        self._number = 0
+        self._known: dict[ClassKey, State | None] = {}
+        self._seen: object = None
+        self._writes = 0
+        self._lock = forks.lock(forks.LEDGER)
+        try:
+            self._folder = Directory.open(Path(folder))
+        except OSError as error:
+            raise StoreError(f"{folder} cannot keep evidence ({error}): give a folder you may write to") from error
+        try:
+            self._connection = self._open()
+            self._using(lambda connection: None)
+        except BaseException:
+            self._folder.close()
+            raise
+
+    @property
+    def cold_starts(self) -> int:
+        return self._cold_starts
+
+    def read(self, cls: ClassKey) -> State | None:
+        def reading(connection: sqlite3.Connection) -> State | None:
+            seen = (self._number, self._connection.openings, connection.execute("PRAGMA data_version").fetchone()[0])
+            if seen != self._seen:
+                self._known, self._seen = {}, seen
+            if cls not in self._known:
+                self._known[cls] = self._row(connection, cls)
+            return self._known[cls]
+
+        return self._using(reading)
+
+    def change(self, cls: ClassKey, change: Change, *, once: str = "") -> State:
+        def changing(connection: sqlite3.Connection) -> State:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                state = self._row(connection, cls) or State()
+                if not once or self._is_new(connection, once):
+                    state = change(state)
+                    connection.execute(
+                        "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, ?)", (*cls, self._terms, encoded(state))
+                    )
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            self._known[cls] = state
+            self._writes += 1
+            if self._writes % _WRITES_PER_CHECKPOINT == 0:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            return state
+
+        return self._using(changing)
+
+    def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
+        query = "SELECT epoch, method, setting, owner, state FROM classes WHERE terms = ? AND (? IS NULL OR owner = ?)"
+        rows = self._using(lambda connection: connection.execute(query, (self._terms, group, group)).fetchall())
+        states = [(ClassKey(*row[:4]), decoded(row[4])) for row in rows]
+        return iter([(cls, state) for cls, state in states if state is not None])
+
+    def forget(self, group: str) -> None:
+        self._using(lambda connection: connection.execute("DELETE FROM classes WHERE owner = ?", (group,)))
+        self._known.clear()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._folder.close()
+
+    def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
+        found = connection.execute(f"SELECT state FROM classes WHERE {_WHERE}", (*cls, self._terms)).fetchone()
+        if found is None:
+            return None
+        state = decoded(found[0])
+        if state is None:
+            self._cold(f"what {self._file} says of {cls.method}, {cls.setting} is damaged: evidence is collected anew")
+            connection.execute(f"DELETE FROM classes WHERE {_WHERE}", (*cls, self._terms))
+        return state
+
+    def _is_new(self, connection: sqlite3.Connection, name: str) -> bool:
+        """Whether no change of that name was made; it is from now on."""
+        if not connection.execute("INSERT OR IGNORE INTO made (name) VALUES (?)", (name,)).rowcount:
+            return False
+        connection.execute("DELETE FROM made WHERE number <= (SELECT max(number) FROM made) - ?", (REMEMBERED,))
+        return True
+
+    def _using(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does it with the connection, and again with the next file where this one is damaged."""
+        with self._lock:
+            while True:
+                try:
+                    with self._connection.use() as connection:
+                        if self._connection.openings != self._prepared:
+                            _prepare(connection)
+                            self._prepared = self._connection.openings
+                        return work(connection)
+                except sqlite3.Error as error:
+                    if not is_damage(error):
+                        raise StoreError(
+                            f"evidence in {self._file} cannot be read or written ({error}): see that its disk has space and "
+                            "that no other program keeps it locked"
+                        ) from error
+                    self._cold(
+                        f"{self._file} is damaged or not ours ({error}): it is left alone and the next file is used"
+                    )
+                    self._connection.close()
+                    self._number += 1
+                    self._connection = self._open()
+
+    def _cold(self, cause: str) -> None:
+        self._cold_starts += 1
+        logger.warning("%s", cause)
+
+    @property
+    def _file(self) -> Path:
+        return self._folder.path / names.evidence(self._number)
+
+    def _open(self) -> Connection:
+        if self._number >= FILES:
+            raise StoreError(
+                f"all {FILES} files of evidence in {self._folder.path} are damaged: remove them while no process uses the folder"
+            )
+        self._prepared = -1
+        return Connection(self._file, _WAIT_SECONDS, admit=self._admit, noted_damage=lambda: None)
+
+    def _admit(self) -> None:
+        """Creates the file if it is missing, and refuses one that others may change. No descriptor of it is opened but SQLite's:
+        see `store.connection`."""
+        name = names.evidence(self._number)
+        if self._folder.status(name) is None:
+            connect(self._file, "rwc").close()
+            os.chmod(name, 0o600, dir_fd=self._folder.descriptor)
+        for part in (name, f"{name}-wal", f"{name}-shm"):
+            status = self._folder.status(part)
+            if status is not None and not is_our_file(status):
+                raise Damaged(f"{part} is not a file that only you may change")
+        with closing(connect(self._file, "ro", _WAIT_SECONDS)) as connection:
+            _check_ours(connection)  # before a setting of ours changes another program's file
+
+
+def _check_ours(connection: sqlite3.Connection) -> None:
+    """Raises: Damaged for a file of another program or version; an empty one is ours."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if (application, version) != (APPLICATION, VERSION) and (application or version or tables):
+        raise Damaged(f"it is of application {application:#x}, version {version}")
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Creates the tables of a new file. Raises: Damaged for one whose pages are broken."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+            raise Damaged(found)
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def open_ledger(folder: str | None, settings: TrustSettings) -> Ledger:
+    """Evidence in a cache folder, or in memory without one. Raises: StoreError if the folder cannot be used."""
+    return MemoryLedger() if folder is None else DiskLedger(folder, fingerprint(settings))

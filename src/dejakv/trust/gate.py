@@ -1,0 +1,242 @@
+"""The gate: which would-be hits are served, and which are computed both ways to learn from.
+
+draw = gate.draw(partition="", epoch=epoch, method="blend", setting="default", features=features)
+# serve the approximate answer if draw.served; if draw.labelled, compute the other one too, compare, and then
+gate.learn(draw, wrong)
+"""
+
+import logging
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dejakv.errors import ConfigError, InputError, StoreError
+from dejakv.trust import forks
+from dejakv.trust.arithmetic import labels_needed
+from dejakv.trust.draw import ClassKey, Draw
+from dejakv.trust.features import risk_of
+from dejakv.trust.grid import PILOT, band_of
+from dejakv.trust.ledger import Ledger, MemoryLedger
+from dejakv.trust.passing import Passing
+from dejakv.trust.pending import Pending
+from dejakv.trust.report import TrustReport, class_report, whole_report
+from dejakv.trust.settings import TrustSettings
+from dejakv.trust.state import Counts, State
+from dejakv.trust.terms import Terms
+
+logger = logging.getLogger("dejakv.trust")
+
+
+class Gate:
+    """Thread-safe. It serves nothing until there is evidence, and nothing while evidence cannot be read or written.
+
+    ledger  where evidence is kept; None: in memory
+    random  gives numbers in [0, 1) that a client can neither see nor influence
+
+    Raises: ConfigError for settings without an error bound.
+    """
+
+    def __init__(
+        self,
+        settings: TrustSettings,
+        *,
+        ledger: Ledger | None = None,
+        random: Callable[[], float] = secrets.SystemRandom().random,
+    ) -> None:
+        if settings.error_bound is None:
+            raise ConfigError("error_bound is None: a gate needs a bound, such as 0.01, or is left out")
+        self.settings = settings
+        self.terms = Terms.of(settings)
+        self._ledger: Ledger = MemoryLedger() if ledger is None else ledger
+        self._random = random
+        self._least = labels_needed(settings.error_bound, settings.confidence)
+        self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
+        self._passing: defaultdict[ClassKey, Passing] = defaultdict(Passing)
+        self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
+        self._process = os.getpid()
+        self._lock = forks.lock(forks.GATE)
+
+    def chance(self, *, partition: str, epoch: str, method: str, setting: str) -> float:
+        """Of hits of which the risk is known only once they were tried: the share that is served. 0 while no rule is open. Never
+        raises for the state of the ledger."""
+        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
+        with self._lock:
+            try:
+                state = self._ledger.read(cls)
+            except StoreError:
+                return 0.0
+            return self._passing[cls].rate if state is not None and state.opened else 0.0
+
+    def draw(
+        self,
+        *,
+        partition: str,
+        epoch: str,
+        method: str,
+        setting: str,
+        features: Mapping[str, float],
+        late: bool = False,
+    ) -> Draw:
+        """Decides about one would-be hit. Never raises for the state of the ledger.
+
+        features  what is known of the plan: `trust.features.features_of`, and `certainty` where it was tried
+        late      more will be known when the label is, and decides the risk: for hits that are not served, and not tried yet
+        """
+        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
+        risk = risk_of(method, features)
+        with self._lock:
+            try:
+                drawn = self._draw_late(cls) if late else self._draw(cls, risk)
+            except StoreError as error:
+                logger.warning("nothing approximate is served: %s", error)
+                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk)
+            drawn = replace(drawn, features=dict(features), id=secrets.token_hex(16))
+            counts = Counts(served=1) if drawn.served else Counts(refused=1)
+            self._uncounted[cls] = self._uncounted[cls].plus(counts)
+            if drawn.labelled:
+                self._pending[cls].add(drawn)
+            if "first_margin" in features and drawn.rule is not None:
+                self._passing[cls].add(drawn.served)
+        return drawn
+
+    def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
+        """What came of a labelled draw: whether the approximate answer was wrong. An audit that failed or ran out of time after it
+        began was wrong: else who makes it fail could hide errors. Told twice, it counts once.
+
+        features  of a late draw: what its try showed. Without them a wrong answer counts for every rule, and a right one for none
+
+        Raises: InputError for a draw that was not to be labelled; outcomes of others would favour some.
+        """
+        if not draw.labelled:
+            raise InputError(
+                f"the draw {draw.id} was not to be labelled: hand back the outcomes of labelled draws alone"
+            )
+        if draw.late and features:
+            known = {**draw.features, **features}
+            draw = replace(draw, features=known, risk=risk_of(draw.cls.method, known))
+        elif draw.late:
+            draw = replace(draw, risk=0.0)
+        self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
+
+    def lost(self, draw: Draw) -> None:
+        """The labelled draw was dropped before anything of its outcome could be known: it is no label."""
+        if draw.labelled:
+            self._settle(draw, None)
+
+    def report(self, partition: str | None = None) -> TrustReport:
+        """What is known of a partition, its group's other members included, or of all. Raises: StoreError if it cannot be read."""
+        group = None if partition is None else self.settings.group_of(partition)
+        with self._lock:
+            known = dict(self._ledger.classes(group))
+            for cls, counts in self._uncounted.items():
+                if group in (None, cls.group):
+                    known[cls] = known.get(cls, State()).counted(counts)
+            waiting = {cls: len(pending) for cls, pending in self._pending.items()}
+        classes = tuple(class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items())
+        return whole_report(self.settings, classes, self._ledger.cold_starts)
+
+    def forget(self, partition: str) -> None:
+        """Removes all evidence of a partition, and with it that of its group, which cannot be told apart. Raises: StoreError."""
+        group = self.settings.group_of(partition)
+        with self._lock:
+            self._ledger.forget(group)
+            for kept in (self._pending, self._uncounted):
+                for cls in [cls for cls in kept if cls.group == group]:
+                    del kept[cls]
+
+    def close(self) -> None:
+        """Writes what was counted, and closes the ledger."""
+        with self._lock:
+            try:
+                for cls in list(self._uncounted):
+                    self._change(cls, lambda state: state)
+            except StoreError as error:
+                logger.warning("what was served is not counted in full: %s", error)
+            self._ledger.close()
+
+    def _state(self, cls: ClassKey) -> State | None:
+        if self._process != os.getpid():  # a child of fork: its parent waits for these labels
+            self._process = os.getpid()
+            self._pending.clear()
+            self._uncounted.clear()
+        self._write(cls)
+        return self._ledger.read(cls)
+
+    def _draw_late(self, cls: ClassKey) -> Draw:
+        """While no rule is open every hit has one share, whatever its risk turns out to be."""
+        state = self._state(cls) or self._change(cls, lambda state: state)
+        if state.opened:
+            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 1.0)
+        share = self.terms.explore
+        reason = _reason(state, False, 1.0, self._least)
+        return Draw(False, self._random() < share, share, None, reason, cls, 1.0, round=state.round, late=True)
+
+    def _draw(self, cls: ClassKey, risk: float) -> Draw:
+        state = self._state(cls)
+        if state is None or not state.cutoffs:
+            state = self._change(cls, lambda state: state.piloted(risk))
+            return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
+        band = band_of(risk, state.cutoffs)
+        served = band < state.opened
+        warned = state.warned
+        share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
+        labelled = self._random() < share
+        rule = state.opened - 1 if state.opened else None
+        reason = _reason(state, served, risk, self._least)
+        return Draw(served, labelled, share, rule, reason, cls, risk, round=state.round, warned=warned)
+
+    def _settle(self, draw: Draw, wrong: bool | None) -> None:
+        with self._lock:
+            self._pending[draw.cls].settle(draw, wrong)
+            try:
+                self._write(draw.cls)
+            except StoreError as error:
+                logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
+
+    def _write(self, cls: ClassKey) -> None:
+        """Counts the labels that are ready."""
+        for draw, wrong in self._pending[cls].ready():
+            if wrong is None:
+                self._uncounted[cls] = self._uncounted[cls].plus(Counts(lost=1))
+                continue
+            before = self._ledger.read(cls)
+            after = self._change(
+                cls,
+                lambda state, draw=draw, wrong=wrong: state.learned(
+                    draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned
+                ),
+                once=draw.id,
+            )
+            if before is not None and after.counts.alarms > before.counts.alarms:
+                said = "the gate of %s, %s closes: more than %s of what it serves is wrong"
+                logger.warning(said, cls.method, cls.setting, self.terms.delta)
+        if not self._pending[cls]:
+            del self._pending[cls]
+
+    def _change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
+        """Changes what is known, and adds what this process has counted meanwhile."""
+        counts = self._uncounted.get(cls, Counts())
+        taken = False
+
+        def changed(state: State) -> State:
+            nonlocal taken
+            taken = True
+            return change(state).counted(counts)
+
+        state = self._ledger.change(cls, changed, once=once)
+        if taken:
+            self._uncounted.pop(cls, None)
+        return state
+
+
+def _reason(state: State, served: bool, risk: float, least: int | None) -> str:
+    if not state.cutoffs:
+        return f"gate closed: {len(state.pilot)} of {PILOT} hits seen that choose the rules"
+    if not state.opened:
+        tally = state.tallies[0]
+        wrong = f", {tally.band_wrong} of them wrong" if tally.band_wrong else ""
+        return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {least} at least"
+    cutoff = state.cutoffs[state.opened - 1]
+    return f"risk {risk:.3g} is {'within' if served else 'above'} the open rules' {cutoff:.3g}"

@@ -1,0 +1,122 @@
+"""A table of labelled would-be hits: JSON lines, one hit a line, with what was known before it ran and what came of it.
+
+    {"request": 7, "workload": "rag", "method": "blend", "features": {"share_rows": 0.2}, "wrong": {"first": false, "answer": true}, "kl": 0.01}
+
+Replayed, it says what a gate would have done (`trust.replay`).
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from dejakv.errors import ConfigError, DatasetError
+
+
+@dataclass(frozen=True)
+class LabelledHit:
+    """One would-be hit.
+
+    request   number or name of the request, in the order in which they came
+    features  what was known of the plan: `trust.features.features_of`
+    wrong     by what "wrong" means (`first`, `answer`, `tool`), whether it was
+    kl        divergence of the first token from full computation's, in nats
+    donor     id of the donor, where there is one
+    entropy, margin                 of the first token after the approximate run, in nats: known only once it has run
+    prompt_tokens, computed_tokens  of the prompt, and of them computed
+    """
+
+    request: int | str
+    method: str
+    features: Mapping[str, float]
+    wrong: Mapping[str, bool]
+    workload: str = ""
+    model: str = ""
+    setting: str = ""
+    score: float | None = None
+    kl: float | None = None
+    donor: str = ""
+    prompt_tokens: int | None = None
+    computed_tokens: int | None = None
+    entropy: float | None = None
+    margin: float | None = None
+
+    def is_wrong(self, differs: str) -> bool:
+        """Whether it is wrong by `first`, `answer`, `tool` or `kl:NUMBER`. Raises: ConfigError where the table does not say."""
+        if differs.startswith("kl:") and self.kl is not None:
+            try:
+                return self.kl > float(differs[3:])
+            except ValueError:
+                raise ConfigError(f"{differs!r} has no number: give kl:0.05, for example") from None
+        if differs in self.wrong:
+            return self.wrong[differs]
+        known = ", ".join([*self.wrong, *(["kl:NUMBER"] if self.kl is not None else [])])
+        raise ConfigError(
+            f"the table does not say whether request {self.request} is wrong by {differs!r}: choose one of {known}"
+        )
+
+
+def read_labels(path: Path) -> list[LabelledHit]:
+    """The hits of a table, in its order. Fields that are not known here are ignored.
+
+    Raises: DatasetError for a file that cannot be read, or a line that is no hit, with its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"the table {path.name!r} cannot be read ({error}): give a file of labelled hits") from error
+    return [_hit(line, f"line {number} of {path.name!r}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def write_labels(path: Path, hits: Iterable[LabelledHit]) -> None:
+    """Writes a table that `read_labels` reads. Raises: OSError."""
+    path.write_text(as_lines(hits), encoding="utf-8")
+
+
+def as_lines(hits: Iterable[LabelledHit]) -> str:
+    """The text of a table that `read_labels` reads."""
+    known = ({name: value for name, value in asdict(hit).items() if value not in (None, "")} for hit in hits)
+    return "".join(json.dumps(values, allow_nan=False) + "\n" for values in known)
+
+
+_NUMBERS = ("score", "kl", "entropy", "margin")
+_COUNTS = ("prompt_tokens", "computed_tokens")
+_TEXTS = ("method", "workload", "model", "setting", "donor")
+
+
+def _hit(line: str, where: str) -> LabelledHit:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where} is no JSON ({error}): give one labelled hit a line") from error
+    if not isinstance(found, dict):
+        raise DatasetError(f"{where} is no object: give one labelled hit a line")
+    values = cast(dict[str, Any], found)
+    checks: list[tuple[str, bool]] = [
+        ("method", "method" in values),
+        ("features", _is_map(values.get("features"), _is_number)),
+        ("wrong", _is_map(values.get("wrong"), _is_truth)),
+        ("request", isinstance(values.get("request"), int | str)),
+        *((name, isinstance(values.get(name, ""), str)) for name in _TEXTS),
+        *((name, values.get(name) is None or _is_number(values[name])) for name in _NUMBERS),
+        *((name, values.get(name) is None or type(values[name]) is int) for name in _COUNTS),
+    ]
+    bad = next((name for name, sound in checks if not sound), None)
+    if bad is not None:
+        raise DatasetError(f"{where}: {bad!r} is missing or wrong: see dejakv.trust.labels for what a labelled hit has")
+    known = set(LabelledHit.__dataclass_fields__)
+    return LabelledHit(**{name: value for name, value in values.items() if name in known})
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast(float, value))
+
+
+def _is_truth(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_map(value: object, sound: Any) -> bool:
+    return isinstance(value, dict) and all(map(sound, cast(dict[str, Any], value).values()))

@@ -1,0 +1,110 @@
+"""What a gate says of itself."""
+
+from dataclasses import dataclass
+from math import exp
+
+from dejakv.trust.draw import ClassKey
+from dejakv.trust.grid import weights_of
+from dejakv.trust.settings import TrustSettings
+from dejakv.trust.state import Counts, State, evidence
+from dejakv.trust.terms import Terms
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """One rule.
+
+    cutoff    it serves hits of at most this risk
+    open      whether it serves
+    labels    labelled hits under it in this round, and how many of them are `wrong`
+    evidence  that its error is below the bound: 1 at the beginning, and it opens at `needed` at the latest
+    """
+
+    cutoff: float
+    open: bool
+    labels: int
+    wrong: int
+    evidence: float
+    needed: float
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """One class. `upper`: see `TrustReport`; `pending`: labels that this process waits for."""
+
+    cls: ClassKey
+    gate: str
+    rules: tuple[RuleReport, ...]
+    counts: Counts
+    upper: float | None
+    pending: int
+
+
+@dataclass(frozen=True)
+class TrustReport:
+    """A partition's classes, or all of them, together.
+
+    gate                what at least one class is: `open`, or all are: `closed`
+    explored            would-be hits that were computed both ways while no rule covered them; `explored_wrong` of them
+    served, audited     hits that were served, and those of them that were computed in full as well; `wrong` of these
+    lost                drawn to be labelled, and dropped before that began
+    upper               upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
+    alarms              how often drift closed a class
+    cold_starts         files of evidence that could not be read, so that everything began anew
+    """
+
+    delta: float
+    confidence: float
+    gate: str
+    rules: int
+    explored: int
+    explored_wrong: int
+    served: int
+    audited: int
+    wrong: int
+    lost: int
+    upper: float | None
+    alarms: int
+    classes: tuple[ClassReport, ...] = ()
+    cold_starts: int = 0
+
+
+def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
+    """What is known of one class."""
+    found = evidence(state.tallies, terms) if state.tallies else []
+    weights = weights_of(len(found)) if found else ()
+    rules = tuple(
+        RuleReport(
+            cutoff, number < state.opened, tally.full + tally.light, tally.full_wrong + tally.light_wrong, exp(value),
+            exp(terms.needed) / weight,
+        )
+        for number, (cutoff, tally, value, weight) in enumerate(
+            zip(state.cutoffs, state.tallies, found, weights, strict=True)
+        )
+    )  # fmt: skip
+    gate = "open" if state.opened else "closed"
+    return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
+
+
+def whole_report(settings: TrustSettings, classes: tuple[ClassReport, ...], cold_starts: int) -> TrustReport:
+    """What is known of some classes together."""
+    total = Counts()
+    for one in classes:
+        total = total.plus(one.counts)
+    assert settings.error_bound is not None
+    return TrustReport(
+        delta=settings.error_bound,
+        confidence=settings.confidence,
+        gate="open" if any(one.gate == "open" for one in classes) else "closed",
+        rules=sum(rule.open for one in classes for rule in one.rules),
+        explored=total.explored,
+        explored_wrong=total.explored_wrong,
+        served=total.served,
+        audited=total.audited,
+        wrong=total.wrong,
+        lost=total.lost,
+        upper=max((one.upper for one in classes if one.upper is not None), default=None),
+        alarms=total.alarms,
+        classes=classes,
+        cold_starts=cold_starts,
+    )

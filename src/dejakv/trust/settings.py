@@ -1,0 +1,88 @@
+"""What the user asks of approximate answers, and what that may cost."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from dejakv.errors import ConfigError
+from dejakv.identity import digest_of
+from dejakv.settings import check_fields, shown
+
+
+@dataclass(frozen=True)
+class Between:
+    """The range of a number, without `low`, and without `high` unless `included`."""
+
+    low: float
+    high: float
+    included: bool = False
+
+    def problem(self, value: float) -> str | None:
+        if self.low < value < self.high or (self.included and value == self.high):
+            return None
+        end = f"up to {self.high:g}" if self.included else f"below {self.high:g}"
+        return f"is out of range: give a number above {self.low:g} and {end}"
+
+
+ErrorBound = Annotated[float, Between(0, 1)]
+Confidence = Annotated[float, Between(0, 1)]
+DrawnShare = Annotated[float, Between(0, 1, included=True)]
+"""A share of hits that are drawn. None at all would teach nothing."""
+
+
+@dataclass(frozen=True)
+class TrustSettings:
+    """How often an approximate answer that is served may be wrong.
+
+    error_bound    largest share of wrong answers among the approximate ones that are served; None: there is no gate
+    confidence     probability that the bound holds
+    explore_share  share of would-be hits that are computed both ways while no rule covers them
+    audit_share    share of served hits that are computed in full as well: they notice when the traffic changes
+    differs        what a wrong answer is: `first` (another first token), `answer`, `tool`, `kl:NUMBER` or `package.module:function`
+    trust_groups   `NAME=PARTITION,PARTITION`: partitions that share evidence; every other partition has its own
+    """
+
+    error_bound: ErrorBound | None = None
+    confidence: Confidence = 0.95
+    explore_share: DrawnShare = 1.0
+    audit_share: DrawnShare = 0.02
+    differs: str = "first"
+    trust_groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check_groups()
+
+    @property
+    def alpha(self) -> float:
+        """Probability with which the bound may fail."""
+        return 1 - self.confidence
+
+    @property
+    def needed(self) -> float:
+        """Log of the evidence that opens a rule."""
+        return -math.log(self.alpha)
+
+    def check_groups(self) -> None:
+        """Raises: ConfigError for a group that cannot be read, and for a partition in two of them."""
+        self.groups()
+
+    def groups(self) -> dict[str, str]:
+        """The group of each partition that is in one."""
+        found: dict[str, str] = {}
+        for text in self.trust_groups:
+            name, mark, members = text.partition("=")
+            partitions = [member.strip() for member in members.split(",")]
+            if not mark or not name.strip() or not all(partitions):
+                raise ConfigError(f"trust_groups holds {shown(text)}, which is no group: give NAME=PARTITION,PARTITION")
+            for partition in partitions:
+                if found.setdefault(partition, name.strip()) != name.strip():
+                    raise ConfigError(
+                        f"trust_groups has the partition {shown(partition)} in two groups: leave it in one of them"
+                    )
+        return found
+
+    def group_of(self, partition: str) -> str:
+        """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's."""
+        group = self.groups().get(partition)
+        return digest_of("trust", *(("partition", partition) if group is None else ("group", group)))[:32]

@@ -1,0 +1,198 @@
+"""Runs under an error bound, and the table of labelled hits that runs write."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.asking import COSTS
+from tests.bounded import DOCUMENTS, stream
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
+from dejakv.errors import ConfigError
+from dejakv.experiments.commands import run_command_of
+from dejakv.experiments.keys import split_settings
+from dejakv.experiments.labels import certainty
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.table import in_words_of_bound
+from dejakv.experiments.watch import Silent
+from dejakv.request import Request
+from dejakv.trust.grid import PILOT
+from dejakv.trust.labels import read_labels
+
+RUN: dict[str, Any] = {"dataset": f"{stream.__module__}:stream", "max_new_tokens": 2, "arms": ("none", "cache")}
+CACHE: dict[str, Any] = {"reuse": "blend", "costs": COSTS, "semantic_text": False, "max_generation": 0}
+BOUND: dict[str, Any] = {"error_bound": 0.3, "confidence": 0.9, "audit_share": 1.0}
+HITS = 6
+
+
+def ran(engine: Any, output: Path, hits: int, *, resume: bool = False, **cache: Any) -> Any:
+    chosen = {**RUN, "max_samples": len(DOCUMENTS) + hits, "output": str(output)}
+    return run(settings_from("docs", chosen, {**CACHE, **cache}), engine=engine, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def plain(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return ran(docs_engine, tmp_path_factory.mktemp("plain"), HITS)
+
+
+@pytest.fixture(scope="module")
+def bounded(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return ran(docs_engine, tmp_path_factory.mktemp("bounded"), PILOT + HITS, **BOUND)
+
+
+def test_without_a_bound_every_approximate_answer_is_a_labelled_hit(plain: Any) -> None:
+    hits = read_labels(plain.output / "labels.jsonl")
+    approximate = [row for row in plain.rows if row.arms["cache"].record.approximate]
+    assert [hit.request for hit in hits] == [row.sample_id for row in approximate]
+    assert len(hits) == HITS
+    assert "trust" not in plain.summary
+    for hit, row in zip(hits, approximate, strict=True):
+        cache = row.arms["cache"]
+        assert (hit.workload, hit.model, hit.method) == (RUN["dataset"], "docs-lm", "blend")
+        assert hit.wrong == {"first": not row.agrees_first("cache"), "answer": not row.agrees("cache"), "tool": False}
+        assert hit.kl == pytest.approx(cache.fidelity.kl)
+        assert (hit.computed_tokens, hit.prompt_tokens) == (cache.record.computed_tokens, cache.record.prompt_tokens)
+        assert hit.margin is not None
+        assert hit.margin >= 0
+        assert 0 < hit.features["share_rows"] < 1
+
+
+def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
+    trust = bounded.summary["trust"]
+    hits = read_labels(bounded.output / "labels.jsonl")
+    assert json.loads((bounded.output / "summary.json").read_text())["trust"] == json.loads(json.dumps(trust))
+    assert {"delta", "confidence", "gate", "explored", "served", "audited", "wrong", "upper", "lost", "rules"} <= set(
+        trust
+    )
+    held_back = sum(count for reason, count in bounded.summary["not_used"].items() if reason.startswith("error bound"))
+    assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, HITS, 0, 0)
+    assert held_back == PILOT + HITS
+    assert [hit.wrong for hit in hits] == [{"first": False}] * HITS
+    assert trust["explored_wrong"] == 0
+    assert not any(row.arms["cache"].record.approximate for row in bounded.rows)
+
+
+def test_labels_cost_a_request_nothing(bounded: Any) -> None:
+    """They run behind it: what a request computed is what its own plan took."""
+    for row in bounded.rows:
+        record = row.arms["cache"].record
+        if record.reason.startswith("error bound"):
+            assert record.method in ("none", "prefix")
+            assert record.computed_tokens == record.prompt_tokens - record.reused_tokens
+
+
+def test_a_resumed_run_has_the_labels_of_both_parts(docs_engine: Any, plain: Any) -> None:
+    before = (plain.output / "labels.jsonl").read_text()
+    lines = (plain.output / "samples.jsonl").read_text().splitlines(keepends=True)
+    (plain.output / "samples.jsonl").write_text("".join(lines[: len(DOCUMENTS) + HITS - 2]))
+    (plain.output / "labels.jsonl").unlink()
+    ran(docs_engine, plain.output, HITS, resume=True)
+    assert (plain.output / "labels.jsonl").read_text() == before
+
+
+def test_a_resumed_run_labels_whole_answers_again(docs_engine: Any, tmp_path: Path) -> None:
+    """Its evidence begins anew, and answers of one token would say that longer ones are equal."""
+    lengths: list[int] = []
+
+    class Watching(Silent):
+        def sample(self, number: int, count: int, row: Any) -> None:
+            if number == len(DOCUMENTS) + PILOT + 2:
+                raise KeyboardInterrupt
+
+    def judged(asked: Request, _full: str, _reused: str) -> bool:
+        lengths.append(asked.sampling.max_new_tokens)
+        return False
+
+    sys.modules[__name__].judged = judged
+    settings = settings_from(
+        "docs",
+        {**RUN, "max_samples": len(DOCUMENTS) + PILOT + 3, "max_new_tokens": 6, "output": str(tmp_path)},
+        {**CACHE, **BOUND, "differs": f"{__name__}:judged"},
+    )
+    assert run(settings, Watching(), docs_engine).stopped
+    lengths.clear()
+    assert not run(settings, engine=docs_engine, resume=True).stopped
+    assert lengths == [6] * 3
+
+
+def test_a_run_without_hits_leaves_no_table_of_an_earlier_one(docs_engine: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        ran(docs_engine, tmp_path, 1 - len(DOCUMENTS))
+        assert not (tmp_path / "labels.jsonl").exists()
+        (tmp_path / "labels.jsonl").write_text("old")
+
+
+def test_a_dry_run_draws_nothing(docs_engine: Any) -> None:
+    settings = settings_from(
+        "docs", {**RUN, "cache_mode": "dry-run", "max_samples": len(DOCUMENTS) + HITS}, {**CACHE, **BOUND}
+    )
+    summary = run(settings, engine=docs_engine).summary
+    assert sum(count for name, count in summary["plans"].items() if "blend" in name) == HITS
+
+
+def test_the_line_of_the_report() -> None:
+    trust = {
+        "delta": 0.01, "confidence": 0.95, "gate": "open", "rules": 2, "explored": 300, "explored_wrong": 1, "served": 50, "audited": 4,
+        "wrong": 0, "lost": 3, "upper": 0.009,
+    }  # fmt: skip
+    [line] = in_words_of_bound(trust)
+    assert line == (
+        "error bound 1.0%: open, 2 rules; 300 hits computed both ways (1 wrong), 50 served, 4 of them audited (0 wrong), 3 labels lost; "
+        "at most 0.9% of what is served now is wrong (95.0% confidence)"
+    )
+    [line] = in_words_of_bound(
+        {**trust, "upper": None, "gate": "closed", "rules": 0, "lost": 0, "served": 0, "audited": 0}
+    )
+    assert line == "error bound 1.0%: closed; 300 hits computed both ways (1 wrong), 0 served"
+    assert in_words_of_bound(None) == []
+
+
+def test_how_certain_a_distribution_is() -> None:
+    found = certainty(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)))
+    assert found["margin"] == pytest.approx(np.log(2))
+    assert found["entropy"] == pytest.approx(1.5 * np.log(2))
+
+
+def test_a_bound_on_exact_reuse_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="reuse is exact"):
+        settings_from("docs", {}, {"error_bound": 0.01, "reuse": "exact"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--error-bound", "0"],
+        ["--error-bound", "1"],
+        ["--error-bound", "0.1", "--confidence", "1"],
+        ["--error-bound", "0.1", "--explore-share", "0"],
+        ["--error-bound", "0.1", "--audit-share", "0"],
+        ["--error-bound", "0.1", "--differs", "somehow"],
+        ["--error-bound", "0.1", "--differs", "no_such_module_of_anybody:f"],
+        ["--error-bound", "0.1", "--trust-groups", "nobody"],
+        ["--error-bound", "0.1", "--prune", "snapkv"],
+    ],
+)
+def test_run_refuses_wrong_settings_before_anything_is_loaded(wrong: list[str]) -> None:
+    result = CliRunner().invoke(typer_app, ["run", "--preset", "docs", "--reuse", "blend", *wrong])
+    assert isinstance(result.exception, ConfigError)
+
+
+def test_a_command_names_the_bound_again() -> None:
+    run_part, cache_part = split_settings(
+        {
+            "model": "docs-lm",
+            "reuse": "blend",
+            "error_bound": 0.02,
+            "differs": "kl:0.05",
+            "trust_groups": ["a=b,c", "d=e"],
+        }
+    )
+    settings = settings_from(None, run_part, cache_part)
+    command = run_command_of(settings.named())
+    for part in ("--error-bound 0.02", "--differs kl:0.05", "--trust-groups a=b,c --trust-groups d=e"):
+        assert part in command

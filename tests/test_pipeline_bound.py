@@ -1,0 +1,137 @@
+"""An error bound from the first request on: it opens, serves, audits and closes; or it never opens."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.asking import uncached
+from tests.bounded import BOUNDED, answers_to, hits, says, taught
+
+from dejakv.pipeline import Answer, Pipeline
+from dejakv.trust.arithmetic import labels_needed
+from dejakv.trust.grid import PILOT
+from dejakv.trust.report import TrustReport
+
+LABELS = 45
+"""More than enough for the strictest rule, of whose band every fifth hit is."""
+
+
+def trust(pipeline: Pipeline) -> TrustReport:
+    assert pipeline.cache is not None
+    report = pipeline.cache.trust("default")
+    assert report is not None
+    return report
+
+
+def approximate(answers: list[Answer]) -> int:
+    return sum(answer.record.approximate for answer in answers)
+
+
+def until_open(pipeline: Pipeline, stream: Iterator[Any]) -> list[Answer]:
+    """The answers until something approximate was served."""
+    answers: list[Answer] = []
+    while not approximate(answers):
+        answers += answers_to(pipeline, stream, 1)
+        assert len(answers) < PILOT + LABELS
+    return answers
+
+
+def test_it_opens_serves_audits_and_closes_after_a_drift(docs_engine: Any, served: Any) -> None:
+    turned: list[bool] = []
+    pipeline = served(replace(BOUNDED, differs=says(iter(lambda: bool(turned), None))))
+    taught(pipeline)
+    stream = hits()
+    answers = until_open(pipeline, stream)
+    closed, opened = answers[:-1], answers[-1]
+    assert len(closed) > PILOT
+    for answer in closed:
+        assert answer.record.reason.startswith("error bound: ")
+        assert not answer.record.approximate
+    report = trust(pipeline)
+    assert (report.gate, report.served, report.audited, report.wrong) == ("open", 1, 1, 0)
+    assert report.upper is not None
+    assert report.upper <= BOUNDED.error_bound  # pyright: ignore[reportOperatorIssue]
+    assert (opened.record.method, opened.record.stored) == ("blend", False)
+    turned.append(True)
+    later = answers_to(pipeline, stream, 26)
+    after = trust(pipeline)
+    assert (after.gate, after.alarms) == ("closed", 1)
+    assert approximate(later) < len(later)
+    assert not later[-1].record.approximate
+    assert after.wrong > 0
+
+
+def test_an_audited_prompt_is_hit_exactly_when_it_comes_again(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
+    taught(pipeline)
+    stream, last = hits(), None
+    for last in stream:
+        if approximate(answers_to(pipeline, iter([last]), 1)):
+            break
+    assert last is not None
+    again = pipeline.answer(last)
+    assert (again.record.method, again.record.computed_tokens) == ("exact", 1)
+    assert again.token_ids == uncached(docs_engine, last).token_ids
+
+
+def test_without_enough_labels_it_never_opens(served: Any) -> None:
+    pipeline = served(replace(BOUNDED, error_bound=0.01))
+    taught(pipeline)
+    answers = answers_to(pipeline, hits(), PILOT + 5)
+    report = trust(pipeline)
+    assert approximate(answers) == 0
+    assert (report.gate, report.served, report.explored, report.upper) == ("closed", 0, 5, None)
+    assert f"of {labels_needed(0.01, BOUNDED.confidence)} at least" in answers[-1].record.reason
+
+
+def test_where_half_of_the_answers_are_wrong_nothing_is_ever_served(served: Any) -> None:
+    pipeline = served(replace(BOUNDED, differs=says(itertools.cycle([True, False]))))
+    taught(pipeline)
+    answers = answers_to(pipeline, hits(), PILOT + LABELS)
+    report = trust(pipeline)
+    assert approximate(answers) == 0
+    assert (report.gate, report.served) == ("closed", 0)
+    assert report.explored_wrong in (LABELS // 2, LABELS // 2 + 1)
+
+
+def test_a_small_share_of_exploring_takes_longer_and_labels_fewer(served: Any) -> None:
+    pipeline = served(replace(BOUNDED, explore_share=1e-9))
+    taught(pipeline)
+    assert approximate(answers_to(pipeline, hits(), PILOT + 3)) == 0
+    assert trust(pipeline).explored == 0
+    assert pipeline.waiting == 0
+
+
+def test_without_idle_time_nothing_is_served(served: Any) -> None:
+    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
+    taught(pipeline)
+    for asked in itertools.islice(hits(), PILOT + 3):
+        assert not pipeline.answer(asked).record.approximate
+    assert pipeline.waiting == 3
+
+
+def test_evidence_outlives_the_process_and_another_partition_begins_anew(
+    docs_engine: Any, served: Any, tmp_path: Path
+) -> None:
+    config = replace(BOUNDED, cache_dir=str(tmp_path), differs=says(itertools.repeat(False)))
+    first = served(config)
+    taught(first)
+    stream = hits()
+    until_open(first, stream)
+    second = served(config)
+    assert answers_to(second, stream, 1)[0].record.approximate
+    taught(second, "other")
+    [answer] = answers_to(second, hits("other"), 1)
+    assert not answer.record.approximate
+    assert second.cache.trust("other").served == 0
+
+
+def test_without_a_bound_nothing_changes(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(BOUNDED, error_bound=None))
+    taught(pipeline)
+    answer = pipeline.answer(next(hits()))
+    assert (answer.record.method, answer.record.reason) == ("blend", "")
+    assert pipeline.cache.trust(None) is None
+    assert not pipeline.run_errand()

@@ -1,0 +1,44 @@
+"""Gates whose draws are known, and hits for them."""
+
+from typing import Any
+
+from dejakv.trust.draw import Draw
+from dejakv.trust.gate import Gate
+from dejakv.trust.grid import PILOT
+from dejakv.trust.ledger import Ledger
+from dejakv.trust.settings import TrustSettings
+
+
+def gate_of(ledger: Ledger | None = None, *, chance: float = 0.0, **settings: Any) -> Gate:
+    """A gate that draws `chance` each time: 0 labels every hit."""
+    return Gate(TrustSettings(**{"error_bound": 0.2, **settings}), ledger=ledger, random=lambda: chance)
+
+
+def hit(gate: Gate, risk: float = 0.5, partition: str = "a", **known: str) -> Draw:
+    """One would-be hit of this risk."""
+    asked = {"epoch": "e", "method": "adopt", "setting": "default", **known}
+    return gate.draw(partition=partition, features={"score": 1 - risk, "margin": 1 - risk}, **asked)
+
+
+def pilot(gate: Gate, partition: str = "a", **known: str) -> None:
+    """The hits that choose the rules: risks 0, .05 and so on."""
+    for number in range(PILOT):
+        hit(gate, number / PILOT, partition, **known)
+
+
+def teach(gate: Gate, labels: int, *, wrong: int = 0, risk: float = 0.0, partition: str = "a") -> list[Draw]:
+    """Labels of as many hits, the wrong ones last. Returns the draws."""
+    draws = [hit(gate, risk, partition) for _ in range(labels)]
+    for number, draw in enumerate(draws):
+        gate.learn(draw, number >= labels - wrong)
+    return draws
+
+
+def opened(ledger: Ledger | None = None, **settings: Any) -> Gate:
+    """A gate whose strictest rule alone is open for partition a, after 36 labels."""
+    gate = gate_of(ledger, **settings)
+    pilot(gate)
+    teach(gate, 6, wrong=6, risk=0.15)
+    teach(gate, 30)
+    assert gate.report("a").rules == 1
+    return gate

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejakv.find.found import Found
+from dejakv.find.ways import Plan
+from dejakv.levels.base import Match
+from dejakv.store.base import ChunkMeta
+from dejakv.trust.features import LATE_BLEND, features_of, risk_of
+from dejakv.trust.grid import PILOT, band_of, cutoffs_of
+
+SHARE = st.floats(0, 1)
+
+
+def test_features_of_copied_text() -> None:
+    donors = tuple(ChunkMeta(str(made), "", "e", (1, 2), "", "", generation=made) for made in (0, 2))
+    plan = Plan("blend", donors, Match("0", "copied", 0.75), reused=60, kept=10)
+    known = features_of(plan, Found(plan.match, donors, copied=50, runs=((70, 20), (20, 30))), 100)
+    assert known == pytest.approx(
+        {
+            "share_rows": 0.4, "score": 0.75, "donors": 2, "generation": 2, "kept": 0.1, "copied": 0.5, "seams": 2,
+            "longest_run": 0.3, "longest_new": 0.2,
+        }
+    )  # fmt: skip
+
+
+def test_features_of_text_that_was_only_compared() -> None:
+    known = features_of(Plan("blend"), Found(), 100)
+    assert (known["score"], known["generation"], known["copied"]) == (0, 0, 0)
+    assert "seams" not in known
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["share_rows", "seams", "longest_new", "generation", "score", "margin"]), st.floats()
+    )
+)
+def test_a_risk_is_from_0_to_1_whatever_is_known(features: dict[str, float]) -> None:
+    assert 0 <= risk_of("blend", features) <= 1
+    assert 0 <= risk_of("adopt", features) <= 1
+    assert 0 <= risk_of(LATE_BLEND, {"first_margin": features.get("margin", 0.0)}) <= 1
+
+
+@given(st.sampled_from(["share_rows", "seams", "longest_new", "generation"]), SHARE, SHARE, SHARE)
+def test_more_of_what_is_new_is_no_less_risk(name: str, low: float, high: float, rest: float) -> None:
+    known = {"share_rows": rest, "seams": rest, "longest_new": rest, "generation": rest}
+    low, high = sorted((low, high))
+    assert risk_of("blend", {**known, name: low}) <= risk_of("blend", {**known, name: high}) + 1e-12
+
+
+@given(SHARE, SHARE, SHARE)
+def test_a_better_score_and_a_wider_margin_are_no_more_risk(low: float, high: float, rest: float) -> None:
+    low, high = sorted((low, high))
+    assert risk_of("adopt", {"score": high, "margin": rest}) <= risk_of("adopt", {"score": low, "margin": rest}) + 1e-12
+    assert risk_of("adopt", {"score": rest, "margin": high}) <= risk_of("adopt", {"score": rest, "margin": low}) + 1e-12
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_a_wider_margin_of_the_first_token_is_no_more_risk(low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    assert risk_of(LATE_BLEND, {"first_margin": high}) <= risk_of(LATE_BLEND, {"first_margin": low})
+    assert risk_of(LATE_BLEND, {}) == 1
+
+
+@given(st.lists(SHARE, min_size=PILOT, max_size=PILOT), SHARE)
+def test_cutoffs_ascend_to_one_and_each_risk_has_its_band(pilot: list[float], risk: float) -> None:
+    cutoffs = cutoffs_of(pilot)
+    assert list(cutoffs) == sorted(set(cutoffs))
+    assert cutoffs[-1] == 1
+    assert min(pilot) <= cutoffs[0]  # no rule is without hits
+    band = band_of(risk, cutoffs)
+    assert risk <= cutoffs[band]
+    assert band == 0 or risk > cutoffs[band - 1]
