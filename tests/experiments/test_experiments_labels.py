@@ -100,8 +100,8 @@ def test_a_resumed_run_labels_whole_answers_again(docs_engine: Any, tmp_path: Pa
     lengths: list[int] = []
 
     class Watching(Silent):
-        def sample(self, number: int, count: int, row: Any) -> None:
-            if number == len(DOCUMENTS) + PILOT + 2:
+        def sample(self, done: int, total: int, row: Any) -> None:
+            if done == len(DOCUMENTS) + PILOT + 2:
                 raise KeyboardInterrupt
 
     def judged(asked: Request, _full: str, _reused: str) -> bool:
