@@ -95,20 +95,22 @@ def test_a_resumed_run_has_the_labels_of_both_parts(docs_engine: Any, plain: Any
     assert (plain.output / "labels.jsonl").read_text() == before
 
 
-def test_a_resumed_run_labels_whole_answers_again(docs_engine: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_labels_whole_answers_again(
+    docs_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its evidence begins anew, and answers of one token would say that longer ones are equal."""
     lengths: list[int] = []
 
     class Watching(Silent):
-        def sample(self, number: int, count: int, row: Any) -> None:
-            if number == len(DOCUMENTS) + PILOT + 2:
+        def sample(self, done: int, total: int, row: Any) -> None:
+            if done == len(DOCUMENTS) + PILOT + 2:
                 raise KeyboardInterrupt
 
     def judged(asked: Request, _full: str, _reused: str) -> bool:
         lengths.append(asked.sampling.max_new_tokens)
         return False
 
-    sys.modules[__name__].judged = judged
+    monkeypatch.setattr(sys.modules[__name__], "judged", judged, raising=False)
     settings = settings_from(
         "docs",
         {**RUN, "max_samples": len(DOCUMENTS) + PILOT + 3, "max_new_tokens": 6, "output": str(tmp_path)},
