@@ -86,7 +86,7 @@ def test_each_donors_rows_move_from_their_own_places(engine):
         here = draft.state[:, :, :, start : start + 128]
         assert torch.equal(here[1], there[1])
         moved = there[0].clone()
-        blender.decoder.move(moved, torch.arange(9, 137), torch.arange(start, start + 128))
+        blender.rotary.move(moved, torch.arange(9, 137), torch.arange(start, start + 128))
         assert torch.equal(here[0], moved)
     behind = blender.draft(MOVED[:396], 140, 396, metas, reading, loads.buffers)
     assert read[3:] == [metas[number].id for number in (0, 1)], "a donor of what vLLM holds is not read"
