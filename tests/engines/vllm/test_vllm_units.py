@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dejakv.engines.tensors import borrowed, to_store
-from dejakv.engines.vllm import compat
+from dejakv.engines.vllm import compat, compat_probe
 from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
@@ -72,6 +72,20 @@ def test_versions():
     compat.require_supported("0.32.0")
     with pytest.raises(ConfigError, match=r"0\.33\.0 is not supported.*0\.32\.0"):
         compat.require_supported("0.33.0")
+
+
+def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch, caplog):
+    """What is missing is named; blend is refused whatever there is."""
+    assert compat_probe.missing() == []
+    compat.require_usable(blend=False, version="9.0.0")
+    assert "9.0.0 was not tested" in caplog.text
+    compat.require_usable(blend=True, version="0.32.0")
+    with pytest.raises(ConfigError, match=r"blend was not tested with vLLM 9\.0\.0.*leave blend out.*0\.32\.0"):
+        compat.require_usable(blend=True, version="9.0.0")
+    more = (*compat_probe.NEEDED, ("vllm.v1.request", "Request", ("color",)), ("vllm.v1.gone", "It", ()))
+    monkeypatch.setattr(compat_probe, "NEEDED", more)
+    with pytest.raises(ConfigError, match=r"it has no vllm\.v1\.request\.Request\.color, vllm\.v1\.gone\.It"):
+        compat.require_usable(blend=False, version="9.0.0")
 
 
 def test_blend_without_the_extension_names_the_flag():

@@ -211,9 +211,10 @@ class Loads:
     def _put_in(self, item: _Loading, refused: str) -> Loaded:
         """The end of a load: an exact state is put into its blocks now, a blend's is there."""
         assert self.paged is not None
-        load, future = item.load, item.fetched
-        if future is None or future.cancel():  # it was never begun
+        load = item.load
+        if item.fetched is None or item.fetched.cancel():  # it was never begun
             self._reads.done(load.donors)
+            item.fetched = None
         arrived, mixing = item.arrived, item.mixing
         late = f"the load took longer than {self.timeout_s:g} s" if arrived is None or self._goes_on(item) else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from dejakv.engines.vllm.layout import slots_of
+from dejakv.reuse.token_map import Ids
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a forward takes, on the host. Short runs come first: backends that treat single rows as decoding expect that.
+    """What a forward takes, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding
+    expect that.
 
     ids, positions, slots  `[tokens]`
     starts, lengths        of the sequences: `[sequences + 1]` and `[sequences]`, int32
@@ -55,44 +55,37 @@ class Batch:
 
     @classmethod
     def of(cls, prompts: Sequence[Rows], block_tokens: int) -> "Batch":
-        runs = [
-            (prompt, begin, end)
-            for prompt, rows in enumerate(prompts)
-            for begin, end in contiguous(rows.places.cpu().numpy())
-        ]
-        runs.sort(key=lambda run: run[2] - run[1])
-        counts = [end - begin for _, begin, end in runs]
-        places = [prompts[prompt].places[begin:end].cpu() for prompt, begin, end in runs]
-        order: list[list[torch.Tensor]] = [[] for _ in prompts]
-        ends = np.cumsum(counts)
-        for (prompt, begin, end), stop in zip(runs, ends, strict=True):
-            at = torch.arange(int(stop) - (end - begin), int(stop))
-            order[prompt].append(torch.stack([torch.arange(begin, end), at]))
-        most = max(len(rows.block_ids) for rows in prompts)
-        blocks = torch.zeros(len(runs), most, dtype=torch.int32)
-        for index, (prompt, _, _) in enumerate(runs):
-            mine = prompts[prompt].block_ids
-            blocks[index, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
+        places = np.concatenate([rows.places.cpu().numpy() for rows in prompts])
+        prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
+        tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)
+        for number, rows in enumerate(prompts):
+            tables[number, : len(rows.block_ids)] = rows.block_ids
+        bounds = np.array(contiguous(places, prompt))
+        sizes = bounds[:, 1] - bounds[:, 0]
+        runs = np.argsort(sizes, kind="stable")
+        tokens = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
+        places_then, prompt_then = places[tokens], prompt[tokens]
+        shifts = np.array([rows.shift for rows in prompts])
+        ends = bounds[runs, 1] - 1
         return cls(
-            torch.cat([prompts[prompt].ids[begin:end].cpu() for prompt, begin, end in runs]),
-            torch.cat([there + prompts[run[0]].shift for run, there in zip(runs, places, strict=True)]),
-            torch.cat(
-                [slots_of(prompts[run[0]].block_ids, block_tokens, at) for run, at in zip(runs, places, strict=True)]
+            torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(tokens)],
+            torch.from_numpy(places_then + shifts[prompt_then]),
+            torch.from_numpy(
+                tables[prompt_then, places_then // block_tokens] * block_tokens + places_then % block_tokens
             ),
-            torch.tensor([0, *ends.tolist()], dtype=torch.int32),
-            torch.tensor([int(there[-1]) + 1 for there in places], dtype=torch.int32),
-            blocks,
-            tuple(_sorted(torch.cat(parts, dim=1)) for parts in order),
+            torch.from_numpy(np.append(0, sizes[runs].cumsum()).astype(np.int32)),
+            torch.from_numpy((places[ends] + 1).astype(np.int32)),
+            torch.from_numpy(tables[prompt[ends]].astype(np.int32)),
+            tuple(
+                torch.from_numpy(tokens.argsort()[prompt == number]).to(rows.places.device)
+                for number, rows in enumerate(prompts)
+            ),
         )
 
 
-def _sorted(pairs: torch.Tensor) -> torch.Tensor:
-    """`pairs[1]` in the order of `pairs[0]`."""
-    return pairs[1][pairs[0].argsort()]
-
-
-def contiguous(places: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Begin and end of each run of consecutive places, as indices into them."""
-    cuts = np.flatnonzero(np.diff(places) != 1) + 1
-    bounds = [0, *cuts.tolist(), len(places)]
-    return list(pairwise(bounds))
+def contiguous(places: Ids, prompt: Ids | None = None) -> list[tuple[int, int]]:
+    """Begin and end of each run of consecutive places (of one `prompt`), as indices into them."""
+    cut = np.diff(places) != 1
+    if prompt is not None:
+        cut |= np.diff(prompt) != 0
+    return list(pairwise([0, *(np.flatnonzero(cut) + 1).tolist(), len(places)]))

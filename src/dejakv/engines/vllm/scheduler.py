@@ -185,7 +185,7 @@ class SchedulerSide:
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not was_aborted(request):
             holds = self.saves.order(tracked, block_ids, release=True)
-        return holds, {"dejakv": tracked.told()}
+        return holds, {"dejakv": tracked.told()} if tracked.tells else {}
 
     def reset(self, problem: str = "") -> None:
         """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.
