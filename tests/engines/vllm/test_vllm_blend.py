@@ -78,6 +78,7 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
 
     draft = _with(draft, stop=32 * len(BLOCKS))
     mixing = blender.begin(draft, BLOCKS)
+    assert mixing.asked == rows
     kept = choose(got, draft.plan.forced, round(0.2 * len(A)))
     assert mixing.rows.tolist() == [row for row in kept.tolist() if row < 32 * len(BLOCKS)]
 

@@ -82,10 +82,11 @@ class Blender:
         if problem:
             raise ModelError(problem)
         self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
+        asked = 0
         if plan.selector.asks and plan.ranks:
-            scores, _ = question_attention(self.forward, self.paged, draft, block_ids)
+            scores, asked = question_attention(self.forward, self.paged, draft, block_ids)
             plan = replace(plan, threshold=None, scores=scores)
-        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, plan.fixed())
+        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, plan.fixed(), asked)
 
     @torch.inference_mode()
     def advance(self, blends: Sequence[Mixing], room: int) -> int:

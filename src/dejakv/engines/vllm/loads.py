@@ -171,13 +171,15 @@ class Loads:
             return f"the blend failed: {type(error).__name__}: {error}"
 
     def _mix(self, loading: list[_Loading], room: int) -> None:
-        """In the engine loop: begins the blends whose drafts have arrived, and computes rows of all that have begun."""
+        """In the engine loop: begins the blends whose drafts have arrived, as long as there is room for their questions, and
+        computes rows of all that have begun."""
         began: list[_Loading] = []
         for item in loading:
             arrived = item.arrived
             if isinstance(arrived, _Fetched) and arrived.draft is not None and not item.problem:
-                if item.mixing is None:
+                if item.mixing is None and room > 0:
                     self._attempt([item], lambda item=item, draft=arrived.draft: self._begin_mixing(item, draft))
+                    room -= item.mixing.asked if item.mixing is not None else 0
                 if item.mixing is not None:
                     began.append(item)
         if began:
@@ -206,7 +208,10 @@ class Loads:
         """Whether there is more to fetch or to compute."""
         if item.problem:
             return False
-        return item.arrived is None if item.mixing is None else len(item.mixing.rows) > 0
+        if item.mixing is not None:
+            return len(item.mixing.rows) > 0
+        arrived = item.arrived
+        return arrived is None or (isinstance(arrived, _Fetched) and arrived.draft is not None)
 
     def _put_in(self, item: _Loading, refused: str) -> Loaded:
         """The end of a load: an exact state is put into its blocks now, a blend's is there."""

@@ -17,13 +17,15 @@ class Mixing:
     """One blend, from the moment its donors' state is in the blocks.
 
     rows      still to be computed, ascending
-    computed  how many were
+    asked     how many the question's pass computed, to choose them
+    computed  how many of them are computed
     """
 
     draft: Draft
     block_ids: tuple[int, ...]
     block_tokens: int
     rows: torch.Tensor
+    asked: int = 0
     computed: int = 0
 
     def __post_init__(self) -> None:
