@@ -143,7 +143,7 @@ def test_questions_count_against_the_budget() -> None:
         def advance(self, blends: Any, room: int) -> int:
             return len(blends)
 
-    loads = Loads(Slow(), 60.0, Buffers(1), 1, paged=SimpleNamespace(), blender=Blender())  # type: ignore[arg-type]
+    loads = Loads(Slow(), 60.0, Buffers(1), 1, paged=SimpleNamespace(bytes_per_token=1), blender=Blender())  # type: ignore[arg-type]
     for number in range(3):
         fetched: Any = Future()
         fetched.set_result(_Fetched(draft=SimpleNamespace(name=f"draft {number}")))  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_server(server):
     assert headers["x-dejakv-method"] == "none"
     assert told is None, "nobody asked"
     _, _, told = _complete(server, FIRST, kv_transfer_params={"dejakv": {}})
-    assert told["method"] == "none"
+    assert told["method"] in ("none", "exact"), "it may be stored by now"
     time.sleep(2)  # a prompt becomes a donor after its answer is out
     adopted, headers, _ = _complete(server, NEAR)
     assert headers["x-dejakv-method"] == "adopt", headers.get("x-dejakv-reason")
