@@ -1,4 +1,5 @@
-"""The models that the vLLM benchmarks run: the bundled documents model, or the shape of a real one with random weights.
+"""The models that the vLLM benchmarks run: the bundled documents model, SmolLM2 where it is installed, or the shape of a real one with
+random weights.
 
 What a connector costs and saves depends on a model's size, not on what it learned: KV bytes a token, work a token, layers.
 """
@@ -7,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dejakv.models import path
+from dejakv.models import path, resolve
 
 DOCS = "docs-lm"
 SHAPES = {
@@ -25,7 +26,8 @@ SHAPES = {
         "tie_word_embeddings": True,
     }
 }
-NAMES = (DOCS, *SHAPES)
+SMOLLM2 = "smollm2-135m"
+NAMES = (DOCS, SMOLLM2, *SHAPES)
 
 
 def folder_of(name: str) -> Path:
@@ -33,6 +35,8 @@ def folder_of(name: str) -> Path:
     docs = path(DOCS)
     if name == DOCS:
         return docs
+    if name == SMOLLM2:
+        return Path(resolve(name))
     folder = Path(tempfile.gettempdir()) / f"dejakv-benchmark-{name}"
     if not (folder / "config.json").is_file():
         import torch
@@ -48,4 +52,4 @@ def folder_of(name: str) -> Path:
 
 
 def dtype_of(name: str) -> str:
-    return "float32" if name == DOCS else "bfloat16"
+    return "bfloat16" if name in SHAPES else "float32"

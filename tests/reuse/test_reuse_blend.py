@@ -176,6 +176,15 @@ def test_settings_are_checked_and_schedules_follow_them():
         BlendConfig(schedule="1,0.5,0.1").schedule_for(2)
 
 
+def test_settings_say_whether_layers_compute_the_same_rows():
+    for same in ({}, {"selector": "query"}, {"schedule": "0.2"}, {"schedule": "0.3,0.3"}, {"complete": 0}):
+        assert BlendConfig(**same).varying() == ""
+    assert "selector 'kv' compares" in BlendConfig(selector="kv").varying()
+    assert "complete=2" in BlendConfig(complete=2).varying()
+    for falling in ("linear", "exponential", "1,0.2"):
+        assert "fewer rows in later layers" in BlendConfig(schedule=falling).varying()
+
+
 def test_sentence_ends_are_found_in_a_tokenizer(engine):
     ends = sentence_ends(engine.tokenizer)
     pieces = engine.tokenizer.convert_ids_to_tokens(ends.tolist())

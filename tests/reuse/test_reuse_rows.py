@@ -105,3 +105,15 @@ def test_what_is_there_already_does_not_count_against_a_blend() -> None:
     assert "the exact prefix is cheaper" in not_worth(config, Need(none, none, 1, none), 4)
     assert not_worth(config, Need(none, none, 1, none, exact=10), 4) == ""
     assert "too little is alike" in not_worth(config, Need(forced, none, 1, none), 4)
+
+
+def test_rows_of_all_layers_are_those_that_each_layer_keeps() -> None:
+    scores = torch.arange(TOKENS).float()
+    for chosen in (plan(0.5, scores=scores, first=3, stop=18), plan(0.1, threshold=0.5, scores=scores / 19), plan(1.0)):
+        rows = torch.arange(chosen.first, chosen.end)
+        for layer in range(3):
+            if chosen.counts[layer] < len(rows):
+                known = chosen.known_scores(layer)
+                assert known is not None
+                rows = rows[chosen.kept(layer, rows, known[rows])]
+            assert rows.tolist() == chosen.fixed().tolist()

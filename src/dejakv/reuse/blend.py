@@ -69,6 +69,15 @@ class BlendConfig:
     def forced(self) -> Rule:
         return self.rule or "changed"
 
+    def varying(self) -> str:
+        """Why not all layers compute the same rows, or not rows that are known before the model runs; empty if they do."""
+        if self.selector in ("value", "kv"):
+            return f"selector {self.selector!r} compares what the layers compute: choose prophet, query, similarity or random"
+        if self.complete:
+            return f"complete={self.complete}: some layers are computed completely"
+        shares = () if self.schedule == "constant" else set(self.schedule_for(1 << 16).shares)
+        return f"schedule {self.schedule!r} computes fewer rows in later layers" if len(shares) > 1 else ""
+
     def schedule_for(self, layers: int) -> Schedule:
         """The schedule of a model of so many layers. Raises: ConfigError if it names more layers than there are."""
         if self.schedule not in SCHEDULES:

@@ -77,6 +77,11 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
     """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
     `held` still has the donor's state there."""
     for part in made:
-        shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
-        moved = held.index_select(2, part.rest).float() + torch.matmul(part.weights, shift)
-        held.index_copy_(2, part.rest, moved.to(held.dtype))
+        held.index_copy_(2, part.rest, corrected(held, fresh, part))
+
+
+def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+    """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
+    shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
+    moved = held.index_select(2, part.rest).float() + torch.matmul(part.weights, shift)
+    return moved.to(held.dtype)

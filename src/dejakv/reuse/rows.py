@@ -88,6 +88,15 @@ class RowPlan:
             wanted = min(wanted, int((~left).sum()))
         return choose(scores, forced, wanted)
 
+    def fixed(self) -> Tensor:
+        """The rows that all layers compute, ascending, of a plan whose selector compares nothing of a layer and whose schedule is
+        constant."""
+        rows = torch.arange(self.first, self.end, device=self.forced.device)
+        scores = self.known_scores(0)
+        if self.counts[0] >= len(rows) or scores is None:
+            return rows
+        return rows[self.kept(0, rows, scores[rows])]
+
     def of_question(self, tail: int) -> "RowPlan":
         """The plan of a pass of the prompt's last `tail` rows alone over the donors' state, from which `query` makes its scores.
         Layers that are computed completely are so here too: of the donors' state nothing is taken there."""

@@ -8,12 +8,17 @@ import pytest
 import torch
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
-from dejakv.engines.vllm import llama
 from dejakv.engines.vllm.buffers import Buffers
+from dejakv.engines.vllm.model_check import ModelCheck
+from dejakv.engines.vllm.question import question_attention
+from dejakv.engines.vllm.rotary import Rotary
+from dejakv.errors import ModelError
 from dejakv.store.base import Chunk, Tensor
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
+BLOCKS = tuple(range(20, 8, -1))
+"""Blocks that no request has while the engine is at rest."""
 
 
 @pytest.fixture(scope="module")
@@ -31,41 +36,20 @@ def _blended(engine, prompt, **options):
 
 
 def test_blend_exactness(engine):
-    """All rows recomputed equals exact; an identical donor with one row recomputed equals exact."""
+    """All rows recomputed equals exact, from the request to the answer."""
     (truth,) = engine.ask([B], salt="truth", wish={"mode": "off", "no_store": True})
-    blender = worker_side().blender
-    chunk = _stored()
-    assert blender.check(chunk) == ""
-
-    draft = _draft(blender, B, chunk)
-    every = blender.mix(_with(draft, forced=torch.ones(len(B), dtype=torch.bool)))
-    assert every.computed == len(B)
-    exact = _exact_state(engine, B)
-    assert (every.state - exact).abs().max() < 1e-4 * exact.abs().max()
-
-    same = _draft(blender, A, chunk)
-    forced = torch.zeros(len(A), dtype=torch.bool)
-    forced[-1] = True
-    from dejakv.reuse.schedule import Schedule
-
-    one = blender.mix(_with(replace(same, tail=1), forced=forced, schedule=Schedule((0.0,) * 4)))
-    assert one.computed == 1
-    stored = torch.from_numpy(chunk.tensor.data.copy())
-    assert torch.equal(one.state[:, :, :, :-1], stored[:, :, :, :-1])
-    assert (one.state - stored).abs().max() < 1e-4 * stored.abs().max()
-
     engine.reset_prefix_cache()
-    full = _share(blender, 1.0)
-    with full:
+    with _share(worker_side().blender, 1.0):
         output = _blended(engine, B)
     assert output.told["method"] == "blend"
     assert output.told["approximate"]
+    assert output.told["tokens_recomputed"] == len(B) - 16
     assert output.tokens == truth.tokens
 
 
 def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     """From a state that is exact: the weights are those that transformers works out, and the rows are the forced ones and the
-    best of them."""
+    best of them. The last rows lie behind the request's blocks."""
     from transformers import AutoModelForCausalLM
 
     from dejakv.reuse.schedule import Schedule
@@ -78,22 +62,38 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     )  # else all of it is an exact prefix, and nothing is chosen
     draft = _draft(blender, A, approximate)
     draft = _with(draft, selector=Selector("query"), schedule=Schedule((0.2,) * 4), runs=None)
-    got = blender.question_attention(draft)
+    assert len(A) == 32 * len(BLOCKS) + 17
+    blender.paged.scatter(BLOCKS, 0, draft.state[:, :, :, : 32 * len(BLOCKS)])
+    got, rows = question_attention(blender.forward, blender.paged, draft, BLOCKS)
+    assert rows == draft.tail > 17
     model = AutoModelForCausalLM.from_pretrained(DOCS, attn_implementation="eager")
     with torch.inference_mode():
         layers = model(torch.tensor([A]), output_attentions=True).attentions
     wanted = sum(layer[0, :, -draft.tail :].sum((0, 1)) for layer in layers)
     assert torch.allclose(got, wanted, rtol=1e-2, atol=1e-3 * float(wanted.max()))
-    late = blender.question_attention(_with(draft, selector=Selector("prophet")))
+    prophet = _with(draft, selector=Selector("prophet"))
+    late, _ = question_attention(blender.forward, blender.paged, prophet, BLOCKS)
     wanted = sum(layer[0, :, -draft.tail :].sum((0, 1)) for layer in layers[2:])
     assert torch.allclose(late, wanted, rtol=1e-2, atol=1e-3 * float(wanted.max()))
 
-    draft.state[:, :, :, : -draft.tail] = 0.0  # whatever is not computed stays nothing
-    scores = blender.question_attention(draft)
-    kept = choose(scores, draft.plan.forced, round(0.2 * len(A)))
-    mixed = blender.mix(draft)
-    assert mixed.computed == len(kept)
-    assert mixed.state.abs().sum((0, 1, 2, 4)).nonzero().squeeze(1).tolist() == kept.tolist()
+    draft = _with(draft, stop=32 * len(BLOCKS))
+    mixing = blender.begin(draft, BLOCKS)
+    assert mixing.asked == rows
+    kept = choose(got, draft.plan.forced, round(0.2 * len(A)))
+    assert mixing.rows.tolist() == [row for row in kept.tolist() if row < 32 * len(BLOCKS)]
+
+
+def test_a_question_behind_more_than_one_block_is_seen_as_far_as_there_are_slots(engine):
+    """vLLM was told to compute more than a block by itself: the question's first rows ask alone."""
+    blender = worker_side().blender
+    draft = _draft(blender, A, replace(_stored(), meta=replace(_stored().meta, generation=1)))
+    draft = replace(_with(draft, runs=None), tail=60)
+    few = BLOCKS[:10]
+    blender.paged.scatter(few, 0, draft.state[:, :, :, :320])
+    got, rows = question_attention(blender.forward, blender.paged, draft, few)
+    assert rows == 352 - (len(A) - 60)
+    assert got[352:].abs().sum() == 0
+    assert got[:352].sum() > 0
 
 
 def _stored():
@@ -130,55 +130,85 @@ def _share(blender, share):
     return patched()
 
 
-def _exact_state(engine, prompt):
-    """What vLLM itself computes for a prompt, taken from the store."""
-    engine.ask([prompt], salt="exact-state")
-    engine.settle()
-    from dejakv.engines.vllm.keys import partition_of
+def test_a_model_without_a_rotary_table_is_refused():
+    """Named by its layer, at the start."""
+    attention = torch.nn.Identity()
 
-    (meta,) = worker_side().store.metas(partition=partition_of("exact-state"))
-    return torch.from_numpy(worker_side().store.get(meta.id).tensor.data.copy())
+    class Holder(torch.nn.Module):
+        def __init__(self, rotary):
+            super().__init__()
+            self.attn, self.rotary_emb = attention, rotary
 
-
-def test_other_models_are_refused():
-    """A decoder that is not built like Llama is named with what is wrong about it."""
-    assert "has no model.layers" in llama.why_not(SimpleNamespace())
-    layer = SimpleNamespace(
-        input_layernorm=1,
-        post_attention_layernorm=1,
-        mlp=1,
-        self_attn=SimpleNamespace(qkv_proj=1, o_proj=1, rotary_emb=1, q_size=1, kv_size=1, scaling=1, q_norm=1),
-    )
-    model = SimpleNamespace(model=SimpleNamespace(layers=[layer], embed_input_ids=1))
-    assert "have q_norm" in llama.why_not(model)
-    del layer.self_attn.q_norm
-    layer.self_attn.do_llama_4_scaling = True
-    assert "llama_4_scaling" in llama.why_not(model)
-    layer.self_attn.do_llama_4_scaling = False
-    assert "rotates keys in a way that is not known" in llama.why_not(model)  # longrope has two tables
-    layer.self_attn.rotary_emb = SimpleNamespace(cos_sin_cache=1)
-    assert llama.why_not(model) == ""
+    for rotary in (None, SimpleNamespace(long_cos_sin_cache=1, is_neox_style=True)):
+        with pytest.raises(ModelError, match=r"layer 0 of Holder has no rotary table.*--reuse exact or adopt"):
+            Rotary.of(Holder(rotary), [attention])
+    rotary = SimpleNamespace(cos_sin_cache=1, is_neox_style=True)
+    assert Rotary.of(Holder(rotary), [attention]).rotaries == (rotary,)
 
 
-def test_a_model_that_differs_far_into_a_prompt_is_found_out(engine, monkeypatch):
-    """Queries that grow with their position, as Llama 4's and Ministral's do: the first hundred tokens are right."""
-    blender, chunk = worker_side().blender, _stored()
-    rotate = blender.decoder.rotate
+@pytest.fixture
+def check(engine):
+    """The checks of the engine's model, as before the first blend."""
+    blender = worker_side().blender
+    return ModelCheck(blender.forward, blender.paged, blender.rotary, 1024)
 
-    def scaled(index, rows, q, k):
-        q, k = rotate(index, rows, q, k)
-        return q * torch.where(rows >= 100, 1.5, 1.0)[:, None], k
 
-    monkeypatch.setattr(blender.decoder, "rotate", scaled)
-    monkeypatch.setattr(blender, "_checked", 0)
-    monkeypatch.setattr(blender, "_problem", "")
-    short = Chunk(
+def test_a_forward_that_differs_far_into_a_prompt_is_found_out(check, monkeypatch):
+    """As of a backend that attends to no more than 300 tokens: the first hundred tokens are right."""
+    chunk, inputs = _stored(), check.forward._inputs
+    real = inputs.forward
+
+    def short(batch):
+        batch.lengths.clamp_(max=300)
+        real(batch)
+
+    monkeypatch.setattr(inputs, "forward", short)
+    first = Chunk(
         replace(chunk.meta, token_ids=chunk.meta.token_ids[:90]),
         Tensor(np.ascontiguousarray(chunk.tensor.data[:, :, :, :90]), "F32"),
     )
-    assert blender.check(short) == ""
-    assert "the end of a stored state of 401 tokens gave another one" in blender.check(chunk)
-    assert blender.check(short) != "", "what is wrong once stays off"
+    assert check.check(first, BLOCKS) == ""
+    assert "the end of a stored state of 384 tokens gave another one" in check.check(chunk, BLOCKS)
+    assert check.check(first, BLOCKS) != "", "what is wrong once stays off"
+
+
+def test_a_state_is_checked_as_far_as_there_are_blocks_and_once(check, monkeypatch):
+    chunk = _stored()
+    assert check.check(chunk, BLOCKS[:5]) == ""
+    assert check.checked == 160
+    assert check.check(chunk, (*BLOCKS, 70)) == ""
+    assert check.checked == len(A)
+    monkeypatch.setattr(check.forward, "run", None)  # whatever ran it would fail
+    assert check.check(chunk, (*BLOCKS, 70)) == ""
+    assert check.check(None, BLOCKS) == ""
+
+
+@pytest.mark.parametrize("wrong", ["layer", "direction"])
+def test_keys_that_are_rotated_otherwise_than_they_are_moved_are_found_out(check, monkeypatch, wrong):
+    """As in a model of which some layers do not rotate, or rotate by another rule."""
+    real = check.rotary.move
+
+    def move(keys, source, target):
+        before = keys.clone()
+        real(keys, *((source, target) if wrong == "layer" else (target, source)))
+        if wrong == "layer":
+            keys[2] = before[2]
+
+    monkeypatch.setattr(check.rotary, "move", move)
+    assert "computed again further on is not its moved self" in check.check(_stored(), BLOCKS)
+
+
+def test_a_model_that_is_found_out_computes_its_prompts(engine, monkeypatch):
+    """The reason is told, and no further blend is tried."""
+    blender = worker_side().blender
+    monkeypatch.setattr(blender.model_check, "problem", "blend was switched off: a test")
+    engine.reset_prefix_cache()
+    said = _blended(engine, B).told
+    assert (said["method"], said["approximate"]) == ("none", False)
+    assert "blend was switched off: a test" in said["reason"]
+    scheduler = engine.connector.scheduler_side
+    assert scheduler.no_blend == "blend was switched off: a test"
+    scheduler.no_blend = ""
 
 
 def test_impossible_blend_runs_exactly_and_is_stored(engine):
@@ -208,8 +238,6 @@ def test_moved_keys_are_those_of_their_new_places(halves, width):
     half = width // 2
     angles = torch.arange(64)[:, None] / 10 ** torch.arange(half)[None]
     rotary = SimpleNamespace(cos_sin_cache=torch.cat([angles.cos(), angles.sin()], 1), is_neox_style=halves)
-    decoder = object.__new__(llama.Decoder)
-    decoder.layers = [SimpleNamespace(self_attn=SimpleNamespace(rotary_emb=rotary))] * 2
     source, target = torch.tensor([3, 9, 10, 40]), torch.tensor([3, 0, 50, 41])
     plain = torch.randn(2, 3, 4, 8, dtype=torch.float64)
 
@@ -223,6 +251,6 @@ def test_moved_keys_are_those_of_their_new_places(halves, width):
 
     keys = rotated(source)
     before = keys.clone()
-    decoder.move(keys, source, target)
+    Rotary([rotary] * 2).move(keys, source, target)
     torch.testing.assert_close(keys, rotated(target), rtol=1e-4, atol=1e-5)
     assert torch.equal(keys[:, :, 0], before[:, :, 0])  # what stays in place stays bit for bit

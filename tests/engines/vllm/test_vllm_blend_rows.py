@@ -1,6 +1,5 @@
 """Which rows a blend computes: those of the transformers engine, but for the last ones, which are vLLM's."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.engine import VLLMEngine
+from dejakv.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +28,18 @@ def plain() -> TransformersEngine:
 
 
 @pytest.fixture
-def rows(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """Layer to the rows that its last pass computed, ascending."""
-    seen: dict[int, list[int]] = {}
-    decoder = worker_side().blender.decoder
-    rotate = decoder.rotate
+def rows(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rows of each blend, ascending."""
+    seen: list[list[int]] = []
+    blender = worker_side().blender
+    begin = blender.begin
 
-    def watched(index: int, places: Any, *projected: Any) -> Any:
-        seen[index] = places.tolist()
-        return rotate(index, places, *projected)
+    def watched(*args: Any) -> Any:
+        mixing = begin(*args)
+        seen.append(mixing.rows.tolist())
+        return mixing
 
-    monkeypatch.setattr(decoder, "rotate", watched)
+    monkeypatch.setattr(blender, "begin", watched)
     return seen
 
 
@@ -50,7 +51,7 @@ def leave(tail: int, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("selector", "tail", "seed"),
-    [("query", 4, 31), ("query", 16, 32), ("value", 4, 33), ("value", 16, 34), ("random", 16, 35)],
+    [("query", 4, 31), ("query", 16, 32), ("prophet", 4, 33), ("prophet", 16, 34), ("random", 16, 35)],
 )
 def test_the_rows_are_the_transformers_engines(
     selector: str,
@@ -58,7 +59,7 @@ def test_the_rows_are_the_transformers_engines(
     seed: int,
     engine: VLLMEngine,
     plain: TransformersEngine,
-    rows: dict[int, list[int]],
+    rows: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exactly where the question holds all rows that vLLM computes. Where it is shorter, the rows that the share paid for
@@ -69,14 +70,15 @@ def test_the_rows_are_the_transformers_engines(
     there = blended(plain, seed, chunk, config).details["blend"]
     done = blended(engine, seed, chunk, config)
     stop = done.prompt_tokens - tail
-    for layer, active in enumerate(there.active):
-        everywhere = range(done.prompt_tokens) if active is None else active
-        wanted = [row for row in everywhere if row < stop]
+    (computed,) = rows
+    for active in there.active:
+        assert active is not None
+        wanted = [row for row in active if row < stop]
         if tail == 4:
-            assert rows[layer] == wanted
-        assert set(wanted) <= set(rows[layer]) <= set(range(stop))
-        assert len(rows[layer]) <= len(everywhere)
-    assert done.computed_tokens == tail + math.ceil(sum(map(len, rows.values())) / len(rows))
+            assert computed == wanted
+        assert set(wanted) <= set(computed) <= set(range(stop))
+        assert len(computed) <= len(active)
+    assert done.computed_tokens == tail + len(computed)
     told, donor = done.details["vllm"], chunk.meta.num_tokens
     assert told["bytes_loaded"] == stop * chunk.tensor.nbytes // donor  # nothing of the rows that vLLM computes
 
@@ -84,11 +86,10 @@ def test_the_rows_are_the_transformers_engines(
 @pytest.mark.parametrize(
     ("settings", "seed"),
     [
-        ({"selector": "value", "threshold": 0.02, "share": 0.1}, 51),  # by need: more rows than the share
+        ({"selector": "similarity", "threshold": 0.02, "share": 0.1}, 51),  # by need: more rows than the share
         ({"selector": "similarity", "by_need": False, "share": 0.25}, 52),  # sentences that the share does not pay for
         ({"selector": "random", "seed": 7, "share": 0.3}, 53),
         ({"selector": "query", "map": "lsh", "bits": 8, "seed": 5, "rope_weight": 0.5, "rule": "none"}, 54),
-        ({"selector": "query", "share": 0.3, "complete": 1}, 55),
     ],
 )
 def test_every_setting_of_a_blend_counts_in_vllm(
@@ -96,7 +97,7 @@ def test_every_setting_of_a_blend_counts_in_vllm(
     seed: int,
     engine: VLLMEngine,
     plain: TransformersEngine,
-    rows: dict[int, list[int]],
+    rows: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same rows of the same two donors in both engines. vLLM computes the last four, which are the question's."""
@@ -107,9 +108,9 @@ def test_every_setting_of_a_blend_counts_in_vllm(
     there = blended_of(plain, asked, chunks, config).details["blend"]
     done = blended_of(engine, asked, chunks, config)
     stop = done.prompt_tokens - 4
-    for layer, active in enumerate(there.active):
-        everywhere = range(done.prompt_tokens) if active is None else active
-        assert rows[layer] == [row for row in everywhere if row < stop]
+    for active in there.active:
+        assert active is not None
+        assert rows[-1] == [row for row in active if row < stop]
     assert len(done.details["vllm"]["donors"]) == 2
 
 
@@ -142,3 +143,25 @@ def test_a_share_of_nothing_leaves_all_to_vllm(engine: VLLMEngine) -> None:
     chunk = donor_of(engine, request(38))
     config = replace(CONFIG, selector="similarity", share=0.0, rule="none", tail=1, min_similarity=0.0)
     assert blended(engine, 38, chunk, config).computed_tokens == BLENDING.blend_tail
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"selector": "value"}, "compares what the layers compute"),
+        ({"complete": 1}, "some layers are computed completely"),
+        ({"schedule": "linear"}, "fewer rows in later layers"),
+        ({"schedule": "1,0.2"}, "fewer rows in later layers"),
+    ],
+)
+def test_rows_that_differ_by_layer_are_refused(settings: dict[str, Any], words: str, engine: VLLMEngine) -> None:
+    report = run_blend(
+        engine, engine.prepare(changed(31)), [donor_of(engine, request(31))], replace(CONFIG, **settings)
+    ).details["blend"]
+    assert not report.blended
+    assert words in report.reason
+
+
+def test_a_selector_that_compares_layers_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match=r"'value' compares what the layers compute: choose prophet"):
+        replace(BLENDING, blend_selector="value")

@@ -86,7 +86,7 @@ def test_each_donors_rows_move_from_their_own_places(engine):
         here = draft.state[:, :, :, start : start + 128]
         assert torch.equal(here[1], there[1])
         moved = there[0].clone()
-        blender.decoder.move(moved, torch.arange(9, 137), torch.arange(start, start + 128))
+        blender.rotary.move(moved, torch.arange(9, 137), torch.arange(start, start + 128))
         assert torch.equal(here[0], moved)
     behind = blender.draft(MOVED[:396], 140, 396, metas, reading, loads.buffers)
     assert read[3:] == [metas[number].id for number in (0, 1)], "a donor of what vLLM holds is not read"
@@ -155,22 +155,21 @@ def test_late_edits_keep_what_vllm_holds_and_blend_behind_it(engine, truth):
     engine.ask([LATE[:LATE_EDIT] + TAIL], wish=EXACT)  # the beginning lies in vLLM's prefix cache now
     _no_rows()
     seen = []
-    blender = worker_side().blender
-    mix = blender.mix
+    blender, paged = worker_side().blender, worker_side().paged
+    begin = blender.begin
 
-    def watched(draft, exact=None):
-        if exact is not None:
-            seen.append((exact.clone(), draft, mix(draft, exact)))
-            return seen[-1][2]
-        return mix(draft, exact)
+    def watched(draft, block_ids):
+        first = draft.plan.first
+        seen.append((paged.gather(block_ids, first), draft, block_ids))
+        return begin(draft, block_ids)
 
-    blender.mix = watched
+    blender.begin = watched
     (blended,) = engine.ask([LATE], wish=BLEND, max_tokens=8)
     assert blended.told["method"] == "blend"
     assert len(blended.told["donors"]) >= 2
-    ((exact, draft, mixed),) = seen
+    ((exact, draft, block_ids),) = seen
     assert exact.shape[3] == draft.plan.first == LATE_EDIT
-    assert torch.equal(mixed.state[:, :, :, :LATE_EDIT], exact)
+    assert torch.equal(paged.gather(block_ids, LATE_EDIT), exact)
     assert blended.tokens != truth[tuple(LATE)], "the blend must be wrong, or nothing is shown"
     for prompt in (LATE, LATE[:LATE_EDIT] + TAIL, DONORS[0]):
         (again,) = engine.ask([prompt], wish=EXACT, max_tokens=8)

@@ -1,6 +1,6 @@
 """Exact reuse through a real engine: what was computed once is not computed again, and nothing else changes."""
 
-from vllm_harness import running, tokens, worker_side
+from vllm_harness import EXTENSION, running, tokens, worker_side
 
 A = tokens(501, 1)
 
@@ -69,3 +69,19 @@ def test_what_was_evicted_is_stored_when_it_comes_again(tmp_path):
         engine.reset_prefix_cache()
         (again,) = engine.ask([first])
         assert again.told["method"] == "exact"
+
+
+def test_who_did_not_ask_is_told_of_what_is_approximate_alone():
+    """Another response has no `kv_transfer_params` of ours: a router would take them for orders."""
+    from vllm import SamplingParams
+
+    settings = {"mode": "blend", "blend_max_share": 1.0}
+    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    moved = tokens(20, 83) + A[100:]
+    with running(extra=settings, worker_extension_cls=EXTENSION) as engine:
+        (exact,) = engine.llm.generate([{"prompt_token_ids": A}], greedy, use_tqdm=False)
+        assert exact.kv_transfer_params is None
+        engine.settle()
+        engine.reset_prefix_cache()
+        (blended,) = engine.llm.generate([{"prompt_token_ids": moved}], greedy, use_tqdm=False)
+        assert blended.kv_transfer_params["dejakv"]["approximate"]

@@ -58,7 +58,7 @@ def test_pages_are_unpacked_as_they_were_written(tokens):
 
 
 def test_slots():
-    assert slots_of([7, 2], 4, 2, 6).tolist() == [30, 31, 8, 9]
+    assert slots_of([7, 2], 4, torch.arange(2, 6)).tolist() == [30, 31, 8, 9]
 
 
 class _Shuffled:

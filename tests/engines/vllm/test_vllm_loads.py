@@ -2,11 +2,17 @@
 
 import threading
 import time
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm_harness import EXTENSION, running, tokens, worker_side
 
+from dejakv.engines.vllm.buffers import Buffers
+from dejakv.engines.vllm.loads import Loads, _Fetched, _Loading
+from dejakv.engines.vllm.messages import Load
 from dejakv.engines.vllm.reads import Reads
 
 A = tokens(501, 201)
@@ -123,3 +129,83 @@ def test_blends_wait_for_memory() -> None:
         outputs = engine.ask(moved, wish={"mode": "blend", "no_store": True})
         assert [output.told["method"] for output in outputs] == ["blend"] * 4
         assert most <= 1
+
+
+def test_questions_count_against_the_budget() -> None:
+    """Three drafts arrive at once, and the questions of two fill the step: the third begins in the next one."""
+    begun: list[str] = []
+
+    class Blender:
+        def begin(self, draft: Any, block_ids: tuple[int, ...]) -> Any:
+            begun.append(draft.name)
+            return SimpleNamespace(asked=100, rows=[1, 2])
+
+        def advance(self, blends: Any, room: int) -> int:
+            return len(blends)
+
+    loads = Loads(Slow(), 60.0, Buffers(1), 1, paged=SimpleNamespace(bytes_per_token=1), blender=Blender())  # type: ignore[arg-type]
+    for number in range(3):
+        fetched: Any = Future()
+        fetched.set_result(_Fetched(draft=SimpleNamespace(name=f"draft {number}")))  # type: ignore[arg-type]
+        load = Load(str(number), ("a",), (1,), 0, 8, blend=(1, 2))
+        loads._loading.append(_Loading(load, time.monotonic() + 60, 0.0, fetched))
+    assert loads.finish(idle=False, room=150) == []
+    assert begun == ["draft 0", "draft 1"]
+    assert loads.finish(idle=False, room=150) == []
+    assert begun == ["draft 0", "draft 1", "draft 2"]
+
+
+def test_blends_keep_to_the_token_budget() -> None:
+    """Prompts that need more rows than a step may compute, and that come together: every step computes a part, whole prompts
+    beside them go on, and the answers are those of one step for all."""
+    settings = {"modes": ["off", "exact", "blend"], "blend_max_share": 1.0}
+    moved = [tokens(20, 230 + number) + A[100:] for number in range(3)]
+    with running(extra=settings, worker_extension_cls=EXTENSION, max_num_batched_tokens=256) as engine:
+        wish = {"mode": "off", "no_store": True}
+        truth = [engine.ask([prompt], wish=wish, salt="truth")[0].tokens for prompt in [*moved, tokens(300, 240)]]
+        engine.ask([A])
+        engine.settle()
+        engine.reset_prefix_cache()
+        blender, computed = worker_side().blender, []
+        blender.config = replace(blender.config, share=1.0)
+        advance = blender.advance
+
+        def watched(blends: Any, room: int) -> int:
+            computed.append((room, advance(blends, room)))
+            return computed[-1][1]
+
+        blender.advance = watched
+        blend = {"mode": "blend", "no_store": True}
+        outputs = engine.ask([*moved, tokens(300, 240)], wish=[blend, blend, blend, wish])
+        assert [output.told["method"] for output in outputs] == ["blend"] * 3 + ["none"]
+        assert [output.tokens for output in outputs] == truth
+        assert all(rows <= room <= 256 for room, rows in computed)
+        assert sum(rows for _, rows in computed) == sum(len(prompt) - 16 for prompt in moved)
+        assert len(computed) > 3
+        assert not worker_side().loads._loading
+
+
+def test_a_blend_that_takes_too_long_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its rows are there when its time is over: a miss with the reason, and nothing of it is used."""
+    settings = {"modes": ["off", "exact", "blend"], "blend_max_share": 1.0, "load_timeout_s": 60.0}
+    moved = tokens(20, 230) + A[100:]
+    with running(extra=settings, worker_extension_cls=EXTENSION, max_num_batched_tokens=256) as engine:
+        wish = {"mode": "off", "no_store": True}
+        (truth,) = engine.ask([moved], wish=wish, salt="truth")
+        engine.ask([A])
+        engine.settle()
+        engine.reset_prefix_cache()
+        loads, blender = worker_side().loads, worker_side().blender
+        blender.config = replace(blender.config, share=1.0)
+        advance = blender.advance
+
+        def late(blends: Any, room: int) -> int:
+            for item in loads._loading:
+                item.deadline = 0.0
+            return advance(blends, room)
+
+        monkeypatch.setattr(blender, "advance", late)
+        (output,) = engine.ask([moved], wish={"mode": "blend", "no_store": True})
+        assert "the load took longer than 60 s" in output.told["reason"]
+        assert not output.told["approximate"]
+        assert output.tokens == truth.tokens

@@ -14,7 +14,6 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import connector_settings
 from dejakv.engines.vllm import named
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.errors import ModelError
 from dejakv.identity import Span
 from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.quality import QUALITIES, BlendQuality
@@ -164,15 +163,11 @@ def test_exact_over_a_restart_even_of_answers_of_one_token(blended: Ran, tmp_pat
     assert again.changed("cache") == []
 
 
-def test_blend_is_refused_at_start_where_it_cannot_be() -> None:
-    """Before a request is run, with the remedy, and so that another engine may start afterwards."""
-    done = _command("--preset", "shapes", "--reuse", "blend", "--max-samples", "2")
-    assert isinstance(done.exception, ModelError)
-    assert "not built like Llama" in str(done.exception)
-    assert "--reuse exact or adopt" in str(done.exception)
-    from dejakv.engines.vllm import compat
-
-    compat.require_free_process()
+def test_questions_about_pictures_run_where_blend_is_on(tmp_path: Path) -> None:
+    """A model that sees takes embeddings for text too, and its keys can be moved; prompts with media are not blended."""
+    ran = _run(tmp_path, "--preset", "shapes", "--reuse", "blend", "--max-samples", "4")
+    assert {record["method"] for record in ran.records()} <= {"none", "exact"}
+    assert ran.changed("cache") == []
 
 
 def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
@@ -180,12 +175,15 @@ def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
     text, picture = SimpleNamespace(spans=()), SimpleNamespace(spans=(Span(1, 4, "d"),))
     own, foreign = (SimpleNamespace(meta=SimpleNamespace(spans=(), epoch=epoch)) for epoch in ("e", "f"))
 
-    def why(prepared: Any, donor: Any, settings: ConnectorSettings = blending) -> str:
-        return named.why_not(prepared, [donor], settings, "e")
+    def why(
+        prepared: Any, donor: Any, settings: ConnectorSettings = blending, config: BlendConfig | None = None
+    ) -> str:
+        return named.why_not(prepared, [donor], settings, "e", config or BlendConfig())
 
     assert why(text, own) == ""
     assert "without media" in why(picture, own)
     assert "another model" in why(text, foreign)
+    assert "compares what the layers compute" in why(text, own, config=BlendConfig(selector="value"))
     assert "started without blend" in why(text, own, ConnectorSettings())
 
 

@@ -40,7 +40,7 @@ def test_exact_hits_answer_alike_and_moved_passages_are_blended(smollm2: Path, t
         assert hit.tokens == truth.tokens
         assert hit.cached >= len(first) - 32  # from the connector: vLLM's own prefix cache was emptied
         (blended,) = engine.ask([moved], wish={"mode": "blend"}, max_tokens=12)
-        assert blended.told["method"] == "blend"
+        assert blended.told["method"] == "blend", blended.told["reason"]
         assert 0 < blended.told["tokens_recomputed"] < len(moved)
         assert blended.tokens[:1] == full.tokens[:1]
 

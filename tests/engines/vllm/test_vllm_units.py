@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from dejakv.engines.tensors import borrowed, to_store
-from dejakv.engines.vllm import compat
-from dejakv.engines.vllm.bind import bound_model
+from dejakv.engines.vllm import compat, compat_probe
+from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
@@ -76,9 +76,23 @@ def test_versions():
         compat.require_supported("0.33.0")
 
 
+def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch, caplog):
+    """What is missing is named; blend is refused whatever there is."""
+    assert compat_probe.missing() == []
+    compat.require_usable(blend=False, version="9.0.0")
+    assert "9.0.0 was not tested" in caplog.text
+    compat.require_usable(blend=True, version="0.32.0")
+    with pytest.raises(ConfigError, match=r"blend was not tested with vLLM 9\.0\.0.*leave blend out.*0\.32\.0"):
+        compat.require_usable(blend=True, version="9.0.0")
+    more = (*compat_probe.NEEDED, ("vllm.v1.request", "Request", ("color",)), ("vllm.v1.gone", "It", ()))
+    monkeypatch.setattr(compat_probe, "NEEDED", more)
+    with pytest.raises(ConfigError, match=r"it has no vllm\.v1\.request\.Request\.color, vllm\.v1\.gone\.It"):
+        compat.require_usable(blend=False, version="9.0.0")
+
+
 def test_blend_without_the_extension_names_the_flag():
     with pytest.raises(ConfigError, match="--worker-extension-cls dejakv"):
-        bound_model(SimpleNamespace())
+        bound_runner(SimpleNamespace())
 
 
 def test_rekey_keeps_what_is_before():
@@ -98,6 +112,7 @@ def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
         "speculative": None, "kv_role": "kv_both", "dcp": 1, "nodes": 1, "backend": "mp", "extra": {},
+        "dp": 1, "moe": None,
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -108,6 +123,7 @@ def _config(**changes):
             tensor_parallel_size=values["tp"], pipeline_parallel_size=values["pp"],
             nnodes=values["nodes"], distributed_executor_backend=values["backend"],
             decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
+            data_parallel_size=values["dp"], is_moe_model=values["moe"],
         ),
         speculative_config=values["speculative"],
         kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"], kv_connector_extra_config=values["extra"]),
@@ -132,6 +148,8 @@ def test_refusals():
     refuse_unsupported(_config(), plain)
     refuse_unsupported(_config(tp=2), plain)
     refuse_unsupported(_config(extra={"mode": "blend"}), plain)
+    refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
+    refuse_unsupported(_config(dp=2, moe=True), plain)
     cases = [
         ({"use_mla": True}, plain, "MLA"),
         ({"cache_dtype": "fp8"}, plain, "quantized KV"),
@@ -140,6 +158,11 @@ def test_refusals():
         ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
         ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
         ({"tp": 2, "extra": {"modes": ["exact", "blend"]}}, plain, "mode blend with tensor parallelism"),
+        (
+            {"dp": 2, "moe": True, "extra": {"mode": "blend"}},
+            plain,
+            "blend with data parallelism of a mixture of experts",
+        ),
         ({"tp": 2, "extra": {"inner": {"kv_connector": "X"}}}, plain, "inner connector with tensor parallelism"),
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),

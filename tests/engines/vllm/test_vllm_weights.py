@@ -137,7 +137,8 @@ def test_a_load_at_a_reset_is_not_used(truth, tmp_path, done):
         store, go = worker_side().store, threading.Event()
         get = store.get
         store.get = lambda id: (go.wait(30), get(id))[1]
-        greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        tell = {"kv_transfer_params": {"dejakv": {}}}
+        greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args=tell)
         engine.llm.llm_engine.add_request("one", {"prompt_token_ids": prompts[0]}, greedy)
         scheduler = engine.core.scheduler
         while not len(worker_side().loads):

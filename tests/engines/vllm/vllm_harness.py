@@ -66,7 +66,7 @@ class Engine:
             if one_salt is not None:
                 item["cache_salt"] = one_salt
             inputs.append(item)
-            extra = {"kv_transfer_params": {"dejakv": one_wish}} if one_wish is not None else None
+            extra = {"kv_transfer_params": {"dejakv": one_wish or {}}}  # an empty wish asks what became of the request
             params.append(
                 SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **sampling)
             )

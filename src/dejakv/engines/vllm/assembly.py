@@ -8,21 +8,22 @@ from dejakv.build import build_guards, build_levels, fingerprints_of
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.adapters import Adapters
-from dejakv.engines.vllm.bind import bound_model
+from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
-from dejakv.engines.vllm.llama import Decoder, why_not
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
+from dejakv.engines.vllm.rotary import Rotary
+from dejakv.engines.vllm.row_forward import RowForward
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import NO_ENCODER, ConnectorSettings
 from dejakv.engines.vllm.stores import open_store
 from dejakv.engines.vllm.worker import WorkerSide
-from dejakv.errors import ConfigError, ModelError
+from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of as fingerprint_of
 from dejakv.reuse.sentences import sentence_ends
 
@@ -54,7 +55,9 @@ def make_scheduler_side(
         lookups = Lookups(cache, settings, adapters, decode)
     else:
         lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
-    return SchedulerSide(settings, lookups, compat.hash_block_tokens(kv_cache_config), counts, ranks=ranks)
+    budget = vllm_config.scheduler_config.max_num_batched_tokens
+    tokens = compat.hash_block_tokens(kv_cache_config)
+    return SchedulerSide(settings, lookups, tokens, counts, max_tokens=budget, ranks=ranks)
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
@@ -69,20 +72,18 @@ def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSid
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender | None:
     """What blends with the worker's model; None if no request may ask for it.
 
-    Raises: ConfigError if the model was not handed over, ModelError if it is not built in a way that is known.
+    Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot be moved.
     """
     if not settings.may_blend:
         return None
-    model = bound_model(vllm_config)
+    runner = bound_runner(vllm_config)
+    model = runner.get_model()
     if vllm_config.lora_config is not None:
         model = compat.without_adapters(model)
-    why = why_not(model)
-    if why:
-        raise ModelError(
-            f"blend is not possible: {why}. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
-        )
+    rotary = Rotary.of(model, list(paged.layers.values()))
+    forward = RowForward(runner, model, paged.layers, paged.block_tokens)
     ends = sentence_ends(tokenizer_of(vllm_config))
-    return Blender(Decoder(model), settings.blend_config(), paged.dtype, paged.device, ends)
+    return Blender(forward, rotary, paged, settings.blend_config(), vllm_config.model_config.max_model_len, ends)
 
 
 def tokenizer_of(vllm_config: Any) -> Any:

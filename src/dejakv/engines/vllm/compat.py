@@ -7,11 +7,15 @@ Adding a version: read the files named below in its source, run `tests/engines/v
 import copy
 import hashlib
 import inspect
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dejakv.engines.vllm.compat_probe import missing
 from dejakv.errors import ConfigError
+
+log = logging.getLogger("dejakv.vllm")
 
 SUPPORTED = ("0.32.0",)
 
@@ -31,6 +35,23 @@ def require_supported(version: str | None = None) -> None:
             f"vLLM {version} is not supported: DejaKV leans on fields that may change between releases."
             f" Install one of: {', '.join(SUPPORTED)}"
         )
+
+
+def require_usable(*, blend: bool, version: str | None = None) -> None:
+    """Lets an untested vLLM run `exact` where it has what that needs. Raises ConfigError, with what is missing, if not."""
+    version = version or vllm_version()
+    if version in SUPPORTED:
+        return
+    tested = ", ".join(SUPPORTED)
+    if blend:
+        raise ConfigError(
+            f"blend was not tested with vLLM {version}, and leans on more of it than exact does: leave blend out of mode and"
+            f" modes, or install one of: {tested}"
+        )
+    lost = missing()
+    if lost:
+        raise ConfigError(f"vLLM {version} is not supported: it has no {', '.join(lost)}. Install one of: {tested}")
+    log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
 
 
 def recompute_failed_loads(scheduler: Any) -> None:

@@ -42,9 +42,9 @@ class DejaKVConnector(Forwarding, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        compat.require_supported()
-        refuse_unsupported(vllm_config, kv_cache_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
+        compat.require_usable(blend=self.settings.may_blend)
+        refuse_unsupported(vllm_config, kv_cache_config)
         self._counts = Counts()
         self._inner = open_inner(self.settings, vllm_config, role, kv_cache_config)
         scheduling = role == KVConnectorRole.SCHEDULER
@@ -119,7 +119,7 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         held, theirs = (False, None) if self._inner is None else self._inner.finished(request, block_ids)
         # Blocks can be handed over once only: where the wrapped connector has them, our own copy is not made.
         ours, told = self.scheduler_side.finished(request, [] if held else block_ids)
-        return held or ours, {**(theirs or {}), **told}
+        return held or ours, {**(theirs or {}), **told} or None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

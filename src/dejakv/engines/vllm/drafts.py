@@ -152,7 +152,8 @@ class Drafting:
                 lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
                 state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
             self._copy(donor, places, rows + first, meta.position, state)
-            if meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
+            exact = meta.generation == meta.position == 0
+            if exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
                 proof = chunk
         assert state is not None
         return _Filled(state, proof, lent)

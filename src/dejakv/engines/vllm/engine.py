@@ -138,7 +138,7 @@ class VLLMEngine(ModelEmbeddings):
         """
         if self.arm != "cache":
             return BlendReport(len(prepared.token_ids), reason=f"the arm {self.arm} reuses nothing of the connector's")
-        why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
+        why = named.why_not(prepared, donors, self._shared.settings, self.epoch, config)
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         metas = [donor.meta for donor in donors[: self.most_donors]]

@@ -43,7 +43,7 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
         return None
     shape = (2, heads, tokens, width // 2)
     numbers = torch.arange(2 * heads * tokens * (width // 2)).view(shape)
-    slots = slots_of([1], tokens, 0, tokens).to(cache.device)
+    slots = slots_of([1], tokens, torch.arange(tokens)).to(cache.device)
     found = torch.zeros(numbers.numel(), dtype=torch.int64, device=cache.device)
     scale = 1
     try:
@@ -74,12 +74,10 @@ def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torc
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
-def slots_of(block_ids: Sequence[int], block_tokens: int, start: int, stop: int) -> torch.Tensor:
-    """Slots of a request's tokens `start..stop-1`, int64."""
-    positions = torch.arange(start, stop)
-    return (
-        torch.tensor(block_ids, dtype=torch.int64)[positions // block_tokens] * block_tokens + positions % block_tokens
-    )
+def slots_of(block_ids: Sequence[int], block_tokens: int, places: torch.Tensor) -> torch.Tensor:
+    """Slots of a request's tokens at `places`, int64."""
+    places = places.cpu()
+    return torch.tensor(block_ids, dtype=torch.int64)[places // block_tokens] * block_tokens + places % block_tokens
 
 
 def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:
@@ -115,7 +113,7 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: i
     generator = torch.Generator().manual_seed(0)
     shape = (heads, count, width // 2)
     keys, values = (torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2))
-    slots = slots_of(picked, tokens, 0, count).to(cache.device)
+    slots = slots_of(picked, tokens, torch.arange(count)).to(cache.device)
     write_rows(layer, cache, keys, values, slots)
     index = torch.tensor(picked, device=cache.device)
     try:

@@ -1,7 +1,12 @@
-"""Loads, on the worker's side: stored states are read in threads and put into a request's blocks between steps."""
+"""Loads, on the worker's side: stored states are read in threads and put into a request's blocks between steps.
+
+A blend's rows are computed between steps too: those of all blends that are ready in one forward, and no more of them than the step
+has room for beside what vLLM computed in it.
+"""
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -12,6 +17,7 @@ from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded
+from dejakv.engines.vllm.mixing import Mixing
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.reads import Reads
 from dejakv.errors import InputError, ModelError
@@ -19,6 +25,8 @@ from dejakv.store.base import Chunk, Store
 
 log = logging.getLogger("dejakv.vllm")
 
+LEAST_ROWS = 128
+"""Rows of blends that even a full step computes, so that they come to an end."""
 GONE = "the donor's state is gone or cannot be read"
 
 
@@ -36,10 +44,13 @@ class _Loading:
     deadline: float
     began: float
     fetched: "Future[_Fetched | str] | None" = None
+    mixing: Mixing | None = None
+    problem: str = ""
 
     @property
-    def done(self) -> bool:
-        return self.fetched is not None and self.fetched.done()
+    def arrived(self) -> "_Fetched | str | None":
+        """What was fetched, or why nothing was; None while it is not there."""
+        return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
 
 @dataclass
@@ -75,19 +86,21 @@ class Loads:
             self._loading.append(_Loading(load, now + self.timeout_s, time.perf_counter()))
         self._begin()
 
-    def finish(self, *, idle: bool, refused: str = "") -> list[Loaded]:
-        """Puts what has arrived into its blocks; the loads that are over.
+    def finish(self, *, idle: bool, room: int, refused: str = "") -> list[Loaded]:
+        """Puts what has arrived into its blocks, and computes rows of blends; the loads that are over.
 
         idle     nothing is computed in this step, so waiting a moment costs nobody
+        room     tokens that the step might have computed and did not
         refused  why nothing may be put in
         """
         begun = [item.fetched for item in self._loading if item.fetched is not None]
         if idle and begun and not any(future.done() for future in begun):
             wait(begun, IDLE_WAIT_S, FIRST_COMPLETED)  # leave the interpreter to the readers
+        self._mix([] if refused else self._loading, max(room, LEAST_ROWS))
         over: list[Loaded] = []
         waiting: list[_Loading] = []
         for item in self._loading:
-            if not item.done and time.monotonic() < item.deadline:
+            if not refused and self._goes_on(item) and time.monotonic() < item.deadline:
                 waiting.append(item)
             else:
                 over.append(self._put_in(item, refused))
@@ -157,46 +170,74 @@ class Loads:
         except Exception as error:
             return f"the blend failed: {type(error).__name__}: {error}"
 
-    def _put_in(self, item: _Loading, refused: str) -> Loaded:
-        assert self.paged is not None
-        load, future = item.load, item.fetched
-        if future is None or future.cancel():  # it was never begun
-            self._reads.done(load.donors)
-            future = None
-        if refused:
-            return Loaded(load.request_id, 0, 0.0, problem=refused)
-        if future is None or not future.done():
-            return Loaded(load.request_id, 0, 0.0, problem=f"the load took longer than {self.timeout_s:g} s")
-        fetched = future.result()
-        if isinstance(fetched, str):
-            return Loaded(load.request_id, 0, 0.0, problem=fetched)
-        draft, computed = fetched.draft, 0
+    def _mix(self, loading: list[_Loading], room: int) -> None:
+        """In the engine loop: begins the blends whose drafts have arrived, as long as there is room for their questions, and
+        computes rows of all that have begun."""
+        began: list[_Loading] = []
+        for item in loading:
+            arrived = item.arrived
+            if isinstance(arrived, _Fetched) and arrived.draft is not None and not item.problem:
+                if item.mixing is None and room > 0:
+                    self._attempt([item], lambda item=item, draft=arrived.draft: self._begin_mixing(item, draft))
+                    room -= item.mixing.asked if item.mixing is not None else 0
+                if item.mixing is not None:
+                    began.append(item)
+        if began:
+            assert self.blender is not None
+            blender, blends = self.blender, [item.mixing for item in began if item.mixing is not None]
+            self._attempt(began, lambda: blender.advance(blends, room))
+
+    def _begin_mixing(self, item: _Loading, draft: Draft) -> None:
+        assert self.blender is not None
+        item.mixing = self.blender.begin(draft, item.load.block_ids)
+
+    def _attempt(self, items: list[_Loading], step: Callable[[], object]) -> None:
+        """A load that fails costs time, never the engine: vLLM computes its blocks."""
         try:
-            state = fetched.state
-            if state is None:
-                assert draft is not None
-                state, computed = self._mix(load, draft)
-            self.paged.scatter(load.block_ids, load.start, state)
-        except Exception as error:  # the blocks are recomputed by vLLM: a failed load costs time, never the engine
-            return Loaded(load.request_id, 0, 0.0, problem=f"the load failed: {type(error).__name__}: {error}")
+            step()
+        except ModelError as error:
+            self.problem = str(error)
+            for item in items:
+                item.problem = f"the load failed: {error}"
+        except Exception as error:
+            for item in items:
+                item.problem = f"the load failed: {type(error).__name__}: {error}"
+
+    @staticmethod
+    def _goes_on(item: _Loading) -> bool:
+        """Whether there is more to fetch or to compute."""
+        if item.problem:
+            return False
+        if item.mixing is not None:
+            return len(item.mixing.rows) > 0
+        arrived = item.arrived
+        return arrived is None or (isinstance(arrived, _Fetched) and arrived.draft is not None)
+
+    def _put_in(self, item: _Loading, refused: str) -> Loaded:
+        """The end of a load: an exact state is put into its blocks now, a blend's is there."""
+        assert self.paged is not None
+        load = item.load
+        if item.fetched is None or item.fetched.cancel():  # it was never begun
+            self._reads.done(load.donors)
+            item.fetched = None
+        arrived, mixing = item.arrived, item.mixing
+        late = f"the load took longer than {self.timeout_s:g} s" if arrived is None or self._goes_on(item) else ""
+        problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
+        if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
+            state = arrived.state
+            self._attempt([item], lambda: self.paged and self.paged.scatter(load.block_ids, load.start, state))
+            problem = item.problem
+        if problem:
+            return Loaded(load.request_id, 0, 0.0, problem=problem)
         seconds = time.perf_counter() - item.began
-        if draft is None:
-            return Loaded(load.request_id, state.nbytes, seconds, donors=load.donors)
+        if mixing is None:
+            nbytes = load.tokens * self.paged.bytes_per_token
+            return Loaded(load.request_id, nbytes, seconds, donors=load.donors)
+        draft = mixing.draft
         if draft.lent is not None:
             self.buffers.take_back(draft.lent)
         log.debug("request %s: blended from %d donors, %s first", load.request_id, len(draft.donors), draft.donors[0])
         for why in draft.left_out:
             log.warning("a donor was left out of the blend of request %s: %s", load.request_id, why)
-        return Loaded(load.request_id, state.nbytes, seconds, computed, "", draft.donors, draft.left_out)
-
-    def _mix(self, load: Load, draft: Draft) -> tuple[torch.Tensor, int]:
-        """In the engine loop: the rows that need it. The tokens before `load.start` stand as vLLM holds them."""
-        assert self.paged is not None
-        assert self.blender is not None
-        why = self.blender.check(draft.proof)
-        if why:
-            self.problem = why
-            raise ModelError(why)
-        exact = self.paged.gather(load.block_ids, load.start) if load.start else None
-        mixed = self.blender.mix(draft, exact)
-        return mixed.state[:, :, :, load.start :], mixed.computed
+        nbytes = (draft.plan.end - load.start) * self.paged.bytes_per_token
+        return Loaded(load.request_id, nbytes, seconds, mixing.computed, "", draft.donors, draft.left_out)

@@ -58,6 +58,7 @@ class StepPlan(KVConnectorMetadata):
 
     idle        nothing is computed in this step, so waiting a moment costs nobody
     computing   prompt tokens are computed in this step
+    room        tokens that vLLM's budget for the step has left
     generation  a number that the worker has not seen yet makes it read its weights (`watch`)
     """
 
@@ -66,12 +67,13 @@ class StepPlan(KVConnectorMetadata):
     idle: bool = False
     computing: bool = False
     generation: int = 0
+    room: int = 0
     inner: Any = None
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A finished load. `nbytes` and `computed` (rows that a blend recomputed, averaged over layers) are 0 if it failed.
+    """A finished load. `nbytes` and `computed` (rows that a blend recomputed) are 0 if it failed.
 
     donors    chunks that the state came from, the best first
     left_out  why donors that were planned are not among them

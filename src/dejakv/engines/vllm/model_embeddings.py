@@ -49,6 +49,6 @@ class ModelEmbeddings:
         return normalized(rows.float().mean(dim=0).cpu().numpy())
 
     def _model(self) -> Any:
-        from dejakv.engines.vllm.bind import bound_model
+        from dejakv.engines.vllm.bind import bound_runner
 
-        return bound_model(self._shared.llm.llm_engine.vllm_config)
+        return bound_runner(self._shared.llm.llm_engine.vllm_config).get_model()

@@ -17,7 +17,9 @@ from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
 
 
-def why_not(prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSettings, epoch: str) -> str:
+def why_not(
+    prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSettings, epoch: str, config: BlendConfig
+) -> str:
     """Why this prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
     if not settings.may_blend:
         return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
@@ -25,7 +27,7 @@ def why_not(prepared: Prepared, donors: Sequence[Chunk], settings: ConnectorSett
         return "blend is for prompts without media"
     if any(chunk.meta.epoch not in ("", epoch) for chunk in donors):
         return "a donor's state is of another model"
-    return ""
+    return config.varying()
 
 
 def blend_as(asked: BlendConfig | None) -> None:

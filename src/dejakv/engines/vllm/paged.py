@@ -19,6 +19,7 @@ class PagedKV:
         self.caches = caches
         self.block_tokens = block_tokens
         self.reader: Reader = reader_for(layers, caches, block_tokens)
+        self._named = list(caches.items())
         first = next(iter(caches.values()))
         _, self.kv_heads, _, width = first.shape
         self.head_dim = width // 2
@@ -64,9 +65,19 @@ class PagedKV:
 
     def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
         """Writes a state `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
-        slots = slots_of(block_ids, self.block_tokens, start, start + state.shape[3]).to(self.device)
+        slots = slots_of(block_ids, self.block_tokens, torch.arange(start, start + state.shape[3])).to(self.device)
         for layer, (name, cache) in enumerate(self.caches.items()):
             write_rows(self.layers[name], cache, state[0, layer], state[1, layer], slots)
+
+    def attention(self, layer: int) -> Any:
+        """The attention module of a layer."""
+        return self.layers[self._named[layer][0]]
+
+    def keys(self, block_ids: Sequence[int], layer: int, tokens: int) -> torch.Tensor:
+        """A layer's rotated K of the first `tokens` tokens, `[kv_heads, tokens, head_dim]`: a copy."""
+        index = torch.tensor(block_ids[: -(-tokens // self.block_tokens)], device=self.device)
+        keys, _ = self.reader(self._named[layer][1].index_select(0, index))
+        return keys.transpose(0, 1).flatten(1, 2)[:, :tokens]
 
 
 def to_host(pages: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:

@@ -69,6 +69,15 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda config, kv: rank_count(config) > 1 and _settings(config).may_blend,
     ),
     Refusal(
+        "mode blend with data parallelism of a mixture of experts",
+        "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
+        lambda config, kv: (
+            config.parallel_config.data_parallel_size > 1
+            and config.parallel_config.is_moe_model is not False
+            and _settings(config).may_blend
+        ),
+    ),
+    Refusal(
         "an inner connector with tensor parallelism",
         "not shown: it would have to tell the ranks' reports apart",
         lambda config, kv: rank_count(config) > 1 and bool(_settings(config).inner),

@@ -29,6 +29,7 @@ class SchedulerSide:
 
     hash_tokens  tokens behind one entry of `Request.block_hashes`
     no_blend     why blend is not possible here, empty if it is
+    max_tokens   tokens that vLLM computes in a step at most
     ranks        workers that each carry out every order for their part of the heads, and answer it
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
@@ -41,6 +42,7 @@ class SchedulerSide:
     hash_tokens: int
     counts: Counts
     no_blend: str = ""
+    max_tokens: int = 0
     ranks: int = 1
     fail_loads: Callable[[set[str]], None] = lambda ids: None
     unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
@@ -151,7 +153,8 @@ class SchedulerSide:
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
-        return StepPlan(loads, saves, idle, computing, self.generations.number)
+        room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
+        return StepPlan(loads, saves, idle, computing, self.generations.number, room)
 
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
@@ -182,7 +185,7 @@ class SchedulerSide:
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not was_aborted(request):
             holds = self.saves.order(tracked, block_ids, release=True)
-        return holds, {"dejakv": tracked.told()}
+        return holds, {"dejakv": tracked.told()} if tracked.tells else {}
 
     def reset(self, problem: str = "") -> None:
         """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.

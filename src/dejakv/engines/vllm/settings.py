@@ -67,7 +67,9 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
             )
         check_fields(self)
         if self.may_blend:
-            self.blend_config()
+            why = self.blend_config().varying()
+            if why:
+                raise ConfigError(f"inside vLLM one forward computes the same rows in all layers, but {why}")
         if self.inner and "kv_connector" not in self.inner:
             raise ConfigError(
                 'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'

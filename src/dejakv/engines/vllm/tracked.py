@@ -48,6 +48,12 @@ class Tracked:
         described = lookup.described if lookup is not None else None
         return described or self.found.save
 
+    @property
+    def tells(self) -> bool:
+        """Whether the client is told: if it asked, or if its answer is approximate. Other responses stay as vLLM makes them, since
+        routers take `kv_transfer_params` in a response for orders."""
+        return self.approximate or "dejakv" in (self.request.kv_transfer_params or {})
+
     def told(self) -> dict[str, Any]:
         """What the client is told."""
         found = Found("exact", level="inner") if self.inner else self.found or Found()

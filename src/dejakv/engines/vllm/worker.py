@@ -75,7 +75,7 @@ class WorkerSide:
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
-        loaded = self.loads.finish(idle=plan.idle, refused=self.watch.problem)
+        loaded = self.loads.finish(idle=plan.idle, room=plan.room, refused=self.watch.problem)
         self._loaded += loaded
         released, self._released = self._released, set()
         failed = {one.request_id for one in loaded if one.problem}

@@ -1,0 +1,91 @@
+"""A blend in the blocks of its request: which rows are still to be computed, and what else changes when they are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dejakv.engines.vllm.drafts import Draft
+from dejakv.engines.vllm.layout import slots_of
+from dejakv.engines.vllm.row_batch import Rows, contiguous
+from dejakv.engines.vllm.row_forward import More
+from dejakv.reuse.offsets import Correction, corrected, corrections
+
+
+@dataclass
+class Mixing:
+    """One blend, from the moment its donors' state is in the blocks.
+
+    rows      still to be computed, ascending
+    asked     how many the question's pass computed, to choose them
+    computed  how many of them are computed
+    """
+
+    draft: Draft
+    block_ids: tuple[int, ...]
+    block_tokens: int
+    rows: torch.Tensor
+    asked: int = 0
+    computed: int = 0
+
+    def __post_init__(self) -> None:
+        self._every = self.rows
+
+    def next(self, room: int, most_runs: int | None) -> "Part":
+        """Takes the next rows away: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay
+        together where they can."""
+        count = min(room, len(self.rows))
+        if most_runs is not None:
+            runs = contiguous(self.rows[:count].cpu().numpy())
+            count = runs[min(most_runs, len(runs)) - 1][1]
+        if count < len(self.rows):
+            count = self._between_pieces(count)
+        rows, self.rows = self.rows[:count], self.rows[count:]
+        self.computed += count
+        return self._part(rows)
+
+    def _part(self, rows: torch.Tensor) -> "Part":
+        taken = Rows(self.draft.ids[rows], rows, self.block_ids)
+        if self.draft.plan.runs is None:
+            return Part(self.draft, taken)
+        runs = self.draft.plan.runs[: self.draft.plan.end].copy()
+        others = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
+        runs[others] = -1  # rows of other parts do not move
+        moves = tuple(corrections(runs, rows))
+        if not moves:
+            return Part(self.draft, taken)
+        slots = slots_of(self.block_ids, self.block_tokens, torch.cat([move.rest for move in moves]))
+        return Part(self.draft, taken, moves, slots.to(rows.device))
+
+    def _between_pieces(self, count: int) -> int:
+        pieces = self.draft.plan.runs
+        if pieces is None:
+            return count
+        of_rows = pieces[self.rows[: count + 1].cpu().numpy()]
+        cuts = np.flatnonzero(np.diff(of_rows)) + 1
+        return int(cuts[-1]) if cuts.size else count
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a blend that one forward computes.
+
+    moves  what they show about the rows between them that are not computed (`reuse.offsets`)
+    slots  of those
+    """
+
+    draft: Draft
+    rows: Rows
+    moves: tuple[Correction, ...] = ()
+    slots: torch.Tensor | None = None
+
+    def moved(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> More | None:
+        """The rows that move with these, if any do. `keys`, `values`: the computed ones' `[kv_heads, rows, head_dim]`."""
+        if not layer or self.slots is None:  # the first layer's K and V depend on the token alone
+            return None
+        state = self.draft.state[:, layer]
+        shifted = [
+            torch.cat([corrected(held[None], fresh[None], part)[0] for part in self.moves], dim=1)
+            for held, fresh in ((state[0], keys), (state[1], values))
+        ]
+        return shifted[0], shifted[1], self.slots

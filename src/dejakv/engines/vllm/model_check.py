@@ -1,0 +1,103 @@
+"""Whether a forward over rows gives what vLLM's own gave, and whether keys move as the model rotates them.
+
+Both are computed from a stored state, which came from vLLM's own forward of the same weights, in blocks of the request that is to
+be blended.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.rotary import Rotary
+from dejakv.engines.vllm.row_batch import Rows
+from dejakv.engines.vllm.row_forward import RowForward
+from dejakv.store.base import Chunk
+
+CHECKED_ROWS = 64
+"""Rows that each check computes."""
+GAP = 8
+"""Rows in the middle of them that are not computed, so that there are two runs."""
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+@dataclass
+class ModelCheck:
+    """The checks of one worker's model.
+
+    checked   tokens of the longest state that was checked
+    problem   why blend is off, empty if it is not
+    """
+
+    forward: RowForward
+    paged: PagedKV
+    rotary: Rotary
+    max_positions: int
+    checked: int = 0
+    problem: str = ""
+    _moves: bool = field(default=False)
+
+    def check(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> str:
+        """Checks with a stored, exact state, if it is longer than all that were checked: what a model or a backend does only far
+        into a prompt shows there alone. `block_ids` are overwritten."""
+        if self.problem or chunk is None:
+            return self.problem
+        count = min(chunk.meta.num_tokens, len(block_ids) * self.paged.block_tokens)
+        if count <= self.checked:
+            return ""
+        self.checked = count
+        ids = torch.tensor(chunk.meta.token_ids[:count], device=self.paged.device)
+        there = borrowed(chunk.tensor).to(self.paged.device)[:, :, :, :count]
+        error = self._end(ids, there, block_ids)
+        if not error <= self._limit:
+            self.problem = self._off(f"recomputing the end of a stored state of {count} tokens gave another one", error)
+        elif not self._moves:
+            error = self._moved(ids, there, block_ids)
+            self._moves = error <= self._limit
+            if not self._moves:
+                self.problem = self._off(
+                    "a stored state that was computed again further on is not its moved self", error
+                )
+        return self.problem
+
+    @property
+    def _limit(self) -> float:
+        return TOLERANCE[self.paged.dtype]
+
+    def _off(self, what: str, error: float) -> str:
+        return (
+            f"blend was switched off: {what} (relative error {error:.2g}, {self._limit:g} is allowed), so blends of this model"
+            " on this attention backend would be wrong"
+        )
+
+    def _end(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+        """The last rows, among the others as they were stored."""
+        count = len(ids)
+        places = torch.arange(max(0, count - CHECKED_ROWS), count, device=ids.device)
+        middle = len(places) // 2
+        places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
+        state = there.clone()
+        state[:, :, :, places] = 0.0
+        self.paged.scatter(block_ids, 0, state)
+        self.forward.run([Rows(ids[places], places, block_ids)])
+        made = self.paged.gather(block_ids, count)
+        return _error(made[:, :, :, places], there[:, :, :, places])
+
+    def _moved(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+        """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
+        stored ones, moved, and their V are the same."""
+        places = torch.arange(min(len(ids), CHECKED_ROWS), device=ids.device)
+        shift = self.max_positions - len(places)
+        if shift <= 0:
+            return 0.0
+        self.forward.run([Rows(ids[places], places, block_ids, shift)])
+        wanted = there[:, :, :, : len(places)].clone()
+        self.rotary.move(wanted[0], places, places + shift)
+        return _error(self.paged.gather(block_ids, len(places)), wanted)
+
+
+def _error(made: torch.Tensor, real: torch.Tensor) -> float:
+    """The greatest distance of any layer's K or V, in units of the greatest value of all."""
+    made, real = made.float(), real.float()
+    return float((made - real).abs().max() / real.abs().max().clamp_min(1e-6))

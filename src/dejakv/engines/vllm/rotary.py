@@ -1,0 +1,64 @@
+"""Keys that were rotated for one place, turned to another, as each layer of the served model rotates them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dejakv.errors import ModelError
+from dejakv.reuse.rope import turn
+
+
+class Rotary:
+    """The rotary tables of a model's layers, in order.
+
+    Whether the model rotates its keys in the way that follows from them is not to be seen here: `model_check` computes it.
+    """
+
+    def __init__(self, rotaries: Sequence[Any]) -> None:
+        self.rotaries = tuple(rotaries)
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
+        """From the modules that hold the attention layers. Raises ModelError where one has no rotary table."""
+        holder = {id(child): module for module in model.modules() for child in module.children()}
+        found: list[Any] = []
+        for number, layer in enumerate(attention):
+            rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
+            if not hasattr(rotary, "cos_sin_cache") or not hasattr(rotary, "is_neox_style"):
+                raise ModelError(
+                    f"blend is not possible: layer {number} of {type(model).__name__} has no rotary table, so keys cannot be"
+                    " moved. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
+                )
+            found.append(rotary)
+        return cls(found)
+
+    def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Turns all layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source` to positions `target`, in
+        place. What does not move stays bit for bit."""
+        rows = (source != target).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        source, target = source[rows], target[rows]
+        tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one rotary module for all layers
+        for rotary, mine in zip(self.rotaries, keys, strict=True):
+            if id(rotary) not in tables:
+                tables[id(rotary)] = _turn(rotary, source, target)
+            mine[:, rows] = _turned(rotary.is_neox_style, mine[:, rows], *tables[id(rotary)])
+
+
+def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    table = rotary.cos_sin_cache.float()
+    half = table.shape[-1] // 2
+    there, here = table[target], table[source]
+    return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))
+
+
+def _turned(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`halves`: a number and its partner lie half a head apart, else side by side."""
+    width = 2 * cos.shape[-1]
+    wide = keys[..., :width].float()
+    one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+    pair = (one * cos - other * sin, other * cos + one * sin)
+    turned = torch.cat(pair, dim=-1) if halves else torch.stack(pair, dim=-1).flatten(-2)
+    return torch.cat([turned.to(keys.dtype), keys[..., width:]], dim=-1)
