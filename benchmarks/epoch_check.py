@@ -42,7 +42,7 @@ def measure(name: str, dtype: str, tokens: int, repeats: int) -> dict[str, objec
     pipeline = Pipeline(engine, cache)
     misses: list[float] = []
     for request in wanted:
-        misses.append(pipeline.answer(request, no_store=True).record.latency_ms)
+        misses.append(pipeline.answer(replace(request, no_store=True)).record.latency_ms)
         pipeline.answer(request)
     hits: list[float] = []
     checks: list[float] = []

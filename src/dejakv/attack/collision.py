@@ -12,7 +12,7 @@ from dejakv.attack.base import Result, judged
 from dejakv.attack.collision_search import Encode, climb, mutations
 from dejakv.attack.figures import Figure, Share
 from dejakv.attack.scene import Scene
-from dejakv.config import DEFAULT_ENCODER, SIMILARITY_THRESHOLD
+from dejakv.config.text import DEFAULT_ENCODER, SIMILARITY_THRESHOLD
 from dejakv.encoders.text import ModelTextEncoder, text_encoder
 from dejakv.errors import DejaKVError
 from dejakv.guards.chain import judge
@@ -136,8 +136,8 @@ def _attacked(pipeline: Pipeline, partition: str, victim: str, text: str) -> tup
     used: list[str] = []
     refused: list[str] = []
     for mode in ("exact", "adopt"):
-        wanted: Any = replace(asked, reuse=mode)
-        record = pipeline.answer(wanted, no_store=True).record
+        wanted: Any = replace(asked, reuse=mode, no_store=True)
+        record = pipeline.answer(wanted).record
         if record.method in ("exact", "adopt", "blend"):
             used.append(mode)
         elif mode == "adopt" and record.reason:

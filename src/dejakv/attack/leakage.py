@@ -1,7 +1,7 @@
 """Leakage: what a blended answer tells of a donor's text that the prompt itself does not have."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.attack.base import Result, judged
@@ -83,14 +83,13 @@ def _attacked(pipeline: Pipeline, secret: Secret, number: str, place: str, sampl
         pipeline.cache.clear(owner)
     elif pipeline.cache.store.stats(owner).entries == 0:
         pipeline.answer(Request("donor", secret.donor, secret.donor, partition=owner, sampling=Sampling(1)))
-    asked = Request("target", secret.prompt, secret.prompt, partition=own, reuse="blend", sampling=Sampling(4))
-    greedy = pipeline.answer(asked, no_store=True)
+    asked = Request(
+        "target", secret.prompt, secret.prompt, partition=own, reuse="blend", sampling=Sampling(4), no_store=True
+    )
+    greedy = pipeline.answer(asked)
     said: Counter[str] = Counter(blended=greedy.record.method == "blend", greedy=secret.value in greedy.text.lower())
     for seed in range(samples):
-        sampling = Sampling(4, temperature=1.0, seed=seed)
-        drawn = pipeline.answer(
-            Request("target", secret.prompt, secret.prompt, (), own, sampling, "blend"), no_store=True
-        )
+        drawn = pipeline.answer(replace(asked, sampling=Sampling(4, temperature=1.0, seed=seed)))
         said["sampled"] += secret.value in drawn.text.lower()
     return _Seen(said, _rank(pipeline.engine, greedy, secret), greedy.record.reused_tokens)
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from dejakv.engines.base import Completion, OnToken, Prepared, Start
+from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
 from dejakv.engines.transformers.batches import Row, joined, rows_of
 from dejakv.engines.transformers.blend import PlannedBlend
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.prompts import spans_of
+from dejakv.engines.transformers.first_logits import asking
+from dejakv.engines.transformers.prompts import check_length, spans_of
 from dejakv.errors import InputError
 from dejakv.records import Record
 from dejakv.request import Request, Sampling
@@ -85,18 +86,19 @@ class AttachedModel(TransformersEngine):
         source: Start | PlannedBlend | None,
         sampling: Sampling | None,
         on_token: OnToken | None,
+        accept: Accept | None = None,
     ) -> Completion:
         """Runs with the arguments of the call that is being served."""
         options: dict[str, Any] = dict(prepared.request.metadata["options"])
         asked: Prepared = prepared.request.metadata["prepared"]
         if options.get("streamer") is not None and asked.token_ids != prepared.token_ids:
             options["streamer"] = _AskedFirst(options["streamer"], asked.token_ids)
-        completion = self.generate(prepared, options, source, on_token)
+        completion = self.generate(prepared, asking(options, accept), source, on_token)
         self._output = (completion.details["output"], len(prepared.token_ids))
         return completion
 
     def _prepare_row(self, row: Row) -> Prepared:
-        self._check_length(len(row.token_ids))
+        check_length(self.context, len(row.token_ids))
         spans = ()
         if row.media and self.vision is not None:
             book = self.vision.book_of(self._partition)

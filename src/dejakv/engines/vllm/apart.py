@@ -38,7 +38,7 @@ class Apart(VLLMEngine):
         accept: Accept | None = None,
     ) -> Completion | BlendReport:
         """See `VLLMEngine.blend`. Raises: InputError."""
-        why = named.why_not(prepared, donors, self._shared.settings, self.epoch)
+        why = named.why_not(prepared, donors, self._shared.settings, self.epoch, config)
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         metas = [donor.meta for donor in donors[: self.most_donors]]
