@@ -111,3 +111,18 @@ def test_a_file_that_cannot_be_read(tmp_path):
 )
 def test_bearer(header, key):
     assert bearer_key(header) == key
+
+
+def test_with_a_secret_names_cannot_be_made_from_keys_alone() -> None:
+    plain, one, same, other = (
+        ApiKeys(["alpha", "beta"], secret).names for secret in (None, "a" * 16, "a" * 16, "b" * 16)
+    )
+    assert one == same
+    assert len({*plain, *one, *other}) == 6
+    assert ApiKeys(["alpha"], "a" * 16).partition_of("alpha") == one[0]
+
+
+@pytest.mark.parametrize("secret", ["", "short", "x" * 15])
+def test_a_secret_that_can_be_guessed(secret: str) -> None:
+    with pytest.raises(ConfigError, match="DEJAKV_PARTITION_SECRET"):
+        ApiKeys(["alpha"], secret)

@@ -285,7 +285,7 @@ def test_a_client_who_leaves_is_labelled_all_the_same(served: Any, blending: Any
 
 def test_nothing_is_kept_of_a_request_that_says_so(served: Any, blending: Any) -> None:
     pipeline, stream = blending(served)
-    answer = pipeline.answer(next(stream), no_store=True)
+    answer = pipeline.answer(replace(next(stream), no_store=True))
     assert answer.record.method == "prefix"
     assert "could not be checked" in answer.record.reason
     assert pipeline.waiting == 0

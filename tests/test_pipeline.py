@@ -96,7 +96,7 @@ def test_partitions_and_documents_do_not_meet(served: Any) -> None:
 
 def test_no_store_leaves_nothing(served: Any) -> None:
     pipeline, wanted = served(EXACT), request(wordings()[0])
-    pipeline.answer(wanted, no_store=True)
+    pipeline.answer(replace(wanted, no_store=True))
     assert pipeline.cache.store.stats().entries == 0
     assert pipeline.answer(wanted).record.method == "none"
 

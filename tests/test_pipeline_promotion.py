@@ -92,7 +92,7 @@ def test_nothing_waits_where_nobody_promotes_or_nothing_is_to_be_kept(served: An
     pipeline.answer(request(wordings()[0]))
     assert pipeline.answer(request(wordings()[0], MIXED)).record.method == "blend"
     pipeline.promotes = True
-    assert pipeline.answer(request(wordings()[0], MIXED), no_store=True).record.method == "blend"
+    assert pipeline.answer(request(wordings()[0], MIXED, no_store=True)).record.method == "blend"
     assert not pipeline.promote_one()
     assert not Pipeline(pipeline.engine).promote_one()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
+from tests.store.layers import layer
 
 from dejakv.build import build_cache
 from dejakv.datasets.docs import ask
@@ -16,6 +17,8 @@ from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.memory import MemoryStore
+from dejakv.store.selection import Selection
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
 
@@ -120,7 +123,7 @@ def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engin
     first.cache.close()
     for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
         cache = build_cache(replace(config, max_generation=bound), docs_engine)
-        answer = Pipeline(docs_engine, cache).answer(joined(FOURTH, THIRD), no_store=True)
+        answer = Pipeline(docs_engine, cache).answer(replace(joined(FOURTH, THIRD), no_store=True))
         assert answer.record.method in methods
         cache.close()
 
@@ -145,7 +148,7 @@ def test_clearing_and_eviction_take_rows_along(served: Any) -> None:
     assert {meta.id for meta in rows_in(pipeline.cache)} == {rows[0].id}
     pipeline.cache.clear("default")
     assert not list(pipeline.cache.store.metas())
-    assert pipeline.answer(wanted, no_store=True).record.method == "none"
+    assert pipeline.answer(replace(wanted, no_store=True)).record.method == "none"
 
 
 @pytest.mark.parametrize("admission", [{"second_sight": True}, {"min_tokens": 10_000}])
@@ -155,7 +158,7 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
     pipeline = served(replace(BLEND, **admission))
     for meta in list(open_to_all.cache.store.metas()):
         chunk = open_to_all.cache.store.get(meta.id)
-        pipeline.cache.store.inner.put(chunk)
+        layer(pipeline.cache.store, MemoryStore).put(chunk)
         pipeline.cache.finder.add(meta)
     assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
     assert not rows_in(pipeline.cache)
@@ -165,9 +168,9 @@ def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any,
 def test_a_request_that_keeps_nothing_keeps_no_rows(served: Any) -> None:
     pipeline = served(BLEND)
     pipeline.answer(joined(DOCUMENT.text))
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(replace(joined(SECOND, DOCUMENT.text), no_store=True)).record.method == "blend"
     assert not rows_in(pipeline.cache)
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text), no_store=True).record.method == "blend"
+    assert pipeline.answer(replace(joined(SECOND, DOCUMENT.text), no_store=True)).record.method == "blend"
 
 
 def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
@@ -240,6 +243,41 @@ class _Handing:
 
     def spoil(self) -> None:
         for cell in self._caches:
-            for layer in cell.cell_contents.blends:
-                layer.keys.zero_()
-                layer.values.zero_()
+            for held in cell.cell_contents.blends:
+                held.keys.zero_()
+                held.values.zero_()
+
+
+def test_a_purged_donor_takes_the_rows_of_its_blends_along(served: Any) -> None:
+    pipeline = served(BLEND)
+    answer, rows = holding(pipeline)
+    pipeline.answer(joined(THIRD, SECOND))  # a second generation
+    assert max(meta.generation for meta in rows_in(pipeline.cache)) == 2
+    purged = pipeline.purge(Selection(donors=(answer.record.donor,)))
+    assert purged.rows > len(rows)
+    assert rows_in(pipeline.cache) == []
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "none"
+
+
+def test_a_purged_prompt_that_was_only_blended_takes_its_own_text_along(served: Any) -> None:
+    pipeline = served(BLEND)
+    answer, rows = holding(pipeline)
+    purged = pipeline.purge(Selection(donors=(answer.record.key,)))
+    assert (purged.prompts, purged.rows) == (0, len(rows))
+    assert rows_in(pipeline.cache) == []
+    assert pipeline.answer(joined(DOCUMENT.text)).record.method == "exact"
+
+
+def test_rows_of_a_blend_are_not_kept_when_its_donor_was_purged_meanwhile(served: Any) -> None:
+    pipeline = served(BLEND)
+    pipeline.answer(joined(DOCUMENT.text))
+    cache = pipeline.cache
+    store = cache._writer.submit
+
+    def late(make: Any, after: Any) -> bool:
+        cache.store.clear()
+        return store(make, after)
+
+    cache._writer.submit = late
+    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
+    assert rows_in(cache) == []

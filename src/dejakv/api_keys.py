@@ -14,6 +14,12 @@ from dejakv.request import DEFAULT_PARTITION
 VARIABLE = "DEJAKV_API_KEYS"
 """Where both servers look for keys separated by commas."""
 
+SECRET = "DEJAKV_PARTITION_SECRET"
+"""Where both servers look for the secret that names of partitions are made with."""
+
+LEAST_SECRET = 16
+"""Characters of a secret."""
+
 _ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - {","}
 
 
@@ -21,10 +27,19 @@ class ApiKeys:
     """Known keys, kept as SHA-256 digests. Without any, everybody is the default partition.
 
     A key is printable ASCII without spaces and commas, since headers carry nothing else reliably. A key that is
-    listed twice counts once. Raises ConfigError for a key that no client could send.
+    listed twice counts once.
+
+    secret  names of partitions are made with it (HMAC-SHA-256), so that whoever sees them, in a folder or in Redis, cannot try which
+            key they are of. Another secret makes other partitions. None: they are made of the keys alone
+
+    Raises ConfigError for a key that no client could send, and for a secret that is too short.
     """
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), secret: str | None = None) -> None:
+        if secret is not None and len(secret) < LEAST_SECRET:
+            raise ConfigError(
+                f"{SECRET} has {len(secret)} characters: give {LEAST_SECRET} or more that nobody can guess, or unset it"
+            )
         self._partitions: dict[bytes, str] = {}
         for number, key in enumerate(keys, start=1):
             if not key or not _ALLOWED.issuperset(key):
@@ -33,10 +48,10 @@ class ApiKeys:
                     " without spaces and commas"
                 )
             digest = _digest(key)
-            self._partitions[digest] = f"key-{digest.hex()[:16]}"
+            self._partitions[digest] = f"key-{_name(key, digest, secret)}"
 
     @classmethod
-    def load(cls, text: str | None, file: Path | None) -> "ApiKeys":
+    def load(cls, text: str | None, file: Path | None, secret: str | None = None) -> "ApiKeys":
         """Keys from a text, separated by commas, and from a file, one a line; `#` begins a comment line there.
 
         None means that there is no such source. A source that is there and holds no key is an error, since its owner
@@ -54,7 +69,7 @@ class ApiKeys:
             if not listed:
                 raise ConfigError(f"the API keys file {str(file)!r} holds no key: write one a line")
             keys += listed
-        return cls(keys)
+        return cls(keys, secret)
 
     @property
     def required(self) -> bool:
@@ -65,6 +80,11 @@ class ApiKeys:
     def partitions(self) -> int:
         """How many partitions there are, at least the default one."""
         return max(1, len(set(self._partitions.values())))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The partitions of the keys, in the order of these."""
+        return tuple(self._partitions.values())
 
     def partition_of(self, key: str | None) -> str | None:
         """The partition of a key; None if it is missing or unknown. Takes as long for every unknown key."""
@@ -94,6 +114,12 @@ def _lines(file: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"the API keys file {str(file)!r} is not UTF-8: save it as UTF-8 text") from error
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _name(key: str, digest: bytes, secret: str | None) -> str:
+    if secret is None:
+        return digest.hex()[:16]
+    return hmac.new(secret.encode("utf-8", "surrogatepass"), key.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _digest(key: str) -> bytes:

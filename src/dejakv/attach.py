@@ -62,7 +62,9 @@ def attach(
         )
     registry = encoder_cache
     if registry is None and settings.encoder_bytes:
-        registry = VisualKVCache(max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes)
+        registry = VisualKVCache(
+            max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes, ttl=settings.lifetime(settings.ttl_encoder)
+        )
     attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record)
     used = cache if cache is not None else build_cache(settings, attached)
     pipeline = Pipeline(attached, used)

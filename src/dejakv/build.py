@@ -26,6 +26,7 @@ from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
 from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
+from dejakv.store.expiry import ExpiringStore
 from dejakv.store.open import store_of
 from dejakv.trust.disk import open_ledger
 from dejakv.trust.gate import Gate
@@ -108,9 +109,12 @@ def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "--fusion-provider", ("capture", "inject"))
-    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(max_vram_bytes=config.encoder_bytes)
+    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(
+        max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
+    )
     folder = config.fusion_states_dir
-    return Fusing(provider, registry, DiskStore(folder) if folder else None)
+    store = ExpiringStore(DiskStore(folder), look_first=True) if folder else None
+    return Fusing(provider, registry, store, config.lifetime(config.ttl_fusion))
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:

@@ -6,7 +6,6 @@ It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakSet
@@ -19,7 +18,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import derived, described_rows
+from dejakv.find.rows import described_rows
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -29,8 +28,14 @@ from dejakv.identity import check_partition
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
 from dejakv.request import Request
+from dejakv.retention import forget
+from dejakv.store.age import now
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.expiry import remaining, shortest
+from dejakv.store.lineage import derived
 from dejakv.store.prefix import EpochPrefixes
+from dejakv.store.purging import purge
+from dejakv.store.selection import Purged, Selection
 from dejakv.store.writer import Writer
 from dejakv.trust.audits import Audits
 from dejakv.trust.differs import differs_of
@@ -99,7 +104,7 @@ class HierarchicalCache:
             if completion.rows is not None:
                 self._keep_rows(prepared, decision.key, completion, completion.rows)
             if promote:
-                self.promotions.note(decision.key, prepared)
+                self.promotions.note(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
             return False
         if ran.method == "exact" or self.store.meta(decision.key) is not None:
             return False
@@ -147,14 +152,35 @@ class HierarchicalCache:
         if rows.generation > self.config.max_generation:
             return
         partition = prepared.request.partition
+        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
+        ttl = shortest(
+            self._lifetime(prepared.request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors)
+        )
         for first, stop in rows.runs:
-            described = described_rows(prepared, key, rows, first, stop)
+            described = described_rows(prepared, key, rows, first, stop, ttl)
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
-            make = _maker(described, rows, first, stop, taken)
+            make = self._maker(described, rows, first, stop, taken)
             if self._writer.submit(make, after=self.stored):
                 self.finder.counts.kept(partition, stop - first)
+
+    def _maker(
+        self, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
+    ) -> Callable[[], Chunk | None]:
+        """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
+
+        def make() -> Chunk | None:
+            if any(self.store.meta(donor) is None for donor in rows.donors):
+                return None  # a donor was purged meanwhile, and these would have to leave with it
+            tensor = taken if taken is not None else rows.capture(first, stop)
+            return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
+
+        return make
+
+    def _lifetime(self, request: Request, own: float | None) -> float:
+        """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
+        return shortest(request.ttl, self.config.lifetime(own))
 
     def _wanted(self, id: str, tokens: int, partition: str) -> bool:
         """Whether the store takes such a chunk: asked before the state is copied out of the engine."""
@@ -177,14 +203,14 @@ class HierarchicalCache:
             embedder=self.finder.embedder,
             vectors=dict(self.finder.vectors(decision.query)),
             answer=answer,
-            created=time.time(),
+            created=now(),
+            ttl=self._lifetime(request, self.config.ttl_prompts),
             nbytes=nbytes,
             metadata={"request": request.id},
         )
 
     def derived(self, donor: str) -> list[str]:
-        """Ids of the stored rows that a chunk's state went into, through all generations: to be deleted with a
-        chunk that is deleted for its content."""
+        """Ids of the stored rows that hold a prompt's text or were computed from its state, through all generations."""
         return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:
@@ -229,10 +255,38 @@ class HierarchicalCache:
         self._writer.flush()
         removed = self.store.clear(partition)
         self.finder.clear(partition)
+        forget((*self.finder.levels, *self.finder.guards), partition)
         self.promotions.clear(partition)
         if self.audits is not None:
             self.audits.clear(partition)
         return removed
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed.
+
+        selection  see `Selection`
+        dry_run    removes nothing, and tells what would be
+
+        Prompts that were answered by adopting a donor left no state. A request that is running finishes, and its state is
+        stored afterwards; rows of a blend only while all its donors are there.
+        Raises: StoreError if entries or their traces could not be removed.
+        """
+        if selection.partition is not None:
+            check_partition(selection.partition)
+        self._writer.flush()
+        purged = purge(self.store, selection, dry_run=dry_run)
+        if not dry_run:
+            self.promotions.clear(selection.partition)
+            if self.audits is not None:
+                self.audits.clear(selection.partition)
+            forget((*self.finder.levels, *self.finder.guards), selection.partition)
+            self._writer.flush()  # what was being written from an entry as it was removed
+            purged += (
+                purge(self.store, Selection(selection.partition, donors=tuple(purged.ids))) if purged.ids else Purged()
+            )
+        if self.fusing is not None:
+            purged += self.fusing.purge(selection.of_others(purged), dry_run=dry_run)
+        return purged
 
     @property
     def embed_counts(self) -> dict[str, int]:
@@ -254,15 +308,3 @@ class HierarchicalCache:
         if self.fusing is not None:
             self.fusing.close()
         self.store.close()
-
-
-def _maker(
-    described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
-) -> Callable[[], Chunk | None]:
-    """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
-
-    def make() -> Chunk | None:
-        tensor = taken if taken is not None else rows.capture(first, stop)
-        return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
-
-    return make

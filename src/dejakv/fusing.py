@@ -9,6 +9,8 @@ from dejakv.find.ways import Plan
 from dejakv.levels.base import Status
 from dejakv.levels.fusion import EncoderRegistry, FusionCache, FusionProvider
 from dejakv.store.base import Store
+from dejakv.store.purging import purge
+from dejakv.store.selection import Purged, Selection
 
 _MOST = 256
 """Partitions (times models) whose states are kept at hand; those of others are in the store, if there is one."""
@@ -18,12 +20,16 @@ class Fusing:
     """Fusion states of all partitions. Thread-safe; an error of the provider is a miss.
 
     store  where states survive a restart; None keeps them in the registry alone
+    ttl    seconds for which a state may be used, 0 without a limit
     """
 
-    def __init__(self, provider: FusionProvider, registry: EncoderRegistry, store: Store | None = None) -> None:
+    def __init__(
+        self, provider: FusionProvider, registry: EncoderRegistry, store: Store | None = None, ttl: float = 0.0
+    ) -> None:
         self._provider = provider
         self._registry = registry
         self._store = store
+        self._ttl = ttl
         self._caches: OrderedDict[tuple[str, str], FusionCache] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -40,6 +46,19 @@ class Fusing:
             return False
         return self._of(prepared).capture(llm=engine, request_id=prepared.request.id, chunk_id=key)
 
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes the states of the selected prompts (`donors`), or those that are selected otherwise; what was in the store. Tensors
+        in the registry leave with its own purge. Raises: StoreError."""
+        purged = purge(self._store, selection, dry_run=dry_run) if self._store is not None else Purged()
+        with self._lock:
+            found = [cache for (_, of), cache in self._caches.items() if selection.partition in (None, of)]
+        for cache in found if not dry_run else ():
+            for id in selection.donors:
+                cache.remove(id)
+            if not selection.donors and selection.older_than is None:
+                cache.forget()
+        return purged
+
     def close(self) -> None:
         """Closes the store."""
         if self._store is not None:
@@ -50,7 +69,7 @@ class Fusing:
         with self._lock:
             found = self._caches.get(key)
             if found is None:
-                found = FusionCache(self._provider, self._registry, *key, store=self._store)
+                found = FusionCache(self._provider, self._registry, *key, store=self._store, ttl=self._ttl)
                 self._caches[key] = found
                 if len(self._caches) > _MOST:
                     self._caches.popitem(last=False)

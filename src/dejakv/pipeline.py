@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from dejakv.answers import Answer as Answer
-from dejakv.answers import FirstToken, answer_of
+from dejakv.answers import FirstToken, answer_of, fusion_status
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import (
     NO_STATE,
@@ -28,10 +28,11 @@ from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.labelling import Labeller, known
-from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
+from dejakv.retention import forget, keeping
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
+from dejakv.store.selection import Purged, Selection
 
 logger = logging.getLogger("dejakv")
 
@@ -54,28 +55,32 @@ class Pipeline:
         if cache is not None:
             costs_of(engine, cache.config.costs)  # measured now, and not while the first request waits
 
-    def answer(self, request: Request, *, on_token: OnToken | None = None, no_store: bool = False) -> Answer:
+    def answer(self, request: Request, *, on_token: OnToken | None = None) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
-        clock = FirstToken(time.perf_counter(), on_token)
+        with keeping(no_store=request.no_store, ttl=request.ttl):
+            return self._in_order(request, FirstToken(time.perf_counter(), on_token))
+
+    def _in_order(self, request: Request, clock: FirstToken) -> Answer:
+        """Answers the request with its parts in the order that saves most."""
         best = self._arrangement(request)
         if best is None:
-            return self._answer(request, clock, no_store)
+            return self._answer(request, clock)
         other = best.changed and self._saves(best)
-        answer = self._answer(best.of(request) if other else request, clock, no_store)
+        answer = self._answer(best.of(request) if other else request, clock)
         record = replace(answer.record, lookup_ms=answer.record.lookup_ms + 1e3 * best.seconds)
         return replace(answer, record=replace(record, order=best.order) if other else record)
 
-    def _answer(self, request: Request, clock: FirstToken, no_store: bool) -> Answer:
+    def _answer(self, request: Request, clock: FirstToken) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
             epoch = self.engine.epoch
             if self.cache is None or not epoch:
                 break
             try:
-                return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock, no_store)
+                return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock)
             except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
                 prepared = self.engine.prepare(request)
         completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
@@ -149,14 +154,27 @@ class Pipeline:
         completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
         return cache.keep(prepared, decision, completion)
 
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
+
+        Raises: StoreError.
+        """
+        purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
+        registry = getattr(self.engine, "encoder_cache", None)
+        if registry is not None:
+            purged += registry.purge(selection.of_others(purged), dry_run=dry_run)
+        if not dry_run:
+            forget([self.engine], selection.partition)
+        return purged
+
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
         if isinstance(self.engine, FollowsWeights):
             self.engine.weights_changed()
 
-    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken, no_store: bool) -> Answer:
+    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken) -> Answer:
         most = self.engine.most_donors if isinstance(self.engine, Blends) else None
-        ask = Ask.of(prepared.request, cache.config, no_store=no_store, donors=most)
+        ask = Ask.of(prepared.request, cache.config, donors=most)
         decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
         trial, audits = decision.trial, cache.audits
         if trial is not None and audits is not None:
@@ -171,7 +189,7 @@ class Pipeline:
             fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))
         if cache.config.enable_fusion_cache:
-            fusion = injected or _fusion_status(prepared, completion)
+            fusion = injected or fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = answer_of(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
         stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
@@ -277,11 +295,3 @@ _UNREADABLE = "the donor's state could not be read"
 def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:
     """The donor's prompt as this request's: its tokens and media spans, this one's sampling and partition."""
     return replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
-
-
-def _fusion_status(prepared: Prepared, completion: Completion) -> Status:
-    """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
-    held = completion.prompt_tokens - completion.computed_tokens
-    if all(span.start + span.length <= held for span in prepared.spans):
-        return "skip"
-    return "miss" if completion.encoder_runs else "hit"

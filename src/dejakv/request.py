@@ -15,6 +15,7 @@ from dejakv.parts import Frame, frame_of
 from dejakv.settings import Cosine, Positive, Share, Within, check_fields
 
 Order = Literal["given", "free"]
+Lifetime = Annotated[float, Within(0, above=True)]
 Modality = Literal["image", "audio", "video"]
 
 DEFAULT_PARTITION = "default"
@@ -70,6 +71,8 @@ class Request:
     threshold  this request's own least score of a donor, in [-1, 1]; it can only tighten the cache's
     parts      texts of the prompt whose order is free (retrieved passages), as they stand in it: one after the other, with the same
                text between them
+    no_store   nothing of this request is kept, wherever it comes by; state that is there already may serve it
+    ttl        seconds for which what is kept of this request may be used; it can only shorten the cache's
     order      `given`: the prompt runs as it is; `free`: its parts may be rearranged, so that more of it has been computed before
     metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
     """
@@ -84,6 +87,8 @@ class Request:
     threshold: Cosine | None = None
     parts: tuple[str, ...] = ()
     order: Order = "given"
+    no_store: bool = False
+    ttl: Lifetime | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

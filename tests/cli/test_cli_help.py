@@ -11,7 +11,19 @@ from dejakv.cli.main import typer_app
 from dejakv.server.settings import ServerSettings
 
 COMMAND: Any = typer.main.get_command(typer_app)
-COMMANDS = ("run", "sweep", "serve", "explain", "frontier", "replay", "make-trace", "tune", "report", "sim-llm")
+COMMANDS = (
+    "run",
+    "sweep",
+    "serve",
+    "explain",
+    "frontier",
+    "replay",
+    "make-trace",
+    "tune",
+    "report",
+    "sim-llm",
+    "attack",
+)
 UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from dejakv.engines.base import ComputedRows, Prepared
-from dejakv.find.rows import derived, described_rows
+from dejakv.find.rows import described_rows
 from dejakv.identity import exact_key
 from dejakv.request import Request
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
@@ -44,14 +44,3 @@ def test_everything_that_rows_depend_on_is_in_their_id() -> None:
     assert len(set(keys)) == len(keys)
     assert meta_of().id == keys[0]
     assert keys[0] != exact_key("p", "e", TOKENS[10:60], ())
-
-
-def test_what_came_from_a_donor_is_told_through_all_generations() -> None:
-    first = replace(meta_of(), id="1")
-    second = replace(meta_of(), id="2", metadata={"donors": ["1", "x"]})
-    third = replace(meta_of(), id="3", metadata={"donors": ["2", "1"]})
-    prompt = replace(meta_of(), id="d1", metadata={})
-    metas = [prompt, third, second, first]
-    assert sorted(derived(metas, "d1")) == ["1", "2", "3"]
-    assert derived(metas, "x") == ["2", "3"]
-    assert derived(metas, "3") == []

@@ -141,3 +141,16 @@ def test_keys_from_the_environment_and_a_file(monkeypatch, tmp_path):
     file.write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         app_of(keys=None)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("wish", [None, {"mode": "exact"}, {"mode": "adopt"}, "no object", {"no_store": False}])
+def test_nothing_is_kept_of_a_request_that_says_so_in_its_headers(path, wish):
+    app, upstream = app_of()
+    asked = {"prompt": "x"} if wish is None else {"prompt": "x", "kv_transfer_params": {"dejakv": wish}}
+    headers = [*bearer(b"alpha"), (b"cache-control", b"max-age=0"), (b"Cache-Control", b"No-Store")]
+    for _ in range(2):
+        assert send_to(app, path, headers=headers, chunks=(json.dumps(asked).encode(),))[0] == 200
+    sent = [json.loads(raw) for _, raw in upstream.reached]
+    assert [body["kv_transfer_params"]["dejakv"]["no_store"] for body in sent] == [True, True]
+    assert len({body["cache_salt"] for body in sent}) == 2

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dejakv.quotas import Parts
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
 from dejakv.store.deltas import DeltaStore
@@ -14,25 +15,27 @@ from dejakv.store.quota import QuotaStore
 from dejakv.store.redis import RedisStore
 from dejakv.store.tiered import TieredStore
 from dejakv.testing.deltas import DeltasTests
+from dejakv.testing.expiry import ExpiryTests, PersistentExpiryTests
+from dejakv.testing.purging import PurgingTests
 from dejakv.testing.stores import PersistentStoreTests, StoreTests
 
 
-class TestMemoryStore(StoreTests, DeltasTests):
+class TestMemoryStore(StoreTests, DeltasTests, PurgingTests, ExpiryTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return MemoryStore(**settings)
 
 
-class TestDiskStore(PersistentStoreTests, DeltasTests):
+class TestDiskStore(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return DiskStore(folder, **settings)
 
 
-class TestMemoryOverDisk(PersistentStoreTests, DeltasTests):
+class TestMemoryOverDisk(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return TieredStore(MemoryStore(in_front=True, **settings), DiskStore(folder, **settings))
 
 
-class TestSmallMemoryOverDisk(PersistentStoreTests, DeltasTests):
+class TestSmallMemoryOverDisk(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
     """A memory tier that holds one entry: nearly everything is found behind it."""
 
     def make_store(self, folder: Path, *, max_entries: int = 0, **settings: Any) -> Store:
@@ -47,7 +50,7 @@ class TestAdmittingStore(StoreTests):
         return AdmittingStore(MemoryStore(**settings), Admission(min_tokens=1))
 
 
-class TestRedisStore(PersistentStoreTests, DeltasTests):
+class TestRedisStore(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: Any) -> None:
         self.url = redis_server.url
@@ -56,7 +59,7 @@ class TestRedisStore(PersistentStoreTests, DeltasTests):
         return RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
 
 
-class TestDiskOverRedis(DeltasTests):
+class TestDiskOverRedis(DeltasTests, PurgingTests, ExpiryTests):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: Any) -> None:
         self.url = redis_server.url
@@ -66,9 +69,9 @@ class TestDiskOverRedis(DeltasTests):
         return TieredStore(DiskStore(folder, in_front=True, **settings), behind)
 
 
-class TestQuotaOnDisk(PersistentStoreTests, DeltasTests):
+class TestQuotaOnDisk(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
-        return QuotaStore(DiskStore(folder, **settings), 2)
+        return QuotaStore(DiskStore(folder, **settings), Parts(2))
 
 
 class TestSharingInMemory(StoreTests):

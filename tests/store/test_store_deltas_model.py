@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.store.layers import layer
 
 from dejakv.store import open_store
 from dejakv.store.base import NODE, Chunk
@@ -69,7 +70,7 @@ class DeltasMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 30), start=st.integers(0, 90), length=st.integers(1, 60))
     def get_rows(self, number: int, start: int, length: int) -> None:
         for id, expected in list(self.model.items())[number : number + 1]:
-            assert isinstance(self.store, DeltaStore)
+            self.store = layer(self.store, DeltaStore)
             found = self.store.get_rows(id, [(start, start + length)])
             assert found is not None
             rows = (slice(None), slice(None), slice(None), slice(start, start + length))
@@ -112,7 +113,7 @@ class DeltasMachine(RuleBasedStateMachine):
 
     @invariant()
     def parents_are_there_and_nodes_have_children(self) -> None:
-        assert isinstance(self.store, DeltaStore)
+        self.store = layer(self.store, DeltaStore)
         raw = {meta.id: meta for meta in self.store.inner.metas()}
         parents = {meta.parent for meta in raw.values() if meta.parent}
         assert parents <= set(raw)

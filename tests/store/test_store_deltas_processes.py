@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.layers import layer
 from tests.store.test_store_processes import start
 
 from dejakv.store import open_store
@@ -82,7 +83,7 @@ def test_two_processes_share_prompts(tmp_path: Path, kind: str, redis_server: An
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()
     with closing(open_store(where)) as store:
-        assert isinstance(store, DeltaStore)
+        store = layer(store, DeltaStore)
         assert check_prompts(store) > 3
         store.clear()
         assert (list(store.inner.metas()), store.stats().bytes) == ([], 0)
@@ -100,7 +101,7 @@ def test_kill_9_leaves_every_prompt_whole(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         with closing(open_store(folder)) as store:
-            assert isinstance(store, DeltaStore)
+            store = layer(store, DeltaStore)
             entries = check_prompts(store)
             assert store.stats().bytes <= 2_500_000
             files = len(list((folder / "chunks").glob("*/*")))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.layers import layer
 
 import dejakv
 from dejakv.errors import ConfigError
@@ -17,7 +18,7 @@ from dejakv.testing import make_chunk
 @pytest.mark.parametrize("where", [None, "memory://"])
 def test_a_store_in_memory(where: str | None) -> None:
     store = dejakv.open_store(where, max_entries=1, policy="lfu")
-    assert isinstance(store, DeltaStore)
+    store = layer(store, DeltaStore)
     assert isinstance(store.inner, MemoryStore)
     assert store.put(make_chunk(1))
     assert store.put(make_chunk(2))
@@ -27,7 +28,7 @@ def test_a_store_in_memory(where: str | None) -> None:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
     store = dejakv.open_store(kind(tmp_path / "store"), max_bytes=1 << 20, memory_bytes=1 << 20)
-    assert isinstance(store, DeltaStore)
+    store = layer(store, DeltaStore)
     assert isinstance(store.inner, TieredStore)
     assert isinstance(store.inner.back, DiskStore)
     assert store.put(make_chunk(1))
@@ -40,7 +41,7 @@ def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 def test_a_store_in_redis(redis_server: Any, memory_bytes: int) -> None:
     store = dejakv.open_store(redis_server.url, memory_bytes=memory_bytes)
-    assert isinstance(store, DeltaStore)
+    store = layer(store, DeltaStore)
     assert isinstance(store.inner, TieredStore) is bool(memory_bytes)
     assert store.put(make_chunk(31))
     other = dejakv.open_store(redis_server.url)

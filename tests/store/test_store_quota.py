@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.store.layers import layer
 
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.quotas import Part, Parts, named_parts
 from dejakv.store.base import Store
+from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.quota import QuotaStore
 from dejakv.testing import make_chunk
@@ -19,7 +22,7 @@ from dejakv.testing.stores import StoreTests
 
 class TestQuotaStore(StoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
-        return QuotaStore(MemoryStore(**settings), 2)
+        return QuotaStore(MemoryStore(**settings), Parts(2))
 
 
 Step = tuple[str, str, int]
@@ -99,7 +102,7 @@ def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_e
     store = open_store(tmp_path, partitions=3, max_bytes=max_bytes, max_entries=max_entries)
     for number in range(30):
         assert store.put(make_chunk(number, partition="abc"[number % 3], nbytes=800))
-    inner = store.inner.inner.stats()  # type: ignore[attr-defined]
+    inner = layer(store, DiskStore).stats()
     assert inner.evictions == {}
     assert not max_bytes or inner.bytes <= max_bytes
     assert inner.entries == (9 if max_entries and not max_bytes else inner.entries)
@@ -139,3 +142,60 @@ def test_fewer_entries_than_partitions() -> None:
         open_store(None, partitions=4, max_entries=3)
     with pytest.raises(ConfigError, match="no part for each of 4"):
         SemanticCacheConfig(partitions=4, max_cached_blocks=3)
+
+
+QUOTAS = ("b=12000:5",)
+
+
+@settings(deadline=None)
+@given(own=STEPS, others=OTHERS)
+def test_others_change_nothing_for_a_partition_with_a_quota_either(own: list[Step], others: list[Step]) -> None:
+    limits: dict[str, Any] = {"partitions": 3, "max_bytes": 24_000, "max_entries": 12, "quotas": QUOTAS}
+    alone, among = open_store(None, **limits), open_store(None, **limits)
+    assert seen(among, mixed(own, others), "b") == seen(alone, own, "b")
+    theirs = [(action, "b" if partition == "a" else "c", number) for action, partition, number in others]
+    alone, among = open_store(None, **limits), open_store(None, **limits)
+    mine = [(action, "a", number) for action, _, number in own]
+    assert seen(among, mixed(mine, theirs), "a") == seen(alone, mine, "a")
+
+
+def test_named_partitions_have_what_they_are_given_and_the_others_share_the_rest(tmp_path: Path) -> None:
+    store = open_store(tmp_path, partitions=3, max_entries=12, quotas=["large=0:8"], memory_bytes=100_000)
+    for number in range(20):
+        for partition in ("large", "a", "b"):
+            assert store.put(make_chunk(number, partition=partition))
+    assert [store.stats(partition).entries for partition in ("large", "a", "b")] == [8, 2, 2]
+    store.close()
+
+
+def test_parts() -> None:
+    parts = Parts(4, 1000, 40, {"x": Part(400, 0), "y": Part(0, 10)})
+    assert [parts.of(name) for name in ("x", "y", "z")] == [Part(400, 10), Part(200, 10), Part(200, 10)]
+    assert parts.scaled(100).of("x") == Part(40, 0)
+    assert parts.scaled(100).of("z") == Part(20, 0)
+    assert Parts(1).of("x") == Part(0, 0)
+    assert not Parts(1, 10).divided
+
+
+@pytest.mark.parametrize(
+    ("quotas", "says"),
+    [
+        (["a"], "give NAME=BYTES"),
+        (["a=x"], "give NAME=BYTES"),
+        (["a=1:2:3"], "give NAME=BYTES"),
+        (["a=-1"], "give NAME=BYTES"),
+        (["a=1", "a=2"], "two quotas"),
+        (["a=1", "b=1", "c=1"], "count them too"),
+        (["a=1000"], "no part for each of 2"),
+        (["a=1001", "b=1"], "no part for each of 2"),
+    ],
+)
+def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_store(None, partitions=2, max_bytes=1000, quotas=quotas)
+    with pytest.raises(ConfigError, match=says):
+        SemanticCacheConfig(partitions=2, max_bytes=1000, quotas=tuple(quotas))
+
+
+def test_a_name_may_have_any_sign() -> None:
+    assert named_parts(["a=b:c=5:6"]) == {"a=b:c": Part(5, 6)}

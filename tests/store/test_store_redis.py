@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from tests.store.layers import layer
 
 from dejakv.store import open_store
 from dejakv.store.breaker import Breaker
@@ -136,7 +137,7 @@ def test_opening_needs_no_server_and_the_tier_in_front_goes_on(tmp_path: Path) -
         probe.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{probe.getsockname()[1]}"
     store = open_store(tmp_path / "store", redis_url=url)
-    assert isinstance(store, DeltaStore)
+    store = layer(store, DeltaStore)
     assert isinstance(store.inner, TieredStore)
     assert store.put(make_chunk(1))
     assert store.get(make_chunk(1).meta.id) is not None
@@ -173,7 +174,7 @@ def test_disk_over_redis_shares_between_machines(redis_server: Any, tmp_path: Pa
     found = two.get(chunk.meta.id)
     assert found is not None
     assert same_bits(found.tensor, chunk.tensor)
-    assert isinstance(two, DeltaStore)
+    two = layer(two, DeltaStore)
     assert isinstance(two.inner, TieredStore)
     assert two.inner.front.meta(chunk.meta.id) is not None
     assert two.clear() >= 1

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.store.layers import layer
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, StoreError
@@ -104,7 +105,7 @@ def test_a_pinned_entry_stays(tmp_path: Path, kind: str) -> None:
 
 def below(store: Store) -> Store:
     """What a store without duplicates is put around."""
-    assert isinstance(store, DeltaStore)
+    store = layer(store, DeltaStore)
     return store.inner
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from dejakv.cli.attack import attack_command
+from dejakv.cli.cache import cache_app
 from dejakv.cli.explain import explain_command
 from dejakv.cli.frontier import frontier_command
 from dejakv.cli.models import models_app
@@ -33,8 +35,10 @@ typer_app.command("replay", context_settings=_OPTIONS)(replay_command)
 typer_app.command("tune", context_settings=_OPTIONS)(tune_command)
 typer_app.command("report", context_settings=_OPTIONS)(report_command)
 typer_app.command("make-trace", context_settings=_OPTIONS)(make_trace_command)
+typer_app.command("attack", context_settings=_OPTIONS)(attack_command)
 typer_app.command("sim-llm", context_settings=_OPTIONS)(sim_llm_command)
 typer_app.add_typer(models_app, name="models")
+typer_app.add_typer(cache_app, name="cache")
 
 
 # click's UsageError. typer does not export it, and later releases of typer bundle click.

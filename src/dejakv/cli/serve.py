@@ -55,6 +55,9 @@ def serve_command(
     cache_dir: Annotated[
         Text, typer.Option(help="Folder that keeps the cache across restarts; without it the cache is in memory.")
     ] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds for which what is stored may be used; 0: no limit (default: 0.0).")
+    ] = None,
     api_keys_file: Annotated[
         Text, typer.Option(help="File with one API key a line; each key is a partition of its own.")
     ] = None,
@@ -81,7 +84,7 @@ def serve_command(
 
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
-        "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
+        "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "ttl": ttl, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
         "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code, "error_bound": error_bound,
         "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share, "differs": differs,
         "trust_groups": trust_groups or None,

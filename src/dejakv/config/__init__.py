@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.config.expiry import ExpirySettings
 from dejakv.config.find import FindSettings
 from dejakv.config.keep import KeepSettings
 from dejakv.config.media import MediaSettings
@@ -15,7 +16,7 @@ from dejakv.trust.settings import TrustSettings
 
 
 @dataclass(frozen=True)
-class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, MediaSettings, TrustSettings):
+class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySettings, MediaSettings, TrustSettings):
     """Settings of a `HierarchicalCache`: see the classes it is made of."""
 
     def __post_init__(self) -> None:
@@ -23,7 +24,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, MediaSettin
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         self.check_costs()
-        self.check_parts()
+        _ = self.parts  # raises where a partition has none
         self.check_layers()
         self.check_bound()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dejakv.errors import ConfigError
+from dejakv.quotas import Parts, named_parts
 from dejakv.settings import Count, Folder, Positive
 
 EvictionPolicy = Literal["lru", "lfu"]
@@ -37,16 +37,16 @@ class KeepSettings(BudgetSettings):
     max_cached_blocks  budget in entries; 0: no limit
     partitions         how many the budgets are divided among: each holds at most its equal part and evicts its own entries
                        alone, so that its figures tell nothing of the others; 1: one budget for all
+    quotas             larger or smaller parts of named partitions, which `partitions` counts too: `NAME=BYTES` or
+                       `NAME=BYTES:ENTRIES`. Of memory and encoder outputs they have the same share
     """
 
     cache_dir: Folder | None = None
     max_cached_blocks: Count = 0
     partitions: Positive = 1
+    quotas: tuple[str, ...] = ()
 
-    def check_parts(self) -> None:
-        """Raises ConfigError where a partition has no part."""
-        if 0 < self.max_cached_blocks < self.partitions:
-            raise ConfigError(
-                f"max_cached_blocks={self.max_cached_blocks} has no part for each of {self.partitions} partitions: give "
-                f"{self.partitions} or more, or 0 for no limit"
-            )
+    @property
+    def parts(self) -> Parts:
+        """What each partition has of the budgets. Raises: ConfigError where one has no part."""
+        return Parts(self.partitions, self.max_bytes, self.max_cached_blocks, named_parts(self.quotas))

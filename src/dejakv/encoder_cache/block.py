@@ -25,6 +25,8 @@ class VisualEmbeddingBlock:
     access_count          how often it was served since then; updated by the cache while the block is in it
     estimated_vram_bytes  the bytes of the embedding's elements only: views are compacted when stored
     encoder_seconds       time of the computation, None if not measured
+    born, ttl             seconds since 1970 when it was computed, and seconds for which it may be used from then on, 0 without
+                          a limit; set by the cache, and kept on disk
     """
 
     content_hash: str
@@ -36,6 +38,8 @@ class VisualEmbeddingBlock:
     access_count: int = 0
     estimated_vram_bytes: int = 0
     encoder_seconds: float | None = None
+    born: float = 0.0
+    ttl: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,18 +13,13 @@ from dejakv.encoder_cache.block import Resolution, VisualEmbeddingBlock
 from dejakv.encoder_cache.eviction import Key
 from dejakv.encoder_cache.raw import from_raw, to_raw
 from dejakv.encoder_cache.tensors import size_of
-from dejakv.encoder_cache.tier import Recalled
+from dejakv.encoder_cache.tier import KIND, Recalled, chunk_id
 from dejakv.errors import DejaKVError
-from dejakv.identity import digest_of
 from dejakv.store.base import Chunk, ChunkMeta, Store
 from dejakv.store.disk import DiskStore
-
-KIND = "encoder"
-
-
-def chunk_id(key: Key) -> str:
-    """The id of a key's chunk, 40 hexadecimal digits: another partition, epoch or modality is another chunk."""
-    return digest_of(KIND, *key)[:40]
+from dejakv.store.expiry import ExpiringStore
+from dejakv.store.purging import purge
+from dejakv.store.selection import Purged, Selection
 
 
 class DiskTier:
@@ -50,7 +45,7 @@ class DiskTier:
 
         Raises StoreError if the folder cannot be used.
         """
-        return cls(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries))
+        return cls(ExpiringStore(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries), look_first=True))
 
     def load(self, key: Key) -> Recalled:
         """See Tier. The store sets damaged outputs aside, and counts them too."""
@@ -81,6 +76,11 @@ class DiskTier:
         """See Tier. Waits for pending writes first, so that none follows."""
         self.flush()
         self.store.clear(partition)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """See Tier. Waits for pending writes first, so that none follows."""
+        self.flush()
+        return purge(self.store, selection, dry_run=dry_run)
 
     def flush(self) -> None:
         """See Tier."""
@@ -130,6 +130,8 @@ def _chunk_of(key: Key, block: VisualEmbeddingBlock) -> Chunk:
         prompt="",
         chunk="",
         kind=KIND,
+        created=block.born,
+        ttl=block.ttl,
         metadata=metadata,
     )
     return Chunk(meta, tensor)
@@ -152,4 +154,6 @@ def _block_of(key: Key, chunk: Chunk) -> VisualEmbeddingBlock:
         created_at=time.monotonic(),
         estimated_vram_bytes=size_of(embedding),
         encoder_seconds=metadata["encoder_seconds"],
+        born=chunk.meta.created,
+        ttl=chunk.meta.ttl,
     )

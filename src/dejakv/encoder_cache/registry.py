@@ -11,20 +11,26 @@ from dejakv.encoder_cache.block import VisualEmbeddingBlock
 from dejakv.encoder_cache.errand import Errand, Wanted
 from dejakv.encoder_cache.eviction import Key
 from dejakv.encoder_cache.shelf import Shelf
+from dejakv.encoder_cache.shelves import Shelves
 from dejakv.encoder_cache.single_flight import Flight, check_not_leading, leading
 from dejakv.encoder_cache.stats import Counters, EncoderCacheStats, summed
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
 from dejakv.encoder_cache.tier import Tier
 from dejakv.errors import InputError
+from dejakv.retention import kept_for, nothing_is_kept
+from dejakv.store.age import now as clock
+from dejakv.store.expiry import shortest
+from dejakv.store.selection import Purged, Selection
 
 
 class Registry:
     """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions."""
 
-    def __init__(self, shelf: Shelf, tier: Tier | None, check_finite: bool) -> None:
+    def __init__(self, shelf: Shelf | Shelves, tier: Tier | None, check_finite: bool, ttl: float = 0.0) -> None:
         self._shelf = shelf
         self.tier = tier
         self._check_finite = check_finite
+        self._ttl = ttl
         self._lock = threading.Lock()
         self._flights: dict[Key, Flight] = {}
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
@@ -75,6 +81,8 @@ class Registry:
     def store(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
         """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
         block = self._block(wanted, embedding, seconds)
+        if nothing_is_kept():
+            return None
         with self._lock:
             kept = self._put(wanted.key, block)
             if self.tier is not None:
@@ -92,7 +100,7 @@ class Registry:
                 return entry.block, None, False
             flight = self._flights.get(key)
             if flight is None or flight.stranded:
-                flight = self._flights[key] = Flight(key)
+                flight = self._flights[key] = Flight(key, discard=nothing_is_kept())
                 return None, flight, True
             check_not_leading(flight)
             self._counters[key[0]].waiting += 1
@@ -144,8 +152,7 @@ class Registry:
             with self._lock:
                 counters.served(block)
                 counters.coalesced += 1
-                entry = self._shelf.get(flight.key)
-                if entry is not None:
+                if (entry := self._shelf.get(flight.key)) is not None:
                     self._shelf.touch(entry)
 
         try:
@@ -158,10 +165,9 @@ class Registry:
         """Keeps an entry from eviction; False if it is not in the cache."""
         with self._lock:
             entry = self._shelf.get(key)
-            if entry is None:
-                return False
-            self._shelf.pin(entry)
-            return True
+            if entry is not None:
+                self._shelf.pin(entry)
+            return entry is not None
 
     def unpin(self, key: Key) -> bool:
         """Removes a pin; False if the entry is missing or not pinned."""
@@ -184,6 +190,22 @@ class Registry:
                     counters.reset()
         if self.tier is not None:
             self.tier.clear(partition)
+
+    def remove(self, key: Key) -> bool:
+        """Drops one entry from memory, pinned or not; False if it is not there."""
+        with self._lock:
+            return self._shelf.remove(key) is not None
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """See `VisualKVCache.purge`; outputs of selected runs in progress are delivered but not kept."""
+        with self._lock:
+            gone = self._shelf.purge(selection, dry_run=dry_run)
+            for key in list(self._flights):
+                if not dry_run and selection.takes_output(key, clock(), clock()):
+                    self._flights.pop(key).discard = True
+        purged = self.tier.purge(selection, dry_run=dry_run) if self.tier is not None else Purged()
+        alone = [size for id, size in gone.items() if id not in purged.ids]
+        return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone), ids=frozenset(gone))
 
     def stats(self, partition: str | None, dp_mode_recommendations: int) -> EncoderCacheStats:
         """The figures of one partition, or of all together."""
@@ -261,6 +283,8 @@ class Registry:
             created_at=time.monotonic(),
             estimated_vram_bytes=size_of(embedding),
             encoder_seconds=seconds,
+            born=clock(),
+            ttl=shortest(self._ttl, kept_for()),
         )
 
     def _put(self, key: Key, block: VisualEmbeddingBlock) -> bool:

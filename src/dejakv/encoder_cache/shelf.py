@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from dejakv.encoder_cache.block import VisualEmbeddingBlock
 from dejakv.encoder_cache.eviction import Entry, EvictionQueue, Key
 from dejakv.encoder_cache.policy import Priority
+from dejakv.encoder_cache.tier import chunk_id
+from dejakv.store.age import is_older, now
+from dejakv.store.selection import Selection
 
 _MIB = 1024 * 1024
 
@@ -71,8 +74,12 @@ class Shelf:
         return iter(self._entries.values())
 
     def get(self, key: Key) -> Entry | None:
-        """The entry, without counting a use."""
-        return self._entries.get(key)
+        """The entry, without counting a use; one that has expired leaves."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.block.ttl and is_older(entry.block.born, entry.block.ttl, now()):
+            self._drop(entry)
+            return None
+        return entry
 
     def touch(self, entry: Entry) -> None:
         """Counts a use. O(1)."""
@@ -109,6 +116,14 @@ class Shelf:
         if entry is not None:
             self._drop(entry)
         return entry
+
+    def purge(self, selection: Selection, *, dry_run: bool) -> dict[str, int]:
+        """Removes selected entries, pinned or not; their bytes by the ids that they have on disk."""
+        at = now()
+        found = [entry for entry in self if selection.takes_output(entry.key, entry.block.born, at)]
+        for entry in found if not dry_run else ():
+            self._drop(entry)
+        return {chunk_id(entry.key): entry.block.estimated_vram_bytes for entry in found}
 
     def pin(self, entry: Entry) -> None:
         """Keeps the entry from eviction until it is unpinned as often as it was pinned."""

@@ -28,11 +28,11 @@ class Abandoned(Exception):
 
 
 class Flight:
-    """An encoder run for one key. `discard` is set when its output must not be kept (the cache was cleared)."""
+    """An encoder run for one key. `discard`: its output must not be kept (its request asked for that, or the cache was cleared)."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, *, discard: bool = False) -> None:
         self.key = key
-        self.discard = False
+        self.discard = discard
         self._future: Future[VisualEmbeddingBlock] = Future()
         self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None

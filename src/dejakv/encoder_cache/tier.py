@@ -5,6 +5,15 @@ from typing import Protocol
 
 from dejakv.encoder_cache.block import VisualEmbeddingBlock
 from dejakv.encoder_cache.eviction import Key
+from dejakv.identity import digest_of
+from dejakv.store.selection import Purged, Selection
+
+KIND = "encoder"
+
+
+def chunk_id(key: Key) -> str:
+    """The id of a key's chunk, 40 hexadecimal digits: another partition, epoch or modality is another chunk."""
+    return digest_of(KIND, *key)[:40]
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,10 @@ class Tier(Protocol):
 
     def clear(self, partition: str | None) -> None:
         """Drops a partition's blocks, or all, including those passed to `save` before."""
+        ...
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes selected blocks, also those passed to `save` before; see `dejakv.store.purging`. Raises: StoreError."""
         ...
 
     def flush(self) -> None:

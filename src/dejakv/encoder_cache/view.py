@@ -170,6 +170,10 @@ class EncoderView:
         """Removes one pin; False if there is none."""
         return self._registry.unpin(self._key(content_hash, modality))
 
+    def remove(self, content_hash: str, modality: str = "image") -> bool:
+        """Drops one output from memory; False if it is not there."""
+        return self._registry.remove(self._key(content_hash, modality))
+
     def clear(self) -> None:
         """Drops this partition's entries, of all encoders, in memory and on disk, and its figures."""
         self._registry.clear(self.partition)

@@ -1,5 +1,6 @@
 """VisualKVCache: encoder outputs computed once, shared by all requests with the same picture, sound or clip."""
 
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
@@ -10,11 +11,14 @@ from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.policy import PolicyName, policy_named
 from dejakv.encoder_cache.registry import Registry
 from dejakv.encoder_cache.shelf import Shelf
+from dejakv.encoder_cache.shelves import Shelves
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.tier import Tier
 from dejakv.encoder_cache.view import EncoderView, compute_content_hash
 from dejakv.errors import ConfigError
+from dejakv.quotas import Parts
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.store.selection import Purged, Selection
 
 
 class VisualKVCache:
@@ -25,6 +29,8 @@ class VisualKVCache:
     policy                       eviction order: "lfu" (least used first, with ageing), "lru" (least recently used) or "cost"
                                  (fewest encoder seconds saved a byte); ties by recency. See policy.py
     disk                         storage that outlives the process (`disk.DiskTier`), none by default
+    ttl                          seconds for which an output may be used from its computation on, 0 without a limit
+    parts                        what each partition has of the budgets in proportion; None: one budget for all
     check_finite                 refuse embeddings with NaN or infinity; False keeps them as they are
 
     Engines use `view(encoder_epoch, partition)`. The methods of the same names here are for programs with one encoder and
@@ -40,19 +46,27 @@ class VisualKVCache:
         *,
         disk: Tier | None = None,
         check_finite: bool = True,
+        ttl: float = 0.0,
+        parts: Parts | None = None,
     ) -> None:
         if max_entries < 1 or max_vram_bytes < 1:
             raise ConfigError(
                 f"max_entries={max_entries} and max_vram_bytes={max_vram_bytes} must both be 1 or more: "
                 "to run without an encoder cache, do not pass one to the engine"
             )
+        if not 0 <= ttl < math.inf:
+            raise ConfigError(f"ttl={ttl} is no time: give a number of seconds, or 0 for no limit")
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
         self.policy = policy
         self.queueing_controller = queueing_controller
-        self._registry = Registry(
-            Shelf(max_entries, max_vram_bytes, policy_named(policy), self._minimum), disk, check_finite
+        priority = policy_named(policy)
+        shelf = (
+            Shelves(parts.scaled(max_vram_bytes, max_entries), priority, self._minimum)
+            if parts is not None and parts.divided
+            else Shelf(max_entries, max_vram_bytes, priority, self._minimum)
         )
+        self._registry = Registry(shelf, disk, check_finite, ttl)
         self._default = self.view("", DEFAULT_PARTITION)
         self._recommended = 0
         self._recommended_lock = threading.Lock()
@@ -136,6 +150,14 @@ class VisualKVCache:
         if partition is None:
             with self._recommended_lock:
                 self._recommended = 0
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Drops selected entries for good, pinned ones too, in memory and on disk; what was dropped, or with `dry_run` would be. An
+        output in both counts once.
+
+        Raises: StoreError if the disk cannot be purged.
+        """
+        return self._registry.purge(selection, dry_run=dry_run)
 
     def flush(self) -> None:
         """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""

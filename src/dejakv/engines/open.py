@@ -80,7 +80,10 @@ def _beside(cache_dir: str) -> str:
 def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
     """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process."""
     tier = DiskTier.open(config.fusion_cache_dir) if config.enable_fusion_cache and config.fusion_cache_dir else None
-    return VisualKVCache(max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier)
+    lifetime = config.lifetime(config.ttl_encoder)
+    return VisualKVCache(
+        max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier, ttl=lifetime, parts=config.parts
+    )
 
 
 def takes_pictures(choice: ModelChoice) -> bool:

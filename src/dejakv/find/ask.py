@@ -34,11 +34,9 @@ class Ask:
     levels: bool = True
 
     @classmethod
-    def of(
-        cls, request: Request, config: SemanticCacheConfig, *, no_store: bool = False, donors: int | None = None
-    ) -> "Ask":
+    def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":
         """The request's own choice where it has one, the cache's elsewhere."""
-        return cls(request.reuse or config.reuse, request.threshold, no_store=no_store, donors=donors)
+        return cls(request.reuse or config.reuse, request.threshold, no_store=request.no_store, donors=donors)
 
     @property
     def method(self) -> ReuseMethod:

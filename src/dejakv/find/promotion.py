@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dejakv.engines.base import Prepared
 from dejakv.request import Request, Sampling
+from dejakv.store.age import now
 
 MOST = 64
 """Prompts that wait at once; the oldest are dropped first, and stay approximate until they come again."""
@@ -19,11 +20,14 @@ PREFILL = Sampling(max_new_tokens=1)
 
 @dataclass(frozen=True)
 class Waiting:
-    """A prompt by its exact key. `epoch`: of the model that answered it."""
+    """A prompt by its exact key. `epoch`: of the model that answered it; `ttl`: seconds for which it may wait and its state be
+    used, from `came` on, 0 without a limit."""
 
     key: str
     request: Request
     epoch: str
+    ttl: float = 0.0
+    came: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -49,30 +53,38 @@ class Promotions:
         self._dropped = 0
         self._lock = threading.Lock()
 
-    def note(self, key: str, prepared: Prepared) -> None:
+    def note(self, key: str, prepared: Prepared, ttl: float = 0.0) -> None:
         """The prompt of this key was answered approximately. One that waits already becomes the newest."""
         request = replace(prepared.request, sampling=PREFILL, metadata={})
         with self._lock:
             self._remove(key)
-            self._add(Waiting(key, request, prepared.epoch))
+            self._add(Waiting(key, request, prepared.epoch, ttl, now()))
             while len(self._waiting) > self._most or self._nbytes > self._most_bytes:
                 self._remove(next(iter(self._waiting)))
                 self._dropped += 1
 
     def take(self) -> Waiting | None:
-        """The newest waiting prompt, which waits no longer; None if there is none."""
+        """The newest waiting prompt, which waits no longer; None if there is none. Its request may keep its state for the time
+        that is left of its own."""
         with self._lock:
-            return self._remove(next(reversed(self._waiting))) if self._waiting else None
+            while self._waiting:
+                item = self._remove(next(reversed(self._waiting)))
+                if item is None or not item.ttl:
+                    return item
+                left = item.came + item.ttl - now()
+                if left > 0:
+                    return replace(item, request=replace(item.request, ttl=left))
+            return None
 
     def forget(self, key: str) -> None:
         """The prompt was computed exactly."""
         with self._lock:
             self._remove(key)
 
-    def clear(self, partition: str) -> None:
-        """Forgets one partition's prompts."""
+    def clear(self, partition: str | None) -> None:
+        """Forgets one partition's prompts, or all."""
         with self._lock:
-            for key in [key for key, item in self._waiting.items() if item.request.partition == partition]:
+            for key in [key for key, item in self._waiting.items() if partition in (None, item.request.partition)]:
                 self._remove(key)
 
     @property

@@ -1,18 +1,19 @@
 """Rows of blended prompts as chunks: what later blends may take, and nothing else."""
 
-import time
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import replace
 
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
-from dejakv.store.base import ROWS, ChunkMeta
+from dejakv.store.age import now
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.lineage import DONORS, PROMPT
 
-DONORS = "donors"
-"""Entry of a chunk's `metadata`: ids of the chunks whose state went into its own."""
 
-
-def described_rows(prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int) -> ChunkMeta:
-    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key.
+def described_rows(
+    prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0
+) -> ChunkMeta:
+    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key; `ttl`: see `ChunkMeta`.
 
     Without prompt and chunk, so that no level can compare it; without spans, since runs hold no media.
     """
@@ -26,27 +27,23 @@ def described_rows(prepared: Prepared, key: str, rows: ComputedRows, first: int,
         prompt="",
         chunk="",
         kind=ROWS,
-        created=time.time(),
-        metadata={"request": request.id, "prompt": key, DONORS: list(rows.donors)},
+        created=now(),
+        metadata={"request": request.id, PROMPT: key, DONORS: list(rows.donors)},
         position=first,
         generation=rows.generation,
+        ttl=ttl,
     )
 
 
-def derived(metas: Iterable[ChunkMeta], donor: str) -> list[str]:
-    """Ids of the chunks that a donor's state went into, directly or through others, each before those made from it.
+def rows_maker(
+    store: Store, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
+) -> Callable[[], Chunk | None]:
+    """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
 
-    A purge of a donor for its content removes these too: they were computed while its text was attended to.
-    """
-    made_from: dict[str, list[str]] = {}
-    for meta in metas:
-        for source in meta.metadata.get(DONORS, ()):
-            made_from.setdefault(source, []).append(meta.id)
-    found = dict.fromkeys(made_from.get(donor, ()))
-    waiting = list(found)
-    while waiting:
-        for id in made_from.get(waiting.pop(), ()):
-            if id not in found:
-                found[id] = None
-                waiting.append(id)
-    return list(found)
+    def make() -> Chunk | None:
+        if any(store.meta(donor) is None for donor in rows.donors):
+            return None  # a donor was purged meanwhile, and these would have to leave with it
+        tensor = taken if taken is not None else rows.capture(first, stop)
+        return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
+
+    return make

@@ -5,8 +5,10 @@ another question.
 """
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+
+from cachetools import LRUCache
 
 from dejakv.errors import ConfigError
 from dejakv.guards.base import Verdict
@@ -14,7 +16,11 @@ from dejakv.guards.reading import PHRASES, Reading, read
 from dejakv.guards.words import NEGATIONS, OPPOSITES, SYNONYMS
 from dejakv.levels.base import Match
 from dejakv.request import Request
+from dejakv.retention import nothing_is_kept
 from dejakv.store.base import ChunkMeta
+
+_REMEMBERED = 4096
+"""Texts of which the reading is remembered."""
 
 
 class LexicalGuard:
@@ -46,10 +52,11 @@ class LexicalGuard:
         self._synonyms = {**vocabulary, **(synonyms or {})}
         for word in self._synonyms:  # a chain of synonyms ends at one word
             self._synonyms[word] = self._root(word)
-        self._read = lru_cache(maxsize=4096)(self._read_anew)
+        self._read: LRUCache[tuple[str, str], Reading] = LRUCache(_REMEMBERED)
+        self._lock = threading.Lock()
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = self._read(request.partition, request.chunk), self._read(donor.partition, donor.chunk)
+        here, there = self._reading(request.partition, request.chunk), self._reading(donor.partition, donor.chunk)
         reason = explain(here, there)
         if reason:
             return Verdict("reject", self.name, reason)
@@ -57,13 +64,30 @@ class LexicalGuard:
 
     def difference(self, one: str, other: str) -> str:
         """What makes two texts different questions, in words; empty if nothing does. Symmetric but for its wording."""
-        return explain(self._read_anew("", one), self._read_anew("", other))
+        return explain(self._read_anew(one), self._read_anew(other))
 
     def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
         """Learns nothing: the words are what they are."""
 
-    def _read_anew(self, _partition: str, text: str) -> Reading:
-        """Remembered by partition: a text that another tenant sent is not quicker to read."""
+    def forget(self, partition: str | None) -> None:
+        """Forgets the readings of one partition's texts, or of all."""
+        with self._lock:
+            for key in [key for key in self._read if partition in (None, key[0])]:
+                del self._read[key]
+
+    def _reading(self, partition: str, text: str) -> Reading:
+        """Remembered by partition: a text that another tenant sent is not quicker to read. That of a request with `no_store` is
+        not remembered."""
+        with self._lock:
+            found = self._read.get((partition, text))
+        if found is None:
+            found = self._read_anew(text)
+            if not nothing_is_kept():
+                with self._lock:
+                    self._read[partition, text] = found
+        return found
+
+    def _read_anew(self, text: str) -> Reading:
         return read(text, self._synonyms, self._phrases)
 
     def _root(self, word: str) -> str:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from dejakv.identity import digest_of
 from dejakv.levels.base import Status
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.retention import keeping, kept_for, nothing_is_kept
 from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.expiry import shortest
 
 Array = NDArray[Any]
 
@@ -57,6 +59,8 @@ class _View(Protocol):
 
     def store(self, content_hash: str, modality: str, embedding: Any) -> Any: ...
 
+    def remove(self, content_hash: str, modality: str = "image") -> bool: ...
+
 
 class EncoderRegistry(Protocol):
     """What is needed of `dejakv.encoder_cache.VisualKVCache`."""
@@ -69,6 +73,7 @@ class FusionCache:
 
     epoch  fingerprint of the model whose fusion modules these are (`engine.epoch`)
     store  where states survive a restart; None keeps them in the registry alone
+    ttl    seconds for which a state may be used, 0 without a limit
     """
 
     name = "fusion"
@@ -81,6 +86,7 @@ class FusionCache:
         epoch: str,
         partition: str = DEFAULT_PARTITION,
         store: Store | None = None,
+        ttl: float = 0.0,
     ) -> None:
         self.provider = provider
         self.epoch = epoch
@@ -88,12 +94,14 @@ class FusionCache:
         self.counts = {"captured": 0, "injected": 0, "missed": 0, "failed": 0}
         self._view = registry.view(f"fusion:{epoch}", partition)
         self._store = store
+        self._ttl = ttl
         self._layouts: dict[str, FusionState] = {}
         self._lock = threading.Lock()
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> bool:
-        """Reads the model's fusion tensors after a run and keeps them; False if there are none or it failed."""
-        if self.provider is None:
+        """Reads the model's fusion tensors after a run and keeps them; False if there are none, it failed, or nothing of the
+        request is kept."""
+        if self.provider is None or nothing_is_kept():
             return False
         try:
             state = self.provider.capture(llm=llm, request_id=request_id, chunk_id=chunk_id)
@@ -115,8 +123,9 @@ class FusionCache:
         empty = {name: np.empty((0, *tensor.shape), tensor.dtype) for name, tensor in state.tensors.items()}
         with self._lock:
             self._layouts[state.chunk_id] = FusionState(state.chunk_id, empty, state.metadata)
-        for name, tensor in state.tensors.items():
-            self._view.store(self._key(state.chunk_id, name), "image", _rows(tensor))
+        with keeping(no_store=nothing_is_kept(), ttl=shortest(self._ttl, kept_for()) or None):
+            for name, tensor in state.tensors.items():
+                self._view.store(self._key(state.chunk_id, name), "image", _rows(tensor))
         if self._store is not None:
             self._store.put(self._chunk(state))
 
@@ -159,11 +168,18 @@ class FusionCache:
         return "hit" if taken else "miss"
 
     def remove(self, chunk_id: str) -> None:
-        """Forgets a chunk's state. Its tensors leave the registry by eviction."""
+        """Forgets a chunk's state."""
         with self._lock:
-            self._layouts.pop(chunk_id, None)
+            layout = self._layouts.pop(chunk_id, None)
+        for name in layout.tensors if layout is not None else ():
+            self._view.remove(self._key(chunk_id, name), "image")
         if self._store is not None:
             self._store.delete(self._stored_id(chunk_id))
+
+    def forget(self) -> None:
+        """Forgets which states there are; those in the store are found again."""
+        with self._lock:
+            self._layouts.clear()
 
     def __len__(self) -> int:
         return len(self._layouts)
@@ -201,6 +217,7 @@ class FusionCache:
             prompt="",
             chunk="",
             kind="fusion",
+            ttl=shortest(self._ttl, kept_for()),
             nbytes=int(data.nbytes),
             metadata={"tensors": entries, "metadata": dict(state.metadata), "chunk": state.chunk_id},
         )

@@ -13,6 +13,7 @@ from dejakv.identity import epoch_of
 from dejakv.index.base import Vector
 from dejakv.index.spaces import Spaces
 from dejakv.levels.base import Match, Query, Search
+from dejakv.retention import nothing_is_kept
 
 MAX_MATCHES = 8
 REMEMBERED = 256
@@ -74,12 +75,12 @@ class SemanticTextCache:
         """The unit vector a text is compared by; None for a text that cannot be embedded (an empty one).
 
         With a partition, it is remembered for a while for that partition alone: who asked what must not show in another
-        tenant's timing.
+        tenant's timing. That of a request with `no_store` is not remembered.
         """
         part = varying_part(text, self.chunk_window, self.preamble)
         if not part:
             return None
-        if partition is None:
+        if partition is None or nothing_is_kept():
             return self._encode(part)
         with self._lock:
             known = self._recent.get((partition, part))
@@ -137,6 +138,12 @@ class SemanticTextCache:
             if self._spaces is None:
                 self._spaces = Spaces(len(row), self._index)
         self._spaces.add(space, donor, row)
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets the vectors of the latest texts of one partition, or of all."""
+        with self._lock:
+            for key in [key for key in self._recent if partition in (None, key[0])]:
+                del self._recent[key]
 
     def remove(self, donor: str) -> None:
         if self._spaces is not None:

@@ -2,6 +2,7 @@
 
 from starlette.requests import Request as HttpRequest
 
+from dejakv.cache_control import asks_no_store
 from dejakv.server.gate import Caller
 from dejakv.server.refusals import RefusedError
 from dejakv.server.service import Service
@@ -30,6 +31,11 @@ def partition_of(http: HttpRequest) -> str:
     if partition is None:
         raise RefusedError(401, "the operator's key has no partition: send one of the API keys", _BEARER)
     return partition
+
+
+def no_store_of(http: HttpRequest) -> bool:
+    """Whether the request's headers ask that nothing of it is kept."""
+    return asks_no_store(http.headers.getlist("cache-control"))
 
 
 _BEARER = {"WWW-Authenticate": "Bearer"}

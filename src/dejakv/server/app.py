@@ -26,7 +26,7 @@ from dejakv.server import (
 from dejakv.server.bodies import Bodies
 from dejakv.server.figures import registry_of
 from dejakv.server.gate import Gate, Keys
-from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem
+from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem, PurgeRequest
 from dejakv.server.service import Service
 from dejakv.server.settings import SIM_THRESHOLD, ServerSettings
 from dejakv.server.worker import Worker
@@ -86,7 +86,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     )
     app.state.bodies = Bodies(settings)
     app.add_middleware(Gate, keys=keys, settings=settings)
-    openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest)
+    openapi.install(app, GenerateRequest, CompletionRequest, ChatRequest, PurgeRequest)
     problems.install(app, settings.retry_after)
     for routes in (home_page, docs_page, routes_generate, routes_openai, routes_cache, routes_ops):
         app.include_router(routes.router)
@@ -102,6 +102,7 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         max_cached_blocks=settings.max_items,
         max_bytes=settings.max_bytes,
         partitions=partitions,
+        quotas=settings.quotas,
         encoder_bytes=settings.encoder_bytes,
         cache_dir=settings.cache_dir,
         blend_quality=settings.blend_quality,
@@ -109,5 +110,9 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         prune=settings.prune,
         max_generation=settings.max_generation,
         costs=settings.costs,
+        ttl=settings.ttl,
+        ttl_prompts=settings.ttl_prompts,
+        ttl_rows=settings.ttl_rows,
+        ttl_encoder=settings.ttl_encoder,
         **vars(settings.trust),
     )

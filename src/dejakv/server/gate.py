@@ -30,7 +30,7 @@ class Keys:
     """The owner of each key. Raises ConfigError for invalid keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._tenants = ApiKeys.load(settings.api_keys, settings.api_keys_file)
+        self._tenants = ApiKeys.load(settings.api_keys, settings.api_keys_file, settings.partition_secret)
         self._operator = ApiKeys([settings.operator_key] if settings.operator_key is not None else [])
         if not self._operator.required:
             return

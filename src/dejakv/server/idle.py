@@ -4,7 +4,6 @@ approximately are computed exactly, one at a time."""
 import time
 from dataclasses import dataclass
 
-from dejakv.pictures import before_decoding
 from dejakv.pipeline import Pipeline
 from dejakv.server.jobs import Job
 
@@ -39,7 +38,6 @@ class Idle:
 
     def run(self) -> None:
         """Runs one errand."""
-        before_decoding.set(None)  # it belonged to the last request
         began = time.monotonic()
         self._pipeline.run_errand()
         self._ran = began, time.monotonic()

@@ -28,7 +28,6 @@ class Job:
     request: Request
     loop: asyncio.AbstractEventLoop
     left: Callable[["Job"], object]
-    no_store: bool = False
     came: float = field(default_factory=time.monotonic)
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -1,12 +1,16 @@
-"""`/v1/cache/...`: figures of a partition, and clearing it."""
+"""`/v1/cache/...`: figures of a partition, and removing entries of it."""
 
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 
+from dejakv.errors import InputError
 from dejakv.server.access import caller_of, partition_of, service_of
+from dejakv.server.bodies import body_of, takes
 from dejakv.server.gate import Caller
-from dejakv.server.schemas import CacheStats, ClearResponse, TrustStats
+from dejakv.server.refusals import RefusedError
+from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
 from dejakv.server.service import Service
+from dejakv.store.selection import Purged, Selection
 
 router = APIRouter(tags=["cache"])
 
@@ -29,6 +33,38 @@ async def clear(
     """Removes the caller's entries. A running request finishes; its state is stored after the clearing."""
     removed = await run_in_threadpool(_clear, service, partition)
     return ClearResponse(cleared=removed if caller.operator else None)
+
+
+@router.post("/v1/cache/purge", openapi_extra=takes(PurgeRequest))
+async def purge(
+    body: PurgeRequest = Depends(body_of(PurgeRequest)),
+    service: Service = Depends(service_of),
+    caller: Caller = Depends(caller_of),
+) -> PurgeResponse:
+    """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's."""
+    if (
+        not body.all
+        and body.partition is None
+        and body.epoch is None
+        and body.donor is None
+        and body.older_than is None
+    ):
+        raise InputError("nothing is selected: give partition, epoch, donor or older_than, or all=true")
+    if not caller.operator and body.partition not in (None, caller.partition):
+        raise RefusedError(403, "only the operator's key purges other partitions: leave partition out")
+    purged = await run_in_threadpool(_purge, service, caller, body)
+    return PurgeResponse(
+        **{name: getattr(purged, name) for name in PurgeResponse.model_fields} if caller.operator else {}
+    )
+
+
+def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:
+    partition = body.partition if caller.operator else caller.partition
+    donors: tuple[str, ...] = ()
+    if body.donor is not None:
+        where = partition or caller.partition
+        donors = (service.entries_named(where, body.donor) if where is not None else ()) or (body.donor,)
+    return service.purge(Selection(partition, body.epoch, donors, body.older_than), dry_run=body.dry_run)
 
 
 def _stats(service: Service, caller: Caller) -> CacheStats:

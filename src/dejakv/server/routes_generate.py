@@ -4,8 +4,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 
 from dejakv.pipeline import Answer
-from dejakv.request import Sampling
-from dejakv.server.access import partition_of, service_of
+from dejakv.request import Request, Sampling
+from dejakv.server.access import no_store_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings
 from dejakv.server.service import Service
@@ -19,26 +19,35 @@ async def generate(
     body: GenerateRequest = Depends(body_of(GenerateRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
+    no_store: bool = Depends(no_store_of),
 ) -> GenerateResponse:
     """Answers a prompt; with the KV of a similar earlier prompt if the request or the server's `--reuse` asks for it."""
     sampling = Sampling(body.max_new_tokens, body.temperature, body.top_p, body.seed)
     reuse = service.reuse_of(body.use_semshare)
-    request = service.request(body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold)
+    request = service.request(
+        body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold, no_store=no_store or body.no_store,
+        ttl=body.ttl,
+    )  # fmt: skip
     answer = await service.answer(http, request)
-    return response(answer, service, partition, body.store_key)
+    return response(answer, service, request, body.store_key)
 
 
-def response(answer: Answer, service: Service, partition: str, wanted: str | None) -> GenerateResponse:
-    """The answer with its provenance, in SemShareKV's fields and DejaKV's."""
-    record = answer.record
-    stored = record.key if record.stored or record.method == "exact" else None
+def response(answer: Answer, service: Service, request: Request, wanted: str | None) -> GenerateResponse:
+    """The answer with its provenance, in SemShareKV's fields and DejaKV's. `wanted`: the name that the client gives its entry."""
+    record, partition = answer.record, request.partition
+    ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
+    store_key = None
+    if record.method == "exact" and request.no_store:
+        store_key = service.entry_name(partition, record.key)
+    elif record.stored or record.method == "exact":
+        store_key = service.name_entry(partition, record.key, wanted)
     return GenerateResponse(
         text=answer.text,
         used_semshare=record.method in ("adopt", "blend"),
         cache_hit=record.method != "none",
-        ref_key=service.entry_name(partition, record.donor) if record.donor else None,
+        ref_key=ref_key,
         retrieved_sim=record.score,
-        store_key=service.name_entry(partition, stored, wanted) if stored else None,
+        store_key=store_key,
         level=record.level,
         reuse=record.method,
         approximate=record.approximate,

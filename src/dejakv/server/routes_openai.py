@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
 from dejakv.request import Media, Request, Sampling
-from dejakv.server.access import partition_of, service_of
+from dejakv.server.access import no_store_of, partition_of, service_of
 from dejakv.server.answers import finish_reason, provenance, usage_of
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.chat import conversation, render
@@ -36,10 +36,11 @@ async def completions(
     body: CompletionRequest = Depends(body_of(CompletionRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
+    no_store: bool = Depends(no_store_of),
 ) -> Any:
     """OpenAI's completions, one prompt a request."""
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    request = _request(body, service, partition, prompt, prompt, (), body.max_tokens or 16)
+    request = _request(body, service, partition, prompt, prompt, (), body.max_tokens or 16, no_store)
     return await _serve(body, http, service, request, "text_completion")
 
 
@@ -49,6 +50,7 @@ async def chat_completions(
     body: ChatRequest = Depends(body_of(ChatRequest)),
     service: Service = Depends(service_of),
     partition: str = Depends(partition_of),
+    no_store: bool = Depends(no_store_of),
 ) -> Any:
     """OpenAI's chat completions; pictures as data URLs."""
     asked = conversation(body.messages)
@@ -56,7 +58,7 @@ async def chat_completions(
     media = await pictures_of(http, asked.pictures, service.settings)
     prompt, chunk = await run_in_threadpool(render, asked, service.templates)
     tokens = body.max_completion_tokens or body.max_tokens or 256
-    request = _request(body, service, partition, prompt, chunk, media, tokens)
+    request = _request(body, service, partition, prompt, chunk, media, tokens, no_store)
     return await _serve(body, http, service, request, "chat.completion")
 
 
@@ -68,6 +70,7 @@ def _request(
     chunk: str,
     media: tuple[Media, ...],
     tokens: int,
+    no_store: bool,
 ) -> Request:
     if body.model not in (None, service.model_name):
         raise RefusedError(
@@ -79,8 +82,9 @@ def _request(
     reuse = body.dejakv.reuse or "exact"  # clients that do not know DejaKV get exact answers only
     asked = body.dejakv
     return service.request(
-        prompt, chunk, partition, sampling, media, reuse, asked.threshold, tuple(asked.parts), asked.order
-    )
+        prompt, chunk, partition, sampling, media, reuse, asked.threshold, tuple(asked.parts), asked.order,
+        no_store=no_store or asked.no_store, ttl=asked.ttl,
+    )  # fmt: skip
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request, kind: str) -> Any:
@@ -88,10 +92,10 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
     head = {"id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{request.id}", "created": int(time.time())}
     head |= {"model": service.model_name}
     if body.stream:
-        job = service.worker.submit(request, no_store=body.dejakv.no_store)
+        job = service.worker.submit(request)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(job, sse(job, head, kind, stops, usage, service.ends))
-    answer = await service.answer(http, request, no_store=body.dejakv.no_store)
+    answer = await service.answer(http, request)
     text, stopped = cut(answer.text, stops)
     reason = finish_reason(answer, stopped, service.ends)
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}

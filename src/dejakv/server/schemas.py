@@ -9,13 +9,16 @@ from dejakv.server.settings import SIM_THRESHOLD
 
 Stop = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(min_length=1)]
+Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
+"""Seconds for which what is kept of the request may be used; it can only shorten the server's."""
 Parts = Annotated[list[Text], Field(max_length=MAX_PARTS)]
 
 
 class GenerateRequest(BaseModel):
     """`use_semshare=true` asks for approximate reuse, `false` for exact reuse; without it the server's `--reuse` decides.
     `sim_threshold` is the least similarity of a donor; it can only tighten the server's. `store_key` names the stored state
-    of this prompt, in the caller's own partition; names of other partitions are never visible."""
+    of this prompt, in the caller's own partition; names of other partitions are never visible. `no_store` (or the header
+    `Cache-Control: no-store`) keeps nothing of the request; `ttl` are the seconds for which what is kept may be used."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": "ann lives in paris."}]})
 
@@ -27,6 +30,8 @@ class GenerateRequest(BaseModel):
     sim_threshold: float = Field(default=SIM_THRESHOLD, ge=-1, le=1)
     store_key: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    no_store: bool = False
+    ttl: Lifetime = None
 
 
 class Timings(BaseModel):
@@ -101,6 +106,31 @@ class ClearResponse(BaseModel):
     cleared: int | None
 
 
+class PurgeRequest(BaseModel):
+    """Which entries are removed, with everything that was made from them: those for which all that is given holds. `all` must be true
+    where nothing else is given. `donor` is a `store_key`, a `ref_key` or an id; `older_than` are seconds; `partition` is for the
+    operator. `dry_run` removes nothing."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"older_than": 3600, "dry_run": True}]})
+
+    all: bool = False
+    partition: str | None = Field(default=None, max_length=10_000)
+    epoch: str | None = Field(default=None, max_length=1000)
+    donor: str | None = Field(default=None, min_length=1, max_length=64)
+    older_than: float | None = Field(default=None, ge=0, le=1e12)
+    dry_run: bool = False
+
+
+class PurgeResponse(BaseModel):
+    """What was removed, or with `dry_run` would be; all null for one tenant of several, as in `CacheStats`."""
+
+    prompts: int | None = None
+    rows: int | None = None
+    parts: int | None = None
+    encoder_outputs: int | None = None
+    bytes: int | None = None
+
+
 class ReuseOptions(BaseModel):
     """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
 
@@ -113,6 +143,7 @@ class ReuseOptions(BaseModel):
     reuse: Literal["off", "exact", "adopt", "blend"] | None = None
     threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
+    ttl: Lifetime = None
     parts: Parts = []
     order: Literal["given", "free"] = "given"
 

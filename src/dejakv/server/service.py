@@ -14,6 +14,7 @@ from dejakv.request import Media, Order, Request, Sampling
 from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
+from dejakv.store.selection import Purged, Selection
 
 _NAMES_A_PARTITION = 10_000
 Reuse = Literal["off", "exact", "adopt", "blend"]
@@ -44,6 +45,8 @@ class Service:
         threshold: float | None = None,
         parts: tuple[str, ...] = (),
         order: Order = "given",
+        no_store: bool = False,
+        ttl: float | None = None,
     ) -> Request:
         """A request with an id of its own. Raises InputError for a request over the server's limits."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
@@ -63,7 +66,7 @@ class Service:
             sampling = replace(sampling, temperature=0.0)
         return Request(
             uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold, parts=parts,
-            order=order,
+            order=order, no_store=no_store, ttl=ttl,
         )  # fmt: skip
 
     def check_length(self, characters: int) -> None:
@@ -82,11 +85,11 @@ class Service:
             return "exact"
         return self.settings.reuse if self.settings.reuse != "exact" else "blend"
 
-    async def answer(self, http: HttpRequest, request: Request, *, no_store: bool = False) -> Answer:
+    async def answer(self, http: HttpRequest, request: Request) -> Answer:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
-        job = self.worker.submit(request, no_store=no_store)
+        job = self.worker.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
             while True:
@@ -112,6 +115,24 @@ class Service:
     def entry_name(self, partition: str, chunk_id: str) -> str:
         """The name of an entry in this partition."""
         return self._names.get(partition, {}).get(chunk_id) or public_key(chunk_id)
+
+    def entries_named(self, partition: str, name: str) -> tuple[str, ...]:
+        """Ids of the entries of this partition that a client means by a name: its own, the server's, or the whole id."""
+        own = [id for id, given in self._names.get(partition, {}).items() if given == name]
+        cache = self.worker.pipeline.cache
+        assert cache is not None
+        every = (meta.id for meta in cache.store.metas(partition))
+        return tuple(own) or tuple(id for id in every if name in (id, public_key(id)))
+
+    def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
+        """Removes the selected entries, and the clients' names for them. Raises: StoreError."""
+        purged = self.worker.pipeline.purge(selection, dry_run=dry_run)
+        if not dry_run:
+            for partition, names in list(self._names.items()):
+                if selection.partition in (None, partition):
+                    for id in purged.ids & names.keys():
+                        names.pop(id, None)
+        return purged
 
     def forget_names(self, partition: str) -> None:
         self._names.pop(partition, None)

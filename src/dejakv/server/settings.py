@@ -51,10 +51,15 @@ class ServerSettings(TrustPart):
     max_generation      rows that a blend computed serve later blends: how often approximate state may have gone into them
     error_bound         largest share of wrong answers among the approximate ones that are served, and `confidence`, `explore_share`,
                         `audit_share`, `differs`, `trust_groups`: see `TrustSettings`. Labels are made in idle time, as promotions are
+    quotas              parts of the budgets of named partitions, as a JSON list of `NAME=BYTES` or `NAME=BYTES:ENTRIES`; the
+                        partition of a key is `dejakv cache partition`
+    ttl                 seconds for which what is stored may be used, 0 without a limit; `ttl_prompts`, `ttl_rows` and
+                        `ttl_encoder` of one class alone (see `dejakv.config.expiry`)
     promote             a prompt that was answered approximately is computed exactly when no request waits, so that it is hit
                         exactly when it comes again; `promote_after` seconds without a request
     api_keys            separated by commas, and `api_keys_file`, one a line, turn authentication on; each key is a
                         partition of its own. Without keys all callers share one partition
+    partition_secret    names of partitions are made from the keys with it, so that a folder does not tell which keys they are of
     operator_key        opens `/metrics` and the figures of all callers if API keys are required
     max_headers         header lines of a request; `max_header_bytes` of all of them and the request line together
     header_seconds      until the headers of a request are complete, from the connection's beginning or the last answer
@@ -90,10 +95,16 @@ class ServerSettings(TrustPart):
     prune: PrunePolicy = "none"
     max_generation: int = Field(default=MAX_GENERATION, ge=0)
     costs: tuple[float, ...] = ()
+    quotas: tuple[str, ...] = ()
+    ttl: float = Field(default=0.0, ge=0)
+    ttl_prompts: float | None = Field(default=None, ge=0)
+    ttl_rows: float | None = Field(default=None, ge=0)
+    ttl_encoder: float | None = Field(default=None, ge=0)
     promote: bool = True
     promote_after: float = Field(default=1.0, ge=0)
     api_keys: str | None = None
     api_keys_file: Path | None = None
+    partition_secret: str | None = None
     operator_key: str | None = None
 
     max_headers: int = Field(default=100, ge=1)

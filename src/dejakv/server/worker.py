@@ -43,9 +43,9 @@ class Worker:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._queue.closed
 
-    def submit(self, request: Request, *, no_store: bool = False) -> Job:
+    def submit(self, request: Request) -> Job:
         """Queues a request. Raises QueueFullError at once if there is no room. Call it on the event loop."""
-        job = Job(request, asyncio.get_running_loop(), self._queue.drop, no_store)
+        job = Job(request, asyncio.get_running_loop(), self._queue.drop)
         self._queue.put(job)
         return job
 
@@ -85,7 +85,8 @@ class Worker:
             except Exception as error:
                 self.failed += 1
                 job.put(error)
-            self._running = None
+            # Not until the next request comes: it holds the prompt.
+            self._running = job = None
 
     def _serve(self, job: Job) -> Answer:
         def go_on() -> None:
@@ -98,7 +99,10 @@ class Worker:
                 job.put(text)
 
         go_on()
-        before_decoding.set(go_on)  # for this thread, until the next job
-        answer = self.pipeline.answer(job.request, on_token=on_token, no_store=job.no_store)
+        token = before_decoding.set(go_on)
+        try:
+            answer = self.pipeline.answer(job.request, on_token=on_token)
+        finally:
+            before_decoding.reset(token)
         self.totals.add(answer.record)
         return answer

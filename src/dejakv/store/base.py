@@ -55,6 +55,8 @@ class ChunkMeta:
 
     parent, rows_from     id of the chunk that holds the first `rows_from` rows, exactly its own; the tensor holds the others.
                           Empty and 0: the tensor holds all
+    created, ttl          seconds since 1970 in which it was computed, and for how many seconds it may be used from then on; 0:
+                          without a limit
     position, generation  place of the first token in the prompt that it was computed in, and how often approximate state went
                           into it; both 0 for exact state of a prompt
     """
@@ -78,6 +80,7 @@ class ChunkMeta:
     rows_from: int = 0
     position: int = 0
     generation: int = 0
+    ttl: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +89,9 @@ class ChunkMeta:
 
 def as_node(meta: ChunkMeta) -> ChunkMeta:
     """What remains of a prompt's description if its rows stay for others: nothing that tells of the prompt but its tokens."""
-    return replace(meta, kind=NODE, prompt="", chunk="", space="", embedder="", vectors={}, answer=None, metadata={})
+    return replace(
+        meta, kind=NODE, prompt="", chunk="", space="", embedder="", vectors={}, answer=None, metadata={}, ttl=0.0
+    )
 
 
 def may_split(held: ChunkMeta, node: ChunkMeta, rest: ChunkMeta) -> bool:
@@ -224,4 +229,13 @@ class TellsNew(Protocol):
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
         """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
         all."""
+        ...
+
+
+@runtime_checkable
+class Scrubs(Protocol):
+    """A store that leaves traces of removed entries: in a log, or in files that are set aside."""
+
+    def scrub(self, partition: str | None = None) -> None:
+        """Removes the traces, those of one partition at least. Raises: StoreError if they cannot be removed now."""
         ...

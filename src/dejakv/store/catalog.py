@@ -15,6 +15,7 @@ from pathlib import Path
 from dejakv.store.catalog_rows import COLUMNS, Row, Unreadable, row_of
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
+from dejakv.store.schema import check_schema
 
 VERSION = 2
 _WRITE_SECONDS = 10.0
@@ -119,6 +120,13 @@ class Catalog:
         """Writes the log back into the catalog and frees its space, as far as possible."""
         with self._writer.use() as connection:
             self._checkpoint(connection, "TRUNCATE")
+
+    def empty_log(self) -> None:
+        """Writes the log back into the catalog and leaves nothing in it. Raises: sqlite3.Error if others read it all the while."""
+        with self._writer.use() as connection:
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:
+            raise sqlite3.OperationalError("another process has been reading the catalog for too long")
 
     def row(self, id: str) -> Row | Unreadable | None:
         with self._reader.use() as connection:
@@ -228,7 +236,7 @@ def _statements(script: str) -> Iterator[str]:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Creates the tables of a new catalog, and brings those of version 1 up to date.
 
-    Raises: sqlite3.DatabaseError for a catalog of another version.
+    Raises: sqlite3.DatabaseError for a catalog of another version, and Damaged for one with other tables or triggers.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, 1, VERSION):
@@ -237,6 +245,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         for statement in _statements((_FROM_1 if version else _SCHEMA) + _PARENTS):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
+    check_schema(connection, _SCHEMA + _PARENTS)
 
 
 def _last_removed(connection: sqlite3.Connection) -> int:

@@ -117,6 +117,7 @@ class Connection:
         connection = connect(self._path, "rw", self._wait)
         try:
             for setting in (
+                "trusted_schema = OFF",
                 "journal_mode = WAL",
                 "synchronous = NORMAL",
                 "secure_delete = ON",

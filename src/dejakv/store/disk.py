@@ -9,7 +9,17 @@ from dejakv.errors import StoreError
 from dejakv.store import catalog as sql
 from dejakv.store import files, leftovers, names
 from dejakv.store.base import Chunk, ChunkMeta, StoreStats
-from dejakv.store.catalog_rows import Removed, Row, Unreadable, delete, note, numbers_in, numbers_of, still_damaged
+from dejakv.store.catalog_rows import (
+    Removed,
+    Row,
+    Unreadable,
+    delete,
+    files_of,
+    note,
+    numbers_in,
+    numbers_of,
+    still_damaged,
+)
 from dejakv.store.catalog_tree import leave, remove, remove_below
 from dejakv.store.codec import CorruptChunk, decode
 from dejakv.store.connection import is_damage
@@ -146,7 +156,9 @@ class DiskStore:
         """
         try:
             leftovers.empty_quarantine(self._layout.root, None if partition is None else names.owner_of(partition))
-            return self._clear(partition)
+            removed = self._clear(partition)
+            self._catalog.shorten_log()
+            return removed
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, OSError) or sql.reason_of(error) not in ("full", "error"):
                 raise StoreError(f"cannot clear the store in {self.folder} ({error}): check permissions") from error
@@ -160,6 +172,18 @@ class DiskStore:
         except sqlite3.Error as error:
             remedy = "close it in every process, open it" if is_damage(error) else "free some space on its disk"
             raise StoreError(f"prompts remain in {self.folder} ({error}): {remedy} and clear it again") from error
+
+    def scrub(self, partition: str | None = None) -> None:
+        """See `Scrubs`: files set aside, those of killed processes, and the catalog's log."""
+        try:
+            leftovers.empty_quarantine(self._layout.root, None if partition is None else names.owner_of(partition))
+            with self._catalog.transaction() as connection:
+                leftovers.sweep(self._layout.chunks, self._layout.temporary, set(files_of(connection)))
+            self._catalog.empty_log()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"the entries are removed from {self.folder}, traces of them may be left ({error}): purge again"
+            ) from error
 
     def stats(self, partition: str | None = None) -> StoreStats:
         held = (0, 0)

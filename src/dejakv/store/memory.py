@@ -1,7 +1,6 @@
 """A store in the memory of this process."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import StoreError
+from dejakv.store.age import now
 from dejakv.store.base import NODE, Chunk, ChunkMeta, StoreStats, Tensor, as_node, may_split
 from dejakv.store.codec import check
 from dejakv.store.counters import Counters, Listeners, logger
@@ -31,7 +31,7 @@ def description_bytes(meta: ChunkMeta) -> int:
 
 def stamped(meta: ChunkMeta, tensor: Tensor) -> ChunkMeta:
     """The meta with `nbytes` of the tensor and, unless given, the present time as `created`."""
-    return replace(meta, nbytes=tensor.nbytes, created=meta.created or time.time())
+    return replace(meta, nbytes=tensor.nbytes, created=meta.created or now())
 
 
 class MemoryStore:

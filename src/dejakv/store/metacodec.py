@@ -6,6 +6,7 @@ arrays: token ids (uint32) and the vectors (float32) in the order of their names
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,9 +18,10 @@ from dejakv.store.base import ChunkMeta
 from dejakv.store.codec import CorruptChunk
 
 _DIGEST = 16
-_LATER_FIELDS = {"parent": "", "rows_from": 0, "position": 0, "generation": 0}
+_LATER_FIELDS = {"parent": "", "rows_from": 0, "position": 0, "generation": 0, "ttl": 0.0}
 """Fields that descriptions of older versions lack, with the values that these stand for."""
 _TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
+_COUNTS = ("nbytes", "rows_from", "position", "generation")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class _Section:
     raw: bytes
 
     def take(self, count: int, dtype: str) -> tuple[Any, "_Section"]:
+        if count < 0:
+            raise ValueError("a negative count")
         array = np.frombuffer(self.raw, dtype=dtype, count=count, offset=self.offset)
         return array, _Section(self.offset + array.nbytes, self.raw)
 
@@ -72,7 +76,7 @@ def decode_meta(blob: bytes) -> ChunkMeta:
         vectors: dict[str, Any] = {}
         for name, count in described["vectors"]:
             vectors[name], rest = rest.take(count, "<f4")
-        return ChunkMeta(
+        meta = ChunkMeta(
             **{name: described[name] for name in _TEXT_FIELDS},
             token_ids=tuple(cast(list[int], tokens.tolist())),
             spans=tuple(Span(*span) for span in described["spans"]),
@@ -85,3 +89,42 @@ def decode_meta(blob: bytes) -> ChunkMeta:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptChunk("the description of a chunk has another version") from error
+    wrong = _mistyped(meta)
+    if wrong:
+        raise CorruptChunk(f"the description of a chunk has a wrong {wrong}")
+    return meta
+
+
+def _mistyped(meta: ChunkMeta) -> str:
+    """The first field that holds what no description holds: the checksum has no key, so that anybody can make one."""
+    texts: dict[str, object] = {name: getattr(meta, name) for name in (*_TEXT_FIELDS, "parent")}
+    if meta.answer is not None:
+        texts["answer"] = meta.answer
+    for name, text in texts.items():
+        if not isinstance(text, str) or not _is_unicode(text):
+            return name
+    for name in _COUNTS:
+        number: object = getattr(meta, name)
+        if type(number) is not int or not 0 <= number < 2**63:
+            return name
+    created: object = meta.created
+    if type(created) not in (int, float) or not math.isfinite(meta.created):
+        return "created"
+    if not isinstance(cast(object, meta.metadata), dict):
+        return "metadata"
+    for span in meta.spans:
+        place: tuple[object, ...] = (span.start, span.length, span.digest)
+        if (
+            tuple(map(type, place)) != (int, int, str)
+            or not 0 <= span.start <= span.start + span.length <= meta.num_tokens
+        ):
+            return "span"
+    return ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

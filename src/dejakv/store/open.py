@@ -1,14 +1,19 @@
 """One call that opens the store described by settings."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, StoreError
+from dejakv.quotas import Parts, named_parts
+from dejakv.store import names
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
+from dejakv.store.claim import entrance, identify
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.eviction import PolicyName
+from dejakv.store.expiry import ExpiringStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.quota import shared_out
 from dejakv.store.tiered import Fill, TieredStore
@@ -30,6 +35,7 @@ def open_store(
     second_sight: bool = False,
     max_write_rate: int = 0,
     partitions: int = 1,
+    quotas: Sequence[str] = (),
 ) -> Store:
     """A store of chunks; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
 
@@ -41,9 +47,11 @@ def open_store(
     redis_url      a further tier in Redis behind memory or disk, under the same budgets
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
+    quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
     """
+    parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     rules = Admission(min_tokens, second_sight, max_write_rate)
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
     store: Store
@@ -56,12 +64,29 @@ def open_store(
             store = _in_redis(url, max_bytes, max_entries, policy)
         if memory_bytes:
             front = MemoryStore(memory_bytes, max_entries, policy, in_front=True)
-            front = shared_out(front, partitions, memory_bytes, max_entries, policy, in_front=True)
+            front = shared_out(front, parts.scaled(memory_bytes, max_entries), policy, in_front=True)
             store = TieredStore(front, store, memory_fill)
     if redis_url is not None:
         store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
-    store = DeltaStore(shared_out(store, partitions, max_bytes, max_entries, policy))
+    store = ExpiringStore(DeltaStore(shared_out(store, parts, policy)))
     return store if rules == Admission() else AdmittingStore(store, rules)
+
+
+def folders_of(folder: str | Path) -> list[Path]:
+    """The folder of a store, and those of tensor-parallel ranks below it; nothing is created.
+
+    Raises: StoreError if it is none, or cannot be read.
+    """
+    folder = Path(folder)
+    try:
+        with entrance(folder) as directory:
+            found = [folder] if identify(directory) is not None else []
+            found += [folder / name for name in sorted(directory.names()) if names.is_rank(name)]
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be read ({error.strerror}): give the folder of a cache") from error
+    if not found:
+        raise StoreError(f"{folder} is empty, and no cache: give the folder of one")
+    return found
 
 
 def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
@@ -77,6 +102,7 @@ def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
         second_sight=config.second_sight,
         max_write_rate=config.max_write_rate,
         partitions=config.partitions,
+        quotas=config.quotas,
     )
 
 

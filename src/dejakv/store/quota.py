@@ -1,4 +1,4 @@
-"""One budget in equal parts: a full partition evicts its own entries, never another's.
+"""One budget in parts: a full partition evicts its own entries, never another's.
 
 Under a shared budget, a partition could infer from its own remaining entries how much the others store. Here they depend
 only on the partition's own requests. No part can be borrowed: taking it back would reveal the others too.
@@ -7,7 +7,8 @@ only on the partition's own requests. No part can be borrowed: taking it back wo
 import threading
 from dataclasses import replace
 
-from dejakv.errors import ConfigError, StoreError
+from dejakv.errors import StoreError
+from dejakv.quotas import Parts
 from dejakv.store.base import NODE, Chunk, ChunkMeta, Store, StoreStats
 from dejakv.store.counters import Counters, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
@@ -20,33 +21,26 @@ _HEADER = 1024
 
 
 class QuotaStore(WrapperStore):
-    """A store in which each of `partitions` partitions is limited to an equal part of the budgets. Thread-safe.
+    """A store in which each partition is limited to its part of the budgets. Thread-safe.
 
-    partitions              their number; entries of further ones are stored, but then the inner store may have to evict
-    max_bytes, max_entries  budgets of the inner store, 0 for none
-    policy                  eviction order within a partition
-    in_front                as the inner store's
+    parts     of the inner store's budgets; entries of more partitions than these are for are stored, but then the inner store
+              may have to evict
+    policy    eviction order within a partition
+    in_front  as the inner store's
 
-    The order of use is that of this process. Raises: ConfigError if there are fewer entries than partitions.
+    The order of use is that of this process.
     """
 
     def __init__(
         self,
         inner: Store,
-        partitions: int,
-        max_bytes: int = 0,
-        max_entries: int = 0,
+        parts: Parts,
         policy: PolicyName = "lru",
         *,
         in_front: bool = False,
     ) -> None:
-        if 0 < max_entries < partitions:
-            raise ConfigError(
-                f"a budget of {max_entries} entries has no part for each of {partitions} partitions: raise it to "
-                f"{partitions} or more, or to 0 for no limit"
-            )
         super().__init__(inner)
-        self._quota = Budget(_part(max_bytes, partitions), _part(max_entries, partitions))
+        self._parts = parts
         self._policy = policy_named(policy)
         self._in_front = in_front
         self._orders: dict[str, EvictionOrder] = {}
@@ -62,14 +56,15 @@ class QuotaStore(WrapperStore):
         size = self._size(chunk)
         if size is None:
             return False
-        if self._quota.excess_bytes(size):
+        if self._quota(meta.partition).excess_bytes(size):
             self._counters.refused(meta.partition, "too_large")
             return False
         self._meet_others(meta.partition)
         with self._lock:
             order = self._order_of(meta.partition)
             more = meta.kind != NODE and not order.is_prompt(meta.id)
-            room = self._room(order, size - order.size(meta.id), more, {meta.id}, self._parent_of(chunk))
+            quota = self._quota(meta.partition)
+            room = self._room(quota, order, size - order.size(meta.id), more, {meta.id}, self._parent_of(chunk))
         if not self._leave(meta.partition, room) or not self.inner.put(chunk):
             return False
         with self._lock:
@@ -85,7 +80,8 @@ class QuotaStore(WrapperStore):
             if size is None or left is None or id not in order:
                 return False
             more = node.meta.kind != NODE
-            room = self._room(order, size + left - order.size(id), more, order.to_split(id), node.meta.parent)
+            by = size + left - order.size(id)
+            room = self._room(self._quota(partition), order, by, more, order.to_split(id), node.meta.parent)
         if not self._leave(partition, room) or not super().split(node, rest):
             return False
         with self._lock:
@@ -113,12 +109,12 @@ class QuotaStore(WrapperStore):
         self._used(id)
 
     def _room(
-        self, order: EvictionOrder, nbytes: int, more: bool, protected: set[str], parent: str
+        self, quota: Budget, order: EvictionOrder, nbytes: int, more: bool, protected: set[str], parent: str
     ) -> list[str] | None:
         """The prompts that must leave, in the order's own opinion already gone; None if that does not suffice."""
         leaving = order.evict(
-            self._quota.excess_bytes(order.bytes + nbytes),
-            self._quota.excess_entries(len(order) + more),
+            quota.excess_bytes(order.bytes + nbytes),
+            quota.excess_entries(len(order) + more),
             protected,
             parent,
         )
@@ -133,6 +129,10 @@ class QuotaStore(WrapperStore):
             if self.inner.delete(id):
                 self._counters.evicted(partition, "quota")
         return True
+
+    def _quota(self, partition: str) -> Budget:
+        part = self._parts.of(partition)
+        return Budget(part.max_bytes, part.max_entries)
 
     def _parent_of(self, chunk: Chunk) -> str:
         return "" if self._in_front else chunk.meta.parent
@@ -178,18 +178,9 @@ class QuotaStore(WrapperStore):
                     self._owner.pop(gone, None)
 
 
-def shared_out(
-    store: Store, partitions: int, max_bytes: int, max_entries: int, policy: PolicyName, *, in_front: bool = False
-) -> Store:
-    """The store itself for one partition, otherwise divided into equal parts."""
-    if partitions == 1:
-        return store
-    return QuotaStore(store, partitions, max_bytes, max_entries, policy, in_front=in_front)
-
-
-def _part(budget: int, partitions: int) -> int:
-    """A partition's part of a budget; 0 (no limit) only if the budget is 0."""
-    return max(1, budget // partitions) if budget else 0
+def shared_out(store: Store, parts: Parts, policy: PolicyName, *, in_front: bool = False) -> Store:
+    """The store itself where nobody has a part, otherwise divided."""
+    return QuotaStore(store, parts, policy, in_front=in_front) if parts.divided else store
 
 
 def _size(meta: ChunkMeta, nbytes: int) -> int:

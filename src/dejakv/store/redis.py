@@ -12,12 +12,14 @@ Keys, all in one hash slot: `dejakv:{<namespace>}:` and
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from dejakv.errors import ConfigError, MissingExtraError, StoreError
 from dejakv.identity import digest_of
+from dejakv.store import redis_answers as answers
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, StoreStats, as_node
 from dejakv.store.breaker import Breaker
 from dejakv.store.codec import CorruptChunk, decode, encode
@@ -26,8 +28,10 @@ from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.memory import stamped
 from dejakv.store.metacodec import decode_meta, encode_meta
 from dejakv.store.redis_scripts import DISCARD, DROP, PUT, SPLIT, TOUCH
+from dejakv.store.redis_wire import BESIDE, bounded
 
 _PAGE = 256
+T = TypeVar("T")
 
 
 class Unreachable(StoreError):
@@ -47,7 +51,8 @@ class RedisStore:
     timeout       time limit of a connection attempt or a read, in seconds
     breaker       decides when to ask a failed server again
 
-    An unreachable server is a miss, or a refusal `unreachable`; it need not be up for opening. Evictions by other clients
+    An unreachable server is a miss, or a refusal `unreachable`; it need not be up for opening. So is a server whose answers
+    are too large, too slow (`redis_wire`) or none that Redis gives (`redis_answers`). Evictions by other clients
     show as misses and are not announced to the listeners.
     Raises: MissingExtraError without the package, ConfigError for a wrong url.
     """
@@ -71,7 +76,7 @@ class RedisStore:
         self._prefix = f"dejakv:{{{digest_of(namespace)[:12]}}}:"
         self._counters = Counters()
         self._listeners = Listeners()
-        self._client, self._errors = _connect(url, timeout)
+        self._client, self._errors = _connect(url, timeout, max_chunk + BESIDE)
 
     def put(self, chunk: Chunk) -> bool:
         if not self._write(PUT, chunk):
@@ -90,7 +95,7 @@ class RedisStore:
             pipe.eval(TOUCH, 1, self._prefix, id, self._policy.name)
             return pipe.execute()[0]
 
-        blob, body = self._try(read, [None, None])
+        blob, body = self._try(read, partial(answers.blobs, count=2), [None, None])
         if blob is None or body is None:
             if blob is not None or body is not None:
                 # The server itself evicted one of the two: the rest of the entry is useless.
@@ -109,7 +114,7 @@ class RedisStore:
         return None
 
     def meta(self, id: str) -> ChunkMeta | None:
-        blob = self._try(lambda client: client.get(self._key("m", id)), None)
+        blob = self._try(lambda client: client.get(self._key("m", id)), answers.blob, None)
         return self._decoded(id, blob) if blob is not None else None
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
@@ -117,20 +122,21 @@ class RedisStore:
         for start in range(0, len(ids), _PAGE):
             page = ids[start : start + _PAGE]
             keys = [self._key("m", id) for id in page]
-            blobs: list[bytes | None] = self._try(lambda client, keys=keys: client.mget(keys), [])
+            shape = partial(answers.blobs, count=len(page))
+            blobs = self._try(lambda client, keys=keys: client.mget(keys), shape, [])
             for id, blob in zip(page, blobs, strict=False):
                 meta = self._decoded(id, blob) if blob is not None else None
                 if meta is not None and partition in (None, meta.partition) and epoch in (None, meta.epoch):
                     yield meta
 
     def delete(self, id: str) -> bool:
-        gone = self._try(lambda client: client.eval(DROP, 1, self._prefix, id), [])
+        gone = self._try(lambda client: client.eval(DROP, 1, self._prefix, id), answers.gone, [])
         self._tell(gone)
-        return any(other.decode() == id for other, _, _ in gone)
+        return any(other == id for other, _, _ in gone)
 
     def discard(self, id: str) -> None:
         """See `Parents`."""
-        self._tell(self._try(lambda client: client.eval(DISCARD, 1, self._prefix, id), []))
+        self._tell(self._try(lambda client: client.eval(DISCARD, 1, self._prefix, id), answers.gone, []))
 
     def clear(self, partition: str | None = None) -> int:
         return sum(self.delete(id) for id in self._ids(partition))
@@ -138,7 +144,7 @@ class RedisStore:
     def stats(self, partition: str | None = None) -> StoreStats:
         """Entries and bytes of all clients (0 while the server is unreachable), counters of this one."""
 
-        def read(client: Any) -> list[Any]:
+        def read(client: Any) -> Any:
             pipe = client.pipeline(transaction=False)
             if partition is None:
                 pipe.zcard(self._prefix + "order").scard(self._prefix + "nodes").get(self._prefix + "bytes")
@@ -147,8 +153,8 @@ class RedisStore:
                 pipe.hget(self._prefix + "held", partition)
             return pipe.execute()
 
-        entries, nodes, held = self._try(read, [0, 0, 0])
-        return self._counters.stats(partition, entries=entries - nodes, bytes=int(held or 0))
+        entries, nodes, held = self._try(read, lambda found: [answers.count(number) for number in found], [0, 0, 0])
+        return self._counters.stats(partition, entries=max(0, entries - nodes), bytes=held)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self._listeners.add(listener)
@@ -168,14 +174,20 @@ class RedisStore:
                 return client.zrange(self._prefix + "order", 0, -1)
             return client.smembers(self._key("p", partition))
 
-        return [id.decode() for id in self._try(read, [])]
+        return self._try(read, answers.names, [])
 
-    def _ask(self, call: Callable[[Any], Any]) -> Any:
-        """The server's answer. Raises: Unreachable, or RedisError for a refusal of the server's."""
+    def _ask(self, call: Callable[[Any], Any], shape: Callable[[Any], T]) -> T:
+        """The server's answer in its shape. Raises: Unreachable, or RedisError for a refusal of the server's."""
         if not self._breaker.allow():
             raise Unreachable("the server did not answer lately")
         try:
-            answer = call(self._client)
+            answer = shape(call(self._client))
+        except (answers.Nonsense, ValueError, RecursionError) as error:
+            # redis-py takes a length for a number, and reads lists in lists by calling itself.
+            self._breaker.failed()
+            self._client.connection_pool.disconnect()
+            logger.warning("the Redis server answers with nonsense: %s", error)
+            raise Unreachable(str(error)) from error
         except (self._errors.ConnectionError, self._errors.TimeoutError, OSError) as error:
             self._breaker.failed()
             logger.warning("the Redis server does not answer: %s", error)
@@ -186,9 +198,9 @@ class RedisStore:
         self._breaker.succeeded()
         return answer
 
-    def _try(self, call: Callable[[Any], Any], otherwise: Any) -> Any:
+    def _try(self, call: Callable[[Any], Any], shape: Callable[[Any], T], otherwise: T) -> T:
         try:
-            return self._ask(call)
+            return self._ask(call, shape)
         except Unreachable:
             return otherwise
         except self._errors.RedisError as error:
@@ -216,7 +228,7 @@ class RedisStore:
         limits = (self._budget.max_bytes, self._budget.max_entries)
         try:
             values = [value for chunk in chunks for value in self._values(chunk)]
-            answer = self._ask(lambda client: client.eval(script, 1, self._prefix, *limits, *values))
+            answer = self._ask(lambda client: client.eval(script, 1, self._prefix, *limits, *values), answers.written)
         except TooLarge:
             return self._refuse(partition, "too_large")
         except Unreachable:
@@ -226,11 +238,11 @@ class RedisStore:
             return self._refuse(partition, "invalid")
         except self._errors.RedisError as error:
             return self._refuse(partition, _reason_of(error))
-        if isinstance(answer, bytes):
-            return self._refuse(partition, answer.decode())
+        if isinstance(answer, str):
+            return self._refuse(partition, answer)
         for _, of, reason in answer:
             if reason:
-                self._counters.evicted(of.decode(), reason.decode())
+                self._counters.evicted(of, reason)
         self._tell(answer)
         return True
 
@@ -245,15 +257,15 @@ class RedisStore:
         body = encoded.header + encoded.data.tobytes()
         return meta.id, meta.partition, size, meta.parent, int(meta.kind == NODE), blob, body, left
 
-    def _tell(self, gone: list[list[bytes]]) -> None:
-        self._listeners.tell(id.decode() for id, _, _ in gone)
+    def _tell(self, gone: list[tuple[str, str, str]]) -> None:
+        self._listeners.tell(id for id, _, _ in gone)
 
     def _refuse(self, partition: str, reason: str) -> bool:
         self._counters.refused(partition, reason)
         return False
 
 
-def _connect(url: str, timeout: float) -> tuple[Any, Any]:
+def _connect(url: str, timeout: float, largest: int) -> tuple[Any, Any]:
     try:
         import redis
         from redis import exceptions
@@ -267,6 +279,9 @@ def _connect(url: str, timeout: float) -> tuple[Any, Any]:
         client = make(url, socket_connect_timeout=timeout, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:
         raise ConfigError(f"redis url {url!r} is wrong ({error}): give redis://host:port/db") from error
+    client.response_callbacks.clear()  # they rely on the answer's type
+    pool = client.connection_pool
+    pool.connection_class = bounded(pool.connection_class, largest, timeout)
     return client, exceptions
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from dejakv.store.base import NODE, Chunk, ChunkMeta, Notices, Parents, Pinning, Store, StoreStats, Touches
+from dejakv.store.base import NODE, Chunk, ChunkMeta, Notices, Parents, Pinning, Scrubs, Store, StoreStats, Touches
 from dejakv.store.counters import Counters, Listeners
 
 Fill = Literal["write", "read"]
@@ -142,6 +142,12 @@ class TieredStore:
     def unpin(self, id: str) -> None:
         for tier in self._pinning:
             tier.unpin(id)
+
+    def scrub(self, partition: str | None = None) -> None:
+        """See `Scrubs`."""
+        for tier in (self.front, self.back):
+            if isinstance(tier, Scrubs):
+                tier.scrub(partition)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self._listeners.add(listener)

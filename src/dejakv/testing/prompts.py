@@ -14,7 +14,13 @@ PREAMBLE = tuple(range(1000, 1040))
 
 
 def prompt_chunk(
-    tokens: Sequence[int], *, partition: str = "p", epoch: str = "e", width: int = 2, **fields: Any
+    tokens: Sequence[int],
+    *,
+    partition: str = "p",
+    epoch: str = "e",
+    width: int = 2,
+    created: float = 1.0,
+    **fields: Any,
 ) -> Chunk:
     """Exact state of a prompt, in which each row depends on all tokens up to its own, as in a model: equal prefixes have equal
     rows. `[2, 1, 1, tokens, width]` float32."""
@@ -33,7 +39,7 @@ def prompt_chunk(
         token_ids=tuple(tokens),
         prompt=f"prompt {tokens[-1]}",
         chunk=f"chunk {tokens[-1]}",
-        created=1.0,
+        created=created,
         **fields,
     )
     return Chunk(meta, Tensor(data, "F32"))

@@ -108,11 +108,13 @@ class Audits(Generic[D]):
         """One that was taken cannot be labelled, for a reason that its outcome has no part in."""
         self.gate.lost(audit.draw)
 
-    def clear(self, partition: str) -> None:
-        """Forgets one partition's requests: they are lost."""
+    def clear(self, partition: str | None) -> None:
+        """Forgets one partition's requests, None for all: they are lost."""
         with self._lock:
             dropped = [
-                self._remove(id) for id, audit in list(self._waiting.items()) if audit.request.partition == partition
+                self._remove(id)
+                for id, audit in list(self._waiting.items())
+                if partition in (None, audit.request.partition)
             ]
         self._lose(dropped)
 

@@ -53,6 +53,7 @@ def test_wishes_choose_only_what_is_allowed():
     assert Wish.of({"dejakv": {"mode": "blend"}}, ConnectorSettings(modes=("exact", "blend"))).mode == "blend"
     assert Wish.of({"dejakv": {"threshold": 0}}, settings).threshold == 0.0
     assert Wish.of({"other": 1}, settings).problem == ""
+    assert Wish.of({"dejakv": {"mode": "best", "no_store": True}}, settings).no_store
 
 
 def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):

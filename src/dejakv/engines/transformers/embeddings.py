@@ -42,6 +42,12 @@ class Embeddings:
             raise InputError("an empty text has no embedding: give a text")
         return normalized(self.embed_tokens(ids).mean(0))
 
+    def forget(self, partition: str | None) -> None:
+        """See `Forgets`: pictures."""
+        if self.vision is not None:
+            with self._lock:
+                self.vision.forget(partition)
+
     def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
         """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
         the run is counted with the next request. Raises: InputError."""

@@ -12,6 +12,7 @@ from dejakv.engines.transformers.pictures import PictureBook, image_token_of, ru
 from dejakv.engines.transformers.prompts import positions
 from dejakv.errors import InputError, ModelError
 from dejakv.request import Media
+from dejakv.retention import for_this_request, nothing_is_kept
 
 _PARTITIONS = 256
 
@@ -47,7 +48,10 @@ class Vision:
         return cls(base, PictureBook(processor, *token), registry)
 
     def book_of(self, partition: str) -> PictureBook:
-        """The pictures of one partition; those of the latest partitions are kept."""
+        """The pictures of one partition; those of the latest partitions are kept. A request of which nothing is kept has a book
+        of its own."""
+        if nothing_is_kept():
+            return for_this_request((id(self), partition), self.book.empty)
         book = self.books.get(partition)
         if book is None:
             book = self.books[partition] = self.book.empty()
@@ -95,6 +99,13 @@ class Vision:
         if epoch != self.epoch:
             self.epoch = epoch
             self.books.clear()
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets one partition's pictures, or all."""
+        if partition is None:
+            self.books.clear()
+        else:
+            self.books.pop(partition, None)
 
     def take_runs(self) -> int:
         """Runs of the tower since this was last asked."""

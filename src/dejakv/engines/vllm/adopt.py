@@ -17,6 +17,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.identity import digest_of
 from dejakv.request import Request
+from dejakv.retention import keeping
 from dejakv.store.memory import MemoryStore
 
 
@@ -81,7 +82,8 @@ class Adopter:
     def find(self, asked: Asked) -> tuple[str, Provenance]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
         try:
-            return self._find(asked)
+            with keeping(no_store=asked.no_store):
+                return self._find(asked)
         except Exception as error:
             return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}: {error}")
 
@@ -109,7 +111,7 @@ class Adopter:
 
 
 def _prepared(asked: Asked) -> Prepared:
-    request = Request(id="", prompt=asked.text, chunk=asked.text, partition=asked.partition)
+    request = Request(id="", prompt=asked.text, chunk=asked.text, partition=asked.partition, no_store=asked.no_store)
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
 
 

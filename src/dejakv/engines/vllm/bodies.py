@@ -91,10 +91,15 @@ def _check_headers(scope: Mapping[str, Any], limits: Limits) -> None:
 
 def header(scope: Mapping[str, Any], name: bytes) -> str | None:
     """A header's value, None without it. Raises Refused if it is there twice."""
-    values = [value for key, value in scope["headers"] if key.lower() == name]
+    values = headers(scope, name)
     if len(values) > 1:
         raise Refused(400, f"the header {name.decode()} is there {len(values)} times: send it once")
-    return values[0].decode("latin-1") if values else None
+    return values[0] if values else None
+
+
+def headers(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    """The values of a header that may be there several times."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
 async def _read(receive: Any, limits: Limits) -> bytes:

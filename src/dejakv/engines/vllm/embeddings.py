@@ -10,6 +10,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from dejakv.errors import ModelError
+from dejakv.retention import nothing_is_kept
 from dejakv.vectors import normalized
 
 _SUFFIX = "embed_tokens.weight"
@@ -37,6 +38,8 @@ class InputEmbeddings:
     def text_of(self, token_ids: tuple[int, ...]) -> str:
         """A prompt's tokens as text. Its embedding will be asked for next, so its tokens are kept for that."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        if nothing_is_kept():
+            return text
         with self._lock:
             self._ids[text] = tuple(token for token in token_ids if token not in self._special)
         return text

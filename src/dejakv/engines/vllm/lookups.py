@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
@@ -20,6 +22,7 @@ from dejakv.engines.vllm.keys import AnonymousMedia, prepare
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
+from dejakv.retention import keeping
 from dejakv.store.base import ChunkMeta
 
 TEXTS_WAITING = 64
@@ -70,7 +73,7 @@ class Lookups:
     def submit(self, request: Any, wish: Wish) -> Lookup:
         """Starts a lookup."""
         lookup = Lookup()
-        self._pool.submit(self._look, lookup, request, wish, self.index.last)
+        self._pool.submit(self._look_for, lookup, request, wish, self.index.last)
         return lookup
 
     def close(self) -> None:
@@ -78,6 +81,10 @@ class Lookups:
         self._texts.shutdown(wait=True, cancel_futures=True)
         self.index.close()
         self.cache.close()
+
+    def _look_for(self, lookup: Lookup, request: Any, wish: Wish, indexed: "Future[None] | None") -> None:
+        with keeping(no_store=wish.no_store):
+            self._look(lookup, request, wish, indexed)
 
     def _look(self, lookup: Lookup, request: Any, wish: Wish, indexed: "Future[None] | None") -> None:
         began = time.perf_counter()
@@ -108,7 +115,9 @@ class Lookups:
         if self._text_of is None or not (similar or found.save) or not self._room.acquire(blocking=False):
             return False
         lookup.early = found
-        self._texts.submit(self._as_text, lookup, found, prepared, ask if similar else None, decision, began)
+        # With the context: whether anything is kept of the request.
+        as_text = partial(copy_context().run, self._as_text)
+        self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, decision, began)
         return similar
 
     def _as_text(

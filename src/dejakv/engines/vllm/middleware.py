@@ -4,7 +4,7 @@
     python -m vllm.entrypoints.openai.api_server --model ... --middleware dejakv.engines.vllm.middleware.AdoptMiddleware
 
 The partition comes from the key that is authenticated here and from nothing else: the body's `cache_salt` is replaced by it,
-and `uuid`s of media are taken out. The client is told in `x-dejakv-*` headers whose prompt was run.
+and `uuid`s of media are taken out. The client is told in `x-dejakv-*` headers whose prompt was run. Of a request with the header `Cache-Control: no-store` nothing is kept.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from dejakv.api_keys import VARIABLE, ApiKeys, bearer_key
+from dejakv.api_keys import SECRET, VARIABLE, ApiKeys, bearer_key
+from dejakv.cache_control import asks_no_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
-from dejakv.engines.vllm.bodies import Limits, Refused, header, read_object, written
+from dejakv.engines.vllm.bodies import Limits, Refused, header, headers, read_object, written
 from dejakv.engines.vllm.embeddings import InputEmbeddings
-from dejakv.engines.vllm.openai_body import asked_of, own, with_text
+from dejakv.engines.vllm.openai_body import asked_of, own, unkept, with_text
 from dejakv.engines.vllm.routes import ADOPTING, CLIENT, Audience, audience, route_path
 from dejakv.errors import ConfigError
 
@@ -61,7 +62,7 @@ class AdoptMiddleware:
         self.app = app
         file, operator = os.environ.get(f"{VARIABLE}_FILE"), os.environ.get("DEJAKV_OPERATOR_KEY")
         self.keys = (
-            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file))
+            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file), os.environ.get(SECRET))
             if api_keys is None
             else ApiKeys(api_keys)
         )
@@ -83,14 +84,19 @@ class AdoptMiddleware:
                 await self.app(scope, receive, send)
                 return
             body = await read_object(scope, receive, self.limits)
-            asked, note = await self._rewrite(body, str(partition), route_path(scope) in ADOPTING)
+            no_store = asks_no_store(headers(scope, b"cache-control"))
+            asked, note = await self._rewrite(body, str(partition), route_path(scope) in ADOPTING, no_store)
+            if no_store:
+                unkept(body, str(partition))
             raw = written(body)
         except Refused as error:
             await _refuse(scope, send, error)
             return
         await self.app(_with_length(scope, len(raw)), _replay(raw, receive), self._noting(send, asked, note))
 
-    async def _rewrite(self, body: dict[str, Any], partition: str, adopting: bool) -> tuple[Asked | None, Provenance]:
+    async def _rewrite(
+        self, body: dict[str, Any], partition: str, adopting: bool, no_store: bool
+    ) -> tuple[Asked | None, Provenance]:
         """Changes the body in place. Raises Refused."""
         problem = own(body, partition)
         if problem:
@@ -114,7 +120,10 @@ class AdoptMiddleware:
         if isinstance(asked, str):
             return None, Provenance(reason=asked)
         asked = replace(
-            asked, threshold=wish.get("threshold"), donor=wish.get("donor"), no_store=bool(wish.get("no_store", False))
+            asked,
+            threshold=wish.get("threshold"),
+            donor=wish.get("donor"),
+            no_store=no_store or bool(wish.get("no_store", False)),
         )
         text, note = await asyncio.to_thread(self.adopter.find, asked)
         if note.method == "adopt":

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import secrets
 from typing import Any, cast
 
 from dejakv.engines.vllm.adopt import Asked
@@ -86,6 +87,15 @@ def own(body: dict[str, Any], partition: str) -> str:
     _own_messages([body.get(name) for name in _MESSAGES], partition)
     body["cache_salt"] = partition
     return ""
+
+
+def unkept(body: dict[str, Any], partition: str) -> None:
+    """Has nothing of the request kept, in place. Its blocks get a salt that no other request has, so that vLLM's prefix cache, which
+    holds them until it needs the room, gives them to nobody."""
+    params = body.get("kv_transfer_params")
+    wish = params.get("dejakv") if isinstance(params, dict) else None
+    body["kv_transfer_params"] = {"dejakv": {**(wish if isinstance(wish, dict) else {}), "no_store": True}}
+    body["cache_salt"] = f"{partition}-{secrets.token_hex(16)}"
 
 
 def _own_hashes(features: dict[str, Any], partition: str) -> None:

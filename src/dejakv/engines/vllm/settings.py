@@ -145,7 +145,8 @@ class Wish:
             return cls(settings.mode)
 
         def refuse(why: str) -> "Wish":
-            return cls("off", problem=why)
+            # What cannot be read may have asked for it.
+            return cls("off", no_store=True, problem=why)
 
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")

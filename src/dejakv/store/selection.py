@@ -1,0 +1,152 @@
+"""Which entries a purge takes, and what it takes with them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dejakv.errors import InputError
+from dejakv.store.age import is_older
+from dejakv.store.base import KV, NODE, ROWS, ChunkMeta
+from dejakv.store.lineage import continuing, derived
+
+Medium = tuple[str, str]
+"""Partition and digest of a picture, sound or clip."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Entries for which everything that is given holds; nothing given: all entries.
+
+    partition   of this tenant
+    epoch       of the state of this model (or encoder)
+    donors      these prompts and rows, by id
+    older_than  stored so many seconds ago or longer
+    media       encoder outputs of these media, beside those that belong to `donors`
+
+    Raises: InputError for an age that is negative or no number.
+    """
+
+    partition: str | None = None
+    epoch: str | None = None
+    donors: tuple[str, ...] = ()
+    older_than: float | None = None
+    media: frozenset[Medium] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.older_than is not None and not 0 <= self.older_than < float("inf"):
+            raise InputError(f"older_than={self.older_than} is no age: give a number of seconds, 0 or more")
+
+    def of_others(self, purged: "Purged") -> "Selection":
+        """The same in the stores of encoder outputs and fusion states, which know nothing of prompts but their ids and media."""
+        if not self.donors:
+            return self
+        return Selection(self.partition, donors=(*self.donors, *purged.ids), media=purged.media)
+
+    def takes_output(self, key: tuple[str, str, str, str], born: float, now: float) -> bool:
+        """Whether an encoder output is taken: by partition, encoder epoch, modality and digest of its medium."""
+        partition, epoch, _, digest = key
+        named = bool(self.donors or self.media)
+        return self.takes(partition, epoch, born, now) and (not named or (partition, digest) in self.media)
+
+    def takes(self, partition: str, epoch: str, created: float, now: float) -> bool:
+        """Whether an entry is taken, as far as it does not depend on `donors`."""
+        fusing = f"fusion:{self.epoch}"
+        return (
+            self.partition in (None, partition)
+            and (self.epoch is None or epoch in (self.epoch, fusing))
+            and (self.older_than is None or is_older(created, self.older_than, now))
+        )
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What a purge removed, or would remove.
+
+    prompts          exact state of prompts
+    rows             runs of rows that blends had computed
+    parts            nodes: rows that only removed prompts had in common
+    encoder_outputs  outputs of encoders, and states of fusion modules
+    bytes            of tensors. Rows that other prompts need stay, and do not count
+    ids, media       what it was, for what belongs to it elsewhere
+    """
+
+    prompts: int = 0
+    rows: int = 0
+    parts: int = 0
+    encoder_outputs: int = 0
+    bytes: int = 0
+    ids: frozenset[str] = field(default=frozenset(), repr=False)
+    media: frozenset[Medium] = field(default=frozenset(), repr=False)
+
+    def __add__(self, other: "Purged") -> "Purged":
+        return Purged(
+            self.prompts + other.prompts,
+            self.rows + other.rows,
+            self.parts + other.parts,
+            self.encoder_outputs + other.encoder_outputs,
+            self.bytes + other.bytes,
+            self.ids | other.ids,
+            self.media | other.media,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts} prompts, {self.rows} runs of rows, {self.parts} shared parts, "
+            f"{self.encoder_outputs} encoder outputs, {self.bytes} bytes"
+        )
+
+
+def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
+    """The entries that a purge removes, those that need others' rows before them; nodes leave by themselves.
+
+    With a prompt everything that was made from it leaves, and with a named donor also what begins with it.
+    """
+    fit = {meta.id: meta for meta in metas if selection.takes(meta.partition, meta.epoch, meta.created, now)}
+    if selection.donors or selection.media:
+        named = set(selection.donors)
+        roots = [meta for id, meta in fit.items() if id in named]
+        roots += [meta for root in roots if root.kind in (KV, NODE) for meta in continuing(fit.values(), root)]
+        sources = named | {meta.id for meta in roots}
+        roots += [meta for meta in fit.values() if _belongs(meta, sources, selection.media)]
+        fit = {meta.id: meta for meta in roots}
+        # Also of a donor that has left, or of which only rows are there.
+        first = [*named, *fit]
+    else:
+        first = list(fit)
+    every = {meta.id: meta for meta in metas}
+    fit |= {id: every[id] for id in derived(metas, *first)}
+    return sorted((meta for meta in fit.values() if meta.kind != NODE), key=lambda meta: -meta.rows_from)
+
+
+def counted(metas: Sequence[ChunkMeta], gone: Iterable[ChunkMeta]) -> Purged:
+    """What removing entries amounts to: nodes leave with their last child, and prompts that have others leave their rows."""
+    left = {meta.id: meta for meta in metas}
+    children: dict[str, set[str]] = {}
+    for meta in metas:
+        if meta.parent:
+            children.setdefault(meta.parent, set()).add(meta.id)
+    purged = Purged()
+    as_nodes: set[str] = set()
+    for meta in gone:
+        purged += _one(meta)
+        as_nodes.add(meta.id)
+        current: ChunkMeta | None = left.get(meta.id)
+        while current is not None and not children.get(current.id) and (current.kind == NODE or current.id in as_nodes):
+            del left[current.id]
+            purged = replace(purged, parts=purged.parts + (current.kind == NODE), bytes=purged.bytes + current.nbytes)
+            children.get(current.parent, set()).discard(current.id)
+            current = left.get(current.parent)
+    return purged
+
+
+def _belongs(meta: ChunkMeta, prompts: set[str], media: frozenset[Medium]) -> bool:
+    """Whether an encoder output is of these media, or a fusion state of these prompts."""
+    if meta.kind in (KV, NODE, ROWS):
+        return False
+    about = meta.metadata
+    return (meta.partition, about.get("content_hash")) in media or about.get("chunk") in prompts
+
+
+def _one(meta: ChunkMeta) -> Purged:
+    media = frozenset((meta.partition, span.digest) for span in meta.spans)
+    kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1)}
+    return replace(kinds.get(meta.kind, Purged(encoder_outputs=1)), ids=frozenset({meta.id}), media=media)

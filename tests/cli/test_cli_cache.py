@@ -1,0 +1,91 @@
+"""`dejakv cache`: purging a folder from the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dejakv.api_keys import ApiKeys
+from dejakv.cli.main import typer_app
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.identity import Span
+from dejakv.store import open_store
+from dejakv.testing.prompts import ids, prompt_chunk
+
+PICTURE = "a" * 64
+DONOR = prompt_chunk((1, 9, 9, 3), spans=(Span(1, 2, PICTURE),))
+OTHER = prompt_chunk((4, 5, 6), partition="q")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = open_store(tmp_path / "cache")
+    assert store.put(DONOR)
+    assert store.put(OTHER)
+    store.close()
+    return tmp_path / "cache"
+
+
+def purge(*arguments: object) -> str:
+    result = CliRunner().invoke(typer_app, ["cache", "purge", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def left(folder: Path) -> set[str]:
+    store = open_store(folder)
+    found = ids(store)
+    store.close()
+    return found
+
+
+def test_a_dry_run_tells_and_removes_nothing(folder: Path) -> None:
+    said = purge("--cache-dir", folder, "--partition", "p", "--dry-run")
+    assert said.startswith("would remove 1 prompts, 0 runs of rows, 0 shared parts, 0 encoder outputs, ")
+    assert left(folder) == {DONOR.meta.id, OTHER.meta.id}
+
+
+def test_a_partition(folder: Path) -> None:
+    assert purge("--cache-dir", folder, "--partition", "p").startswith("removed 1 prompts")
+    assert left(folder) == {OTHER.meta.id}
+
+
+def test_a_donor_with_the_outputs_of_its_pictures(folder: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    outputs = VisualKVCache(disk=DiskTier.open(tmp_path / "outputs"))
+    for partition, content in (("p", PICTURE), ("p", "b" * 64), ("q", PICTURE)):
+        outputs.view("encoder", partition).store(content, "image", np.ones((2, 3), np.float32))
+    outputs.close()
+    said = purge("--cache-dir", folder, "--cache-dir", tmp_path / "outputs", "--donor", DONOR.meta.id)
+    assert "1 prompts" in said
+    assert "1 encoder outputs" in said
+    again = VisualKVCache(disk=DiskTier.open(tmp_path / "outputs"))
+    found = [
+        again.view("encoder", p).lookup(c) is not None for p, c in (("p", PICTURE), ("p", "b" * 64), ("q", PICTURE))
+    ]
+    assert found == [False, True, True]
+    again.close()
+
+
+def test_while_a_server_uses_it(folder: Path) -> None:
+    server = open_store(folder)
+    assert ids(server) == {DONOR.meta.id, OTHER.meta.id}
+    purge("--cache-dir", folder, "--all")
+    assert ids(server) == set()
+    server.close()
+
+
+def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alpha\nbeta\n")
+    said = CliRunner().invoke(typer_app, ["cache", "partition", "--api-keys-file", str(tmp_path / "keys")]).output
+    keys = ApiKeys(["alpha", "beta"])
+    assert said.split() == [keys.partition_of("alpha"), keys.partition_of("beta")]
+    assert "alpha" not in said
+
+
+def test_every_option_has_a_help_text() -> None:
+    command: Any = typer.main.get_command(typer_app)
+    assert all(option.help for option in command.commands["cache"].commands["purge"].params)

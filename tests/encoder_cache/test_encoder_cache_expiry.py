@@ -1,0 +1,85 @@
+"""Encoder outputs and fusion states that may be used for a limited time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.errors import ConfigError
+from dejakv.levels.fusion import FusionCache, FusionState
+from dejakv.retention import keeping
+from dejakv.store.disk import DiskStore
+from dejakv.store.expiry import ExpiringStore
+from dejakv.testing.expiry import Ahead
+
+OUTPUT = np.ones((2, 3), np.float32)
+CONTENT = "a" * 64
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    clock = Ahead()
+    monkeypatch.setattr("dejakv.encoder_cache.shelf.now", clock)
+    return clock
+
+
+def tier_in(folder: Path, clock: Ahead) -> DiskTier:
+    return DiskTier(ExpiringStore(DiskStore(folder), clock, background=False, look_first=True))
+
+
+def test_an_expired_output_is_computed_again(clock: Ahead) -> None:
+    view = VisualKVCache(ttl=60).view("e", "p")
+    view.get_or_compute(CONTENT, "image", lambda: OUTPUT)
+    clock.seconds = 59
+    view.get_or_compute(CONTENT, "image", lambda: pytest.fail("it is there"))
+    clock.seconds = 61
+    assert view.lookup(CONTENT) is None
+    assert not view.pin(CONTENT)
+    assert view.stats().entries == 0
+
+
+def test_a_requests_own_time_can_only_be_shorter(clock: Ahead) -> None:
+    view = VisualKVCache(ttl=60).view("e", "p")
+    for content, own in ((CONTENT, 30.0), ("b" * 64, 90.0)):
+        with keeping(ttl=own):
+            view.store(content, "image", OUTPUT)
+    clock.seconds = 31
+    assert [view.lookup(content) is not None for content in (CONTENT, "b" * 64)] == [False, True]
+    clock.seconds = 61
+    assert view.lookup("b" * 64) is None
+
+
+def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_path: Path) -> None:
+    first = VisualKVCache(ttl=60, disk=tier_in(tmp_path, clock))
+    first.view("e", "p").store(CONTENT, "image", OUTPUT)
+    first.close()
+    clock.seconds = 30
+    again = VisualKVCache(disk=tier_in(tmp_path, clock))
+    assert again.view("e", "p").lookup(CONTENT) is not None
+    clock.seconds = 61
+    assert again.view("e", "p").lookup(CONTENT) is None  # also in memory, where it came from the disk
+    again.close()
+    tier = tier_in(tmp_path, clock)
+    store: Any = tier.store
+    assert store.sweep() == 1
+    assert list(tmp_path.glob("chunks/*/*")) == []
+    tier.close()
+
+
+@pytest.mark.parametrize("ttl", [-1, float("nan"), float("inf")])
+def test_a_time_that_is_none(ttl: float) -> None:
+    with pytest.raises(ConfigError, match="ttl"):
+        VisualKVCache(ttl=ttl)
+
+
+def test_fusion_states(clock: Ahead, tmp_path: Path) -> None:
+    store = ExpiringStore(DiskStore(tmp_path), clock, background=False)
+    cache = FusionCache(None, VisualKVCache(), "e", "p", store, 60.0)
+    cache.save(FusionState("chunk", {"rows": OUTPUT}))
+    assert cache.load("chunk") is not None
+    clock.seconds = 61
+    assert cache.load("chunk") is None
+    assert store.sweep() == 1
+    store.close()

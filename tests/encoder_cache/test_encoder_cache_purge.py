@@ -1,0 +1,93 @@
+"""Purges of encoder outputs and fusion states, in memory and on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.engines.base import Prepared
+from dejakv.find.ways import Plan
+from dejakv.fusing import Fusing
+from dejakv.levels.fusion import FusionState
+from dejakv.request import Request
+from dejakv.store.disk import DiskStore
+from dejakv.store.selection import Purged, Selection
+
+OUTPUT = np.ones((2, 3), np.float32)
+ONE, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize(
+    ("selection", "left"),
+    [
+        (Selection("p"), [("q", ONE)]),
+        (Selection(epoch="another"), [("p", ONE), ("p", OTHER), ("q", ONE)]),
+        (Selection(older_than=3600), [("p", ONE), ("p", OTHER), ("q", ONE)]),
+        (Selection(older_than=0), []),
+        (Selection(donors=("prompt",), media=frozenset({("p", ONE)})), [("p", OTHER), ("q", ONE)]),
+        (Selection(donors=("prompt",)), [("p", ONE), ("p", OTHER), ("q", ONE)]),
+    ],
+)
+def test_outputs(disk: bool, selection: Selection, left: list[tuple[str, str]], tmp_path: Path) -> None:
+    cache = VisualKVCache(disk=DiskTier.open(tmp_path) if disk else None)
+    every = [("p", ONE), ("p", OTHER), ("q", ONE)]
+    for partition, content in every:
+        cache.view("e", partition).store(content, "image", OUTPUT)
+    cache.view("e", "p").pin(ONE)
+    would = cache.purge(selection, dry_run=True)
+    did = cache.purge(selection)
+    assert would == did
+    assert (did.encoder_outputs, did.bytes) == (3 - len(left), (3 - len(left)) * OUTPUT.nbytes)
+    assert [key for key in every if cache.view("e", key[0]).lookup(key[1]) is not None] == left
+    if disk:
+        cache.flush()
+        assert len(list(tmp_path.glob("chunks/*/*"))) == len(left)
+    cache.close()
+
+
+def test_an_output_that_is_being_computed_is_delivered_and_not_kept() -> None:
+    cache = VisualKVCache()
+    view = cache.view("e", "p")
+
+    def compute() -> Any:
+        cache.purge(Selection("p"))
+        return OUTPUT
+
+    np.testing.assert_array_equal(view.get_or_compute(ONE, "image", compute), OUTPUT)
+    assert view.stats().entries == 0
+
+
+class Modules:
+    """A model's fusion modules, which put out the same for every chunk."""
+
+    def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState:
+        return FusionState(chunk_id, {"rows": OUTPUT})
+
+    def inject(self, *, llm: Any, request_id: str, state: FusionState) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("selection", "left"), [(Selection(donors=("one",)), ["other"]), (Selection("p"), [])])
+def test_fusion_states(selection: Selection, left: list[str], tmp_path: Path) -> None:
+    registry = VisualKVCache()
+    fusing = Fusing(Modules(), registry, DiskStore(tmp_path))
+    prepared = Prepared(Request("r", "x", "x", partition="p"), (1, 2), epoch="e")
+    for key in ("one", "other"):
+        assert fusing.capture(None, prepared, key, Plan("none"))
+    purged = fusing.purge(selection)
+    registry.purge(selection)
+    assert purged.encoder_outputs == 2 - len(left)
+    cache = fusing._of(prepared)
+    assert [key for key in ("one", "other") if cache.load(key) is not None] == left
+    assert registry.stats().entries == len(left)
+    assert len(list(tmp_path.glob("chunks/*/*"))) == len(left)
+    fusing.close()
+
+
+def test_sums_of_purges() -> None:
+    both = Purged(1, 2, 3, 4, 5, frozenset("a")) + Purged(1, 1, 1, 1, 1, frozenset("b"), frozenset({("p", ONE)}))
+    assert both == Purged(2, 3, 4, 5, 6, frozenset("ab"), frozenset({("p", ONE)}))
+    assert str(both) == "2 prompts, 3 runs of rows, 4 shared parts, 5 encoder outputs, 6 bytes"

@@ -1,0 +1,59 @@
+"""Encoder outputs of one tenant neither evict another's nor show in its figures."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.encoder_cache import VisualKVCache
+from dejakv.quotas import Part, Parts
+
+STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "pin", "clear"]), st.integers(0, 9)), max_size=30)
+PARTS = Parts(3, 1000, named={"b": Part(500)})
+
+
+def step(cache: VisualKVCache, partition: str, action: str, number: int) -> Any:
+    view, content = cache.view("e", partition), f"{number:064x}"
+    output = np.full((1 + number % 3, 25), number, np.float32)
+    if action == "get":
+        return view.get_or_compute(content, "image", lambda: output).tolist()
+    return view.pin(content) and view.unpin(content) if action == "pin" else view.clear()
+
+
+def seen(cache: VisualKVCache, own: Any, others: Any, partition: str) -> list[Any]:
+    noted: list[Any] = []
+    for place, (action, number) in enumerate(own):
+        for other in others[place::7]:
+            step(cache, "a" if partition == "b" else "b", *other)
+        noted.append((step(cache, partition, action, number), _figures(cache, partition)))
+    return noted
+
+
+def _figures(cache: VisualKVCache, partition: str) -> dict[str, Any]:
+    figures = cache.get_cache_stats(partition)
+    return {name: value for name, value in figures.items() if "seconds" not in name and "ms" not in name}
+
+
+@settings(deadline=None)
+@given(own=STEPS, others=STEPS, partition=st.sampled_from("ab"), policy=st.sampled_from(["lfu", "lru"]))
+def test_others_change_nothing_that_a_partition_sees(own: Any, others: Any, partition: str, policy: Any) -> None:
+    alone, among = (VisualKVCache(30, 1600, policy=policy, parts=PARTS) for _ in range(2))
+    assert seen(among, own, others, partition) == seen(alone, own, [], partition)
+
+
+def test_one_budget_for_all_would_tell() -> None:
+    own, others = [("get", number) for number in range(8)] * 2, [("get", number) for number in range(9)] * 5
+    alone, among = (VisualKVCache(30, 1600) for _ in range(2))
+    assert seen(among, own, others, "b") != seen(alone, own, [], "b")
+
+
+@pytest.mark.parametrize(("partition", "held"), [("a", 4), ("b", 8)])
+def test_parts_are_in_proportion(partition: str, held: int) -> None:
+    cache = VisualKVCache(100, 1600, parts=PARTS)
+    for number in range(20):
+        cache.view("e", partition).store(f"{number:064x}", "image", np.ones((1, 25), np.float32))
+    assert cache.stats(partition).entries == held
+    assert cache.stats().entries == held
+    assert cache.stats().bytes == held * 100

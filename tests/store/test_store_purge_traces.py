@@ -1,0 +1,129 @@
+"""After a purge no byte of what was removed is left in a folder, whatever happened there before, and while others use it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejakv.errors import StoreError
+from dejakv.store import open_store
+from dejakv.store.base import Store
+from dejakv.store.disk import DiskStore
+from dejakv.store.open import folders_of
+from dejakv.store.purging import purge
+from dejakv.store.selection import Selection
+from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk
+
+SECRET = tuple(range(70_000, 70_030))
+DONOR = prompt_chunk(
+    (*PREAMBLE, *SECRET), metadata={"note": "a secret note"}, answer="a secret answer", space="a secret space"
+)
+OTHERS = [prompt_chunk((*PREAMBLE, *range(first, first + 30))) for first in range(2000, 8000, 100)]
+
+
+def traces(folder: Path, tokens: Sequence[int] = SECRET) -> list[str]:
+    """The files in which a run of the tokens, a text of the prompt or its state stands."""
+    raw = DONOR.tensor.data[:, :, :, len(PREAMBLE) :]
+    wanted = [
+        np.array(tokens[:8], "<u4").tobytes(),
+        b"secret",
+        f"prompt {tokens[-1]}".encode(),
+        raw[0, 0, 0].tobytes(),
+    ]
+    return [
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and any(part in path.read_bytes() for part in wanted)
+    ]
+
+
+def filled(store: Store) -> None:
+    for number, chunk in enumerate(OTHERS):
+        assert store.put(chunk)
+        if number == len(OTHERS) // 2:
+            assert store.put(DONOR)
+
+
+def test_no_byte_is_left(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    filled(store)
+    assert traces(tmp_path)
+    purged = purge(store, Selection(donors=(DONOR.meta.id,)))
+    assert purged.prompts == 1
+    assert traces(tmp_path) == []
+    check_whole(store, OTHERS)
+    store.close()
+    assert traces(tmp_path) == []
+
+
+def test_a_deletion_alone_leaves_some(tmp_path: Path) -> None:
+    """The check above can fail: the log of the catalog remembers."""
+    store = open_store(tmp_path)
+    filled(store)
+    store.delete(DONOR.meta.id)
+    assert traces(tmp_path)
+    store.close()
+
+
+def test_while_others_use_the_folder(tmp_path: Path) -> None:
+    """Another store of the folder, with a tier in memory and entries that it knows, finds the purged prompt no more."""
+    server, command = open_store(tmp_path, memory_bytes=1 << 20), DiskStore(tmp_path)
+    gone: list[str] = []
+    server.on_evict(gone.append)
+    filled(server)
+    assert server.get(DONOR.meta.id) is not None
+    purge(command, Selection(donors=(DONOR.meta.id,)))
+    assert traces(tmp_path) == []
+    assert server.get(DONOR.meta.id) is None
+    assert DONOR.meta.id not in ids(server)
+    assert DONOR.meta.id in gone
+    check_whole(server, OTHERS)
+    server.close()
+    command.close()
+
+
+def test_damaged_files_that_were_set_aside_go_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    filled(store)
+    file = max(tmp_path.glob("chunks/*/*"), key=lambda path: path.read_bytes() != b"" and path.stat().st_mtime_ns)
+    for path in tmp_path.glob("chunks/*/*"):
+        if DONOR.meta.id.encode() in path.read_bytes():
+            file = path
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert store.get(DONOR.meta.id) is None
+    assert [name for name in traces(tmp_path) if name.startswith("quarantine")]
+    purge(store, Selection("p", donors=(DONOR.meta.id,)))
+    assert traces(tmp_path) == []
+    store.close()
+
+
+def test_files_of_a_killed_process_go_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    filled(store)
+    left = next(path for path in tmp_path.glob("chunks/*/*") if DONOR.meta.id.encode() in path.read_bytes())
+    (tmp_path / "temporary" / f"{left.parent.name}-{left.name}").write_bytes(left.read_bytes())
+    purge(store, Selection(donors=(DONOR.meta.id,)))
+    assert traces(tmp_path) == []
+    store.close()
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path)
+    filled(store)
+    monkeypatch.setattr(store, "delete", lambda id: False)
+    with pytest.raises(StoreError, match="could not be removed"):
+        purge(store, Selection(donors=(DONOR.meta.id,)))
+    store.close()
+
+
+def test_the_folders_of_a_cache(tmp_path: Path) -> None:
+    DiskStore(tmp_path / "store").close()
+    DiskStore(tmp_path / "store" / "tp-0-of-2").close()
+    assert [path.name for path in folders_of(tmp_path / "store")] == ["store", "tp-0-of-2"]
+    with pytest.raises(StoreError, match="cannot be read"):
+        folders_of(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="no cache"):
+        folders_of(tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
