@@ -6,7 +6,7 @@ It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -18,7 +18,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows
+from dejakv.find.rows import described_rows, rows_maker
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -161,22 +161,9 @@ class HierarchicalCache:
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
-            make = self._maker(described, rows, first, stop, taken)
+            make = rows_maker(self.store, described, rows, first, stop, taken)
             if self._writer.submit(make, after=self.stored):
                 self.finder.counts.kept(partition, stop - first)
-
-    def _maker(
-        self, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
-    ) -> Callable[[], Chunk | None]:
-        """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
-
-        def make() -> Chunk | None:
-            if any(self.store.meta(donor) is None for donor in rows.donors):
-                return None  # a donor was purged meanwhile, and these would have to leave with it
-            tensor = taken if taken is not None else rows.capture(first, stop)
-            return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
-
-        return make
 
     def _lifetime(self, request: Request, own: float | None) -> float:
         """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
