@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from dejakv.engines.base import Completion, OnToken, Prepared
 from dejakv.find.decision import Decision
 from dejakv.find.ways import Plan
+from dejakv.levels.base import Status
 from dejakv.records import Record
 from dejakv.store.base import ChunkMeta
 
@@ -83,3 +84,11 @@ def answer_of(
     )
     cached = donor.answer if donor and match else None
     return Answer(completion.text, completion.token_ids, record, cached, completion, decision)
+
+
+def fusion_status(prepared: Prepared, completion: Completion) -> Status:
+    """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
+    held = completion.prompt_tokens - completion.computed_tokens
+    if all(span.start + span.length <= held for span in prepared.spans):
+        return "skip"
+    return "miss" if completion.encoder_runs else "hit"

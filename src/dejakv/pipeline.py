@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from dejakv.answers import Answer as Answer
-from dejakv.answers import FirstToken, answer_of
+from dejakv.answers import FirstToken, answer_of, fusion_status
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import (
     NO_STATE,
@@ -26,7 +26,6 @@ from dejakv.find.decision import Decision, settled
 from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.labelling import Attempt
-from dejakv.levels.base import Status
 from dejakv.part_order import Arrangement, arranged
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
@@ -136,7 +135,7 @@ class Pipeline(Errands):
             fusing.capture(self.engine, prepared, decision.key, chosen)
         decision = replace(decision, statuses=settled(decision.statuses, chosen))
         if cache.config.enable_fusion_cache:
-            fusion = injected or _fusion_status(prepared, completion)
+            fusion = injected or fusion_status(prepared, completion)
             decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
         answer = answer_of(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
         stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
@@ -239,11 +238,3 @@ _UNREADABLE = "the donor's state could not be read"
 def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:
     """The donor's prompt as this request's: its tokens and media spans, this one's sampling and partition."""
     return replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
-
-
-def _fusion_status(prepared: Prepared, completion: Completion) -> Status:
-    """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
-    held = completion.prompt_tokens - completion.computed_tokens
-    if all(span.start + span.length <= held for span in prepared.spans):
-        return "skip"
-    return "miss" if completion.encoder_runs else "hit"

@@ -109,7 +109,7 @@ class Audits(Generic[D]):
         self.gate.lost(audit.draw)
 
     def clear(self, partition: str | None) -> None:
-        """Forgets one partition's requests, or all: they are lost."""
+        """Forgets one partition's requests, None for all: they are lost."""
         with self._lock:
             dropped = [
                 self._remove(id)
