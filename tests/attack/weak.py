@@ -10,6 +10,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared
 from dejakv.find.ask import Ask
+from dejakv.request import Request
 from dejakv.store.open import open_store
 
 TINY = Effort(
@@ -58,9 +59,9 @@ class SharingRegistry(VisualKVCache):
         return super().view(encoder_epoch, "shared", **more)
 
 
-def always_adopts(_request: Any, _config: Any, **more: Any) -> Ask:
+def always_adopts(request: Request, _config: Any, **_: Any) -> Ask:
     """What `Ask.of` would be if it did not listen: every request is answered from a similar donor."""
-    return Ask("adopt", no_store=more.get("no_store", False))
+    return Ask("adopt", no_store=request.no_store)
 
 
 _partition_of = ApiKeys.partition_of

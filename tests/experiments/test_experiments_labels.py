@@ -70,9 +70,9 @@ def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
         trust
     )
     held_back = sum(count for reason, count in bounded.summary["not_used"].items() if reason.startswith("error bound"))
-    assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, HITS, 0, 0)
+    assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, PILOT + HITS, 0, 0)
     assert held_back == PILOT + HITS
-    assert [hit.wrong for hit in hits] == [{"first": False}] * HITS
+    assert [hit.wrong for hit in hits] == [{"first": False}] * (PILOT + HITS)
     assert trust["explored_wrong"] == 0
     assert not any(row.arms["cache"].record.approximate for row in bounded.rows)
 
@@ -119,7 +119,7 @@ def test_a_resumed_run_labels_whole_answers_again(
     assert run(settings, Watching(), docs_engine).stopped
     lengths.clear()
     assert not run(settings, engine=docs_engine, resume=True).stopped
-    assert lengths == [6] * 3
+    assert lengths == [6] * (PILOT + 3)
 
 
 def test_a_run_without_hits_leaves_no_table_of_an_earlier_one(docs_engine: Any, tmp_path: Path) -> None:

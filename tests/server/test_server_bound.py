@@ -64,7 +64,7 @@ def test_labels_are_made_in_idle_time_until_the_bound_opens_and_each_tenant_sees
         first = served(client, stream, PILOT + 1, KEY)
         assert not any(answer["approximate"] for answer in first)
         assert first[-1]["reason"].startswith("error bound: ")
-        until(lambda: stats(client, KEY)["explored"] == 1)
+        until(lambda: stats(client, KEY)["explored"] == PILOT + 1)
         opened = next(
             answer for answer in (served(client, stream, 1, KEY)[0] for _ in range(40)) if answer["approximate"]
         )
@@ -102,8 +102,8 @@ def test_closing_loses_what_waits(engine: Any) -> None:
             client.post("/v1/generate", json=body(asked))
             stored(client)
         cache = client.app.state.service.worker.pipeline.cache  # pyright: ignore[reportAttributeAccessIssue]
-        assert len(cache.audits) == 2
-    assert cache.trust(None).lost == 2
+        assert len(cache.audits) == PILOT + 2
+    assert cache.trust(None).lost == PILOT + 2
 
 
 def test_the_defaults_are_those_of_the_cache() -> None:

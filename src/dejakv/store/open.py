@@ -12,7 +12,7 @@ from dejakv.store.base import Store
 from dejakv.store.claim import entrance, identify
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
-from dejakv.store.eviction import PolicyName
+from dejakv.store.eviction import Budget, PolicyName
 from dejakv.store.expiry import ExpiringStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.quota import shared_out
@@ -51,6 +51,7 @@ def open_store(
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
     """
+    Budget(max_bytes, max_entries)  # refuses negative ones
     parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     rules = Admission(min_tokens, second_sight, max_write_rate)
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
