@@ -11,6 +11,7 @@ from dejakv.find.found import Found
 from dejakv.find.plan import Planned
 from dejakv.guards.bounded import Bounded
 from dejakv.records import Method
+from dejakv.trust.certainty import orders
 
 TRIED_ANYWAY = 0.05
 """Share of blends that are tried although too few are served: the traffic may have changed."""
@@ -32,7 +33,7 @@ def bound_by(
     if ask.no_store:
         return _held_back(planned, "nothing of this request is kept, so that its answer could not be checked"), None
     setting = setting_of(chosen.method, config)
-    if not (ask.tells_first_token and chosen.method == "blend"):
+    if not (ask.tells_first_token and chosen.method == "blend" and orders(config.differs)):
         draw = bounded.judge(chosen, found, prepared, setting)
         return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
     chance = bounded.chance(prepared, setting)
