@@ -42,11 +42,11 @@ def overlap(target: Ids, donors: Sequence[Ids]) -> tuple[tuple[int, int], ...]:
 
 def measured(found: Found, prepared: Prepared, key: str, *, exactly: bool = True) -> Found:
     """With what the donors hold of the prompt whose own chunk would be `key`. `exactly` False: runs that were verified already
-    are enough."""
+    are enough, and of other donors the engine finds out."""
     if not found.donors or found.donors[0].id == key:
         return found
-    if found.copied is not None and not exactly:
-        return replace(found, held=found.runs)
+    if not exactly:
+        return replace(found, held=found.runs) if found.copied is not None else found
     target = with_media(prepared.token_ids, prepared.spans)
     held = overlap(target, [with_media(meta.token_ids, meta.spans) for meta in found.donors])
     return replace(found, held=held, runs=found.runs or held)

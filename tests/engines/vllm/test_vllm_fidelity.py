@@ -60,7 +60,8 @@ def test_a_blend_is_as_near_as_the_transformers_engines(engine: VLLMEngine) -> N
     cached = engine.for_arm("cache")
     full = plain.run(plain.prepare(changed(3)))
     chunk = donor_of(cached, request(3))
-    plainly = replace(CONFIG, offsets=False)  # which rows are computed by whom changes what they show of the others
+    # which rows are computed by whom changes what they show of the others, and what the question's pass ranks highest
+    plainly = replace(CONFIG, offsets=False, selector="similarity")
     near = fidelity(full.continued(full.token_ids), blended(cached, 3, chunk, plainly).continued(full.token_ids))
     there = fidelity(full.continued(full.token_ids), blended(plain, 3, chunk, plainly).continued(full.token_ids))
     assert near is not None
@@ -155,7 +156,7 @@ def test_one_engine_blends_as_each_request_asks(engine: VLLMEngine) -> None:
     computed: list[int] = []
     for seed, share in ((15, 0.1), (16, 0.7), (17, 0.1)):
         config = BlendConfig(
-            share=share, rule="none", selector="value", threshold=1e9, min_similarity=0.0, max_share=1.0
+            share=share, rule="none", selector="similarity", threshold=1e9, min_similarity=0.0, max_share=1.0
         )
         done = cached.blend(cached.prepare(request(seed)), [chunk], config)
         assert not isinstance(done, str)
