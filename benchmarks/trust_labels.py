@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.datasets.workload import WORKLOADS
+from dejakv.divergence import divergence
 from dejakv.engines.base import Completion, Start
 from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import DejaKVError
+from dejakv.experiments.labels import certainty
 from dejakv.experiments.settings import RunSettings
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
@@ -33,7 +35,6 @@ from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import load_rows
 from dejakv.store.memory import MemoryStore
-from dejakv.trust.certainty import certainty
 from dejakv.trust.features import features_of
 
 COSTS = (1e-4, 0.0, 0.0, 0.0)
@@ -43,26 +44,24 @@ BYTES = 5 * 1024**3
 """Of the store: of SmolLM2's state about 300 prompts of 350 tokens."""
 
 
-def first_token(completion: Completion, along: Sequence[int]) -> NDArray[np.float64]:
-    """Log probabilities of the first token of an answer."""
+def first_token(completion: Completion, along: Sequence[int]) -> NDArray[np.float32]:
+    """Log probabilities of the first token of an answer, `[1, vocabulary]`."""
     logs = completion.continued(along)
     assert logs is not None
-    return np.asarray(logs[0], np.float64)
+    return logs[:1]
 
 
 def label(full: Completion, blended: Completion) -> dict[str, Any]:
     """How the two differ."""
     along = full.token_ids[:1]
     true, made = first_token(full, along), first_token(blended, along)
-    sure = certainty(made)
     return {
         "wrong": {
             "first": full.token_ids[:1] != blended.token_ids[:1],
             "answer": full.token_ids != blended.token_ids,
         },
-        "kl": round(float(np.sum(np.exp(true) * (true - made))), 6),
-        "entropy": round(sure["first_entropy"], 4),
-        "margin": round(sure["first_margin"], 4),
+        "kl": round(float(divergence(true, made)[0]), 6),
+        **{name: round(value, 4) for name, value in certainty(made).items()},
         "computed_tokens": blended.computed_tokens,
     }
 

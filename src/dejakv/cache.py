@@ -268,9 +268,8 @@ class HierarchicalCache:
                 self.audits.clear(selection.partition)
             forget((*self.finder.levels, *self.finder.guards), selection.partition)
             self._writer.flush()  # what was being written from an entry as it was removed
-            purged += (
-                purge(self.store, Selection(selection.partition, donors=tuple(purged.ids))) if purged.ids else Purged()
-            )
+            if purged.ids:
+                purged += purge(self.store, Selection(selection.partition, donors=tuple(purged.ids)))
         if self.fusing is not None:
             purged += self.fusing.purge(selection.of_others(purged), dry_run=dry_run)
         return purged

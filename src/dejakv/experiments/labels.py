@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
 from dejakv.experiments.fidelity import Fidelity, LogProbabilities
 from dejakv.find.bound import setting_of
 from dejakv.find.decision import Decision
 from dejakv.labelling import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
+from dejakv.trust import certainty as trust
 from dejakv.trust.differs import NAMED
 from dejakv.trust.features import features_of
 from dejakv.trust.labels import LabelledHit
@@ -80,9 +79,8 @@ def labelled(
 
 def certainty(logs: LogProbabilities) -> dict[str, float]:
     """Entropy and margin (the best less the second) of the first token's log probabilities `[tokens, vocabulary]`, in nats."""
-    row = np.asarray(logs[0], np.float64)
-    second, best = np.partition(row, -2)[-2:]
-    return {"entropy": float(-np.sum(np.exp(row) * row)), "margin": float(best - second)}
+    sure = trust.certainty(logs[0])
+    return {"entropy": sure["first_entropy"], "margin": sure["first_margin"]}
 
 
 def read(values: Mapping[str, Any] | None) -> LabelledHit | None:

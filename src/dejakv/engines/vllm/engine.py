@@ -142,7 +142,7 @@ class VLLMEngine(ModelEmbeddings):
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         metas = [donor.meta for donor in donors[: self.most_donors]]
-        wish = named.wish_for(metas, self._salt(prepared), self.epoch)
+        wish = named.wish_for(metas, self._donors_salt(prepared), self.epoch)
         with self._shared.lock:
             return named.with_report(self._run(prepared, wish, sampling, on_token, config))
 
@@ -241,6 +241,10 @@ class VLLMEngine(ModelEmbeddings):
         salt = f"{self._own}:{prepared.request.partition}"
         self._salts.add(salt)
         return salt
+
+    def _donors_salt(self, prepared: Prepared) -> str:
+        """What donors were stored under."""
+        return self._salt(prepared)
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
