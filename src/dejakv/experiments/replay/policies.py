@@ -1,32 +1,21 @@
 """Caches that a trace is replayed through. Each tells of every request how many leading blocks it held, and takes the prompt.
 
-`Chunks` is DejaKV's store: an entry a prompt, evicted in the order of a policy. `Blocks` is an engine's own prefix cache.
+`Chunks` is DejaKV's store: equal beginnings once, evicted in the order of a policy. `Blocks` is an engine's own prefix cache.
 `Infinite` forgets nothing. `Belady` knows the future and evicts the block that is needed last (Belady, 1966): with equal
 blocks no policy at this budget holds more.
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Protocol
 
 from dejakv.experiments.replay.trace import Call, Trace
-from dejakv.store.order import Leaving
+from dejakv.store.eviction import Policy
+from dejakv.store.order import EvictionOrder
 
 NEVER = 1 << 60
-
-
-class Order(Protocol):
-    """The order of eviction: `dejakv.store.order.EvictionOrder`, or a candidate for it."""
-
-    bytes: int
-
-    def add(self, id: str, nbytes: int) -> object: ...
-
-    def touch(self, id: str) -> object: ...
-
-    def evict(self, nbytes: int, entries: int, protected: Collection[str] = ()) -> Leaving | None: ...
 
 
 class Replayed(Protocol):
@@ -53,56 +42,109 @@ class Infinite:
 
 
 class Chunks:
-    """DejaKV's store: each prompt is an entry with all of its tokens; the donor of a prefix is used, and nobody else.
+    """DejaKV's store: of each prompt the blocks that no stored prompt begins with. Where a prompt leaves another one's blocks,
+    these are split, and the part before belongs to both (`DeltaStore`). Blocks are the least that is shared.
+
+    An entry is named by its last block, since that tells all before it.
 
     budget  tokens of all entries together
     """
 
-    def __init__(self, order: Order, budget: int) -> None:
-        self._order = order
+    def __init__(self, trace: Trace, policy: Policy, budget: int) -> None:
+        self._sizes = trace.sizes
+        self._order = EvictionOrder(policy)
         self._budget = budget
-        self._chunks: dict[str, tuple[int, ...]] = {}
+        self._own: dict[str, tuple[int, ...]] = {}
+        self._parents: dict[str, str] = {}
+        self._owner: dict[int, str] = {}
+        self._prompts: dict[str, tuple[int, ...]] = {}
         self._holders: dict[int, dict[str, None]] = {}
-        self._ending: dict[int, str] = {}
-        self._count = 0
         self.evictions = 0
 
     def serve(self, call: Call) -> int:
-        blocks, holders = call.blocks, self._holders
-        held = sum(1 for _ in takewhile(holders.__contains__, blocks))
-        own = self._ending.get(blocks[-1]) if blocks else None
-        if own is not None:
-            self._order.touch(own)
+        blocks = call.blocks
+        if not blocks:
+            return 0
+        held = sum(1 for _ in takewhile(self._owner.__contains__, blocks))
+        own = str(blocks[-1])
+        if own in self._prompts:
+            self._read(own, own)
             return held
         if held:
-            self._order.touch(next(reversed(holders[blocks[held - 1]])))
-        self._put(call)
+            donor = next(reversed(self._holders[blocks[held - 1]]))
+            self._read(donor, self._owner[blocks[held - 1]])
+        self._put(own, blocks, held)
         return held
 
-    def _put(self, call: Call) -> None:
-        if call.tokens > self._budget or not call.blocks:
+    def _read(self, donor: str, last: str) -> None:
+        """Uses of a prompt's entries, the first blocks first, as far as `last`; and of the prompt itself in any case."""
+        if donor != last:
+            self._order.touch(donor)
+        chain = [last]
+        while parent := self._parents[chain[-1]]:
+            chain.append(parent)
+        for id in reversed(chain):
+            self._order.touch(id)
+
+    def _put(self, id: str, blocks: tuple[int, ...], held: int) -> None:
+        parent, own = "", blocks
+        if id in self._own:  # the beginning of others: they hold its blocks
+            parent, own = self._parents[id], self._own[id]
+        elif held:
+            parent, own = self._split(self._owner[blocks[held - 1]], blocks[held - 1], id), blocks[held:]
+        if parent != id and not self._stored(id, own, parent, blocks):
             return
-        over = self._order.bytes + call.tokens - self._budget
-        leaving = self._order.evict(over, 0) if over > 0 else None
-        for id in leaving.gone if leaving is not None else ():
-            self._drop(id)
-        self._count += 1
-        id = str(self._count)
-        self._order.add(id, call.tokens)
-        self._chunks[id] = call.blocks
-        self._ending[call.blocks[-1]] = id
-        for block in call.blocks:
+        self._prompts[id] = blocks
+        for block in blocks:
             self._holders.setdefault(block, {})[id] = None
 
-    def _drop(self, id: str) -> None:
-        self.evictions += 1
-        blocks = self._chunks.pop(id)
-        del self._ending[blocks[-1]]
-        for block in blocks:
-            holders = self._holders[block]
-            del holders[id]
-            if not holders:
-                del self._holders[block]
+    def _stored(self, id: str, own: tuple[int, ...], parent: str, blocks: tuple[int, ...]) -> bool:
+        """Whether there is room for a prompt after what is evicted for it."""
+        if self._tokens(blocks) > self._budget:
+            return False
+        size = self._tokens(own)
+        over = self._order.bytes + size - self._order.size(id) - self._budget
+        leaving = self._order.evict(max(0, over), 0, {id}, parent)
+        if leaving is None:
+            return False
+        self._drop(leaving.gone)
+        self._order.add(id, size, parent)
+        self._hold(id, own, parent)
+        return True
+
+    def _split(self, held: str, last: int, new: str) -> str:
+        """The entry that ends with the block `last`: an entry is split there, unless it ends so already."""
+        upper = str(last)
+        if upper == held:
+            return held
+        self._order.touch(held)
+        at = self._own[held].index(last) + 1
+        before, after = self._own[held][:at], self._own[held][at:]
+        self._order.split(upper, self._tokens(before), held, self._tokens(after), is_node=upper != new)
+        self._hold(upper, before, self._parents[held])
+        self._hold(held, after, upper)
+        return upper
+
+    def _hold(self, id: str, own: tuple[int, ...], parent: str) -> None:
+        self._own[id], self._parents[id] = own, parent
+        self._owner.update(dict.fromkeys(own, id))
+
+    def _drop(self, gone: Iterable[str]) -> None:
+        for id in gone:
+            for block in self._own.pop(id):
+                del self._owner[block]
+            del self._parents[id]
+            if id not in self._prompts:
+                continue
+            self.evictions += 1
+            for block in self._prompts.pop(id):
+                holders = self._holders[block]
+                del holders[id]
+                if not holders:
+                    del self._holders[block]
+
+    def _tokens(self, blocks: Iterable[int]) -> int:
+        return sum(map(self._sizes.__getitem__, blocks))
 
 
 class Blocks:
@@ -163,46 +205,6 @@ class Belady:
                 self.evictions += 1
         self._call += 1
         return held
-
-
-class AgeingOrder:
-    """A candidate that the store does not have: least often used with dynamic ageing (Arlitt and others, 2000).
-
-    An entry's priority is its uses plus the priority of the last entry evicted before its last use, so old fame fades.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._age = 0
-        self._clock = 0
-        self._entries: dict[str, tuple[int, int, tuple[int, int]]] = {}
-        self._heap: list[tuple[tuple[int, int], str]] = []
-
-    def add(self, id: str, nbytes: int) -> None:
-        self.bytes += nbytes
-        self._set(id, nbytes, 1)
-
-    def touch(self, id: str) -> None:
-        nbytes, uses, _ = self._entries[id]
-        self._set(id, nbytes, uses + 1)
-
-    def evict(self, nbytes: int, entries: int, protected: Collection[str] = ()) -> Leaving | None:
-        gone: list[str] = []
-        freed = 0
-        while freed < nbytes and self._heap:
-            rank, id = heapq.heappop(self._heap)
-            if id in self._entries and self._entries[id][2] == rank:
-                freed += self._entries.pop(id)[0]
-                self._age = rank[0]
-                gone.append(id)
-        self.bytes -= freed
-        return Leaving(tuple(gone))
-
-    def _set(self, id: str, nbytes: int, uses: int) -> None:
-        self._clock += 1
-        rank = (uses + self._age, self._clock)
-        self._entries[id] = (nbytes, uses, rank)
-        heapq.heappush(self._heap, (rank, id))
 
 
 def _next_uses(trace: Trace) -> list[list[int]]:

@@ -6,15 +6,13 @@ from typing import Any
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.experiments.replay.policies import AgeingOrder, Belady, Blocks, Chunks, Infinite, Replayed
+from dejakv.experiments.replay.policies import Belady, Blocks, Chunks, Infinite, Replayed
 from dejakv.experiments.replay.trace import Trace
 from dejakv.store.eviction import POLICIES
-from dejakv.store.order import EvictionOrder
 
 WINDOWS = 20
 DEFAULT_BUDGETS = ("1%", "5%", "20%")
 DEFAULT_POLICY: str = SemanticCacheConfig.policy
-CANDIDATE = "lfu-da"
 
 
 def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, *, bytes_per_token: int = 0) -> dict[str, Any]:
@@ -81,11 +79,7 @@ def _caches(trace: Trace, budget: int) -> list[tuple[str, Callable[[], Replayed]
         ("belady", lambda: Belady(trace, budget)),
         ("blocks", lambda: Blocks(trace, budget)),
     ]
-    caches += [
-        (policy.name, lambda policy=policy: Chunks(EvictionOrder(policy), budget)) for policy in POLICIES.values()
-    ]
-    if CANDIDATE not in POLICIES:
-        caches.append((CANDIDATE, lambda: Chunks(AgeingOrder(), budget)))
+    caches += [(policy.name, lambda policy=policy: Chunks(trace, policy, budget)) for policy in POLICIES.values()]
     return caches
 
 

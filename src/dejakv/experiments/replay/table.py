@@ -8,7 +8,7 @@ from rich.table import Table
 NAMES = {"infinite": "infinite", "belady": "Belady's", "blocks": "blocks, lru"}
 ABOUT = (
     "infinite forgets nothing; Belady's knows the future: no policy holds more at this budget; blocks is an engine's own prefix "
-    "cache, which shares equal beginnings; the store keeps each prompt as a whole"
+    "cache of blocks; the store evicts the end of a prompt as a whole"
 )
 _BARS = " ▁▂▃▄▅▆▇█"
 
