@@ -23,7 +23,8 @@ ablation: $(VENV)/.installed-report $(VENV)/.model
 	mkdir -p runs/ablation
 	for name in shapes smollm2; do \
 	    log=runs/ablation/$$name.csv; \
-	    $(OFFLINE) $(BIN)/dejakv sweep --specs experiments/ablation-$$name.json --log-file $$log $$(test -e $$log && echo --resume) || exit; \
+	    $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/dejakv sweep --specs experiments/ablation-$$name.json --jobs 2 --log-file $$log \
+	        $$(test -e $$log && echo --resume) || exit; \
 	done
 	$(BIN)/dejakv report runs/ablation/shapes.csv runs/ablation/smollm2.csv --output runs/ablation/report.html
 

@@ -114,6 +114,16 @@ def test_what_each_section_tells(report: Path) -> None:
         assert words in page, words
 
 
+def test_a_line_is_named_by_what_differs(tmp_path: Path) -> None:
+    make_report([RESULTS / "ablation-shapes.csv"], tmp_path / "report.html", tmp_path / "svg")
+    for chart, words, labels in (
+        ("agreement-similarity_threshold", "(?:no )?lexical guard", {"lexical guard", "no lexical guard"}),
+        ("agreement-prompt", "vision [.0-9]+", {"vision 0.9", "vision 0.99", "vision 0.9999"}),
+    ):
+        (file,) = (tmp_path / "svg").glob(f"*{chart}.svg")
+        assert set(re.findall(f">({words})<", file.read_text())) == labels
+
+
 def test_charts_are_files_too(report: Path) -> None:
     files = sorted((report.parent / "svg").glob("*.svg"))
     assert len(files) == report.read_text().count("<figure>")

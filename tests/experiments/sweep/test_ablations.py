@@ -10,7 +10,7 @@ from dejakv.experiments.sweep import experiments, read_spec, sweep
 FOLDER = Path(__file__).parents[3] / "experiments"
 
 
-@pytest.mark.parametrize(("name", "runs"), [("shapes", 18), ("smollm2", 5)])
+@pytest.mark.parametrize(("name", "runs"), [("shapes", 18), ("smollm2", 7)])
 def test_a_specification_is_whole(name: str, runs: int) -> None:
     found = list(experiments(read_spec(FOLDER / f"ablation-{name}.json"), None))
     assert len(found) == runs

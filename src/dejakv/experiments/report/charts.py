@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from dejakv.errors import MissingExtraError
 INK, LINE = "#24292f", "#d0d4d9"
 COLORS = ("#8a8f98", "#1f5fa8", "#c2571a", "#2e7d4f", "#8250a8", "#a8891f", "#1a8fa0", "#b03a5b")
 """Of the page in light mode; `page.py` has those of dark mode in the same order."""
+
+_LINE = 56
+"""Characters of a legend that fit below the axes."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,13 @@ class Figure:
         self.axes.set_ylabel(y)
 
     def legend(self) -> None:
-        """A legend below the axes."""
-        self.figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
+        """A legend below the axes, each label whole."""
+        handles, labels = self.axes.get_legend_handles_labels()
+        labels = [textwrap.fill(label, _LINE) for label in labels]
+        columns = 2 if max(map(len, labels)) <= _LINE // 2 - 4 else 1
+        self.figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
+        )
 
     def drawn(self) -> Chart:
         """The chart. The figure is closed."""
@@ -119,7 +128,7 @@ def lines(
     name: str, title: str, x: str, y: str, series: Sequence[Series], *, marker: str = "", log_x: bool = False
 ) -> Chart:
     """Lines with a legend below, and intervals where given."""
-    figure = Figure(name, title, x, y, height=3.2 + 0.2 * ((len(series) + 1) // 2))
+    figure = Figure(name, title, x, y, height=3.2 + 0.2 * sum(1 + len(one.label) // _LINE for one in series))
     for number, one in enumerate(series):
         color = COLORS[number % len(COLORS)]
         figure.axes.plot(one.x, one.y, label=one.label, color=color, marker=marker, markersize=4, linewidth=1.6)

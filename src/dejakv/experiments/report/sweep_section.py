@@ -1,7 +1,7 @@
 """The section of a sweep: a row an experiment, agreement and hits against the threshold, and the Pareto front."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +58,34 @@ def _thresholds(done: Rows, prefix: str) -> list[Chart]:
         if not groups:
             continue
         title = name.replace("_", " ") if name == "similarity_threshold" else f"threshold of the layer {name}"
-        for figure, label in (("agreement", "answers equal to full computation's"), ("hit_rate", "hit rate")):
+        for figure, about in (("agreement", "answers equal to full computation's"), ("hit_rate", "hit rate")):
             series = [
                 line
-                for number, group in enumerate(groups.values(), 1)
-                if (line := _series(group, figure, len(groups), number))
+                for label, group in zip(_labels(groups), groups.values(), strict=True)
+                if (line := _series(group, figure, label))
             ]
             if series:
-                said = f"{label.capitalize()} against the {title}"
-                found.append(lines(f"{prefix}-{figure}-{name}", said, title, label, series[:8], marker="o"))
+                said = f"{about.capitalize()} against the {title}"
+                found.append(lines(f"{prefix}-{figure}-{name}", said, title, about, series[:8], marker="o"))
     return found
 
 
-def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, groups: int, place: int) -> Series | None:
+def _labels(groups: Iterable[str]) -> list[str]:
+    """For each group the settings in which it differs from the others, with their values. `groups`: settings as JSON."""
+    every: list[dict[str, Any]] = [json.loads(settings) for settings in groups]
+    names = sorted({name for settings in every for name in settings})
+    differ = [name for name in names if len({json.dumps(settings.get(name)) for settings in every}) > 1]
+    return [", ".join(_said(name, settings.get(name)) for name in differ) for settings in every]
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "cache.embedding_layers":
+        return " ".join(f"{layer} {threshold}" for layer, threshold in value or ())
+    plain = name.removeprefix("cache.").replace("_", " ")
+    return plain if value is True else f"no {plain}" if value is False else f"{plain} {value}"
+
+
+def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, label: str) -> Series | None:
     points: list[tuple[float, float, float, float]] = []
     for threshold, row in sorted(group, key=lambda item: item[0]):
         rate, samples = number(row[figure]), number(row["samples"])
@@ -79,7 +94,6 @@ def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, group
             points.append((threshold, rate, low, high))
     if not points:
         return None
-    label = str(group[0][1]["model"]) if groups == 1 else f"{group[0][1]['name']} and on"
     x, y, low, high = (list(values) for values in zip(*points, strict=True))
     return Series(label, x, y, low, high)
 
