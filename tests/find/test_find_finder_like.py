@@ -97,6 +97,15 @@ def test_one_that_holds_nothing_more_does_not_join() -> None:
         assert [way.plan.name for way in decision.ways] == ["full", "blend"]
 
 
+def test_nor_does_one_that_holds_the_question_alone() -> None:
+    """It is computed in any case."""
+    question = tuple(range(6000, 6030))
+    asked = copied((7, 8), WORDS[:100], tuple(range(5000, 5070)), question)
+    other = copied(tuple(range(7000, 7100)), question, text="what is asked there?")
+    decision = made_of(HOLDS_COPY, other, level=Likes({id_of(other): 0.99})).find(asked, Ask("blend"), costs=ROWS)
+    assert donors(decision.plan) == [id_of(HOLDS_COPY)]
+
+
 def test_a_donor_of_copied_text_is_not_counted_twice() -> None:
     level = Likes({id_of(HOLDS_COPY): 0.99, id_of(SIMILAR): 0.9})
     decision = made_of(level=level).find(BOTH, Ask("blend"), costs=ROWS)

@@ -18,8 +18,9 @@ from dejakv.tokens import Ids, with_media
 RUN = 8
 """Tokens of the shortest run that counts."""
 
-MORE = 16
-"""Tokens of the prompt that donors by likeness must hold beyond those of copied text: less is not worth loading them."""
+MORE = 32
+"""Tokens of the prompt that donors by likeness must hold beyond those of copied text. A question that both ask is computed in any
+case, and a text that says the same in other words holds little else: it was of no use (docs/plans.md)."""
 
 TokensOf = Callable[[ChunkMeta], Ids]
 
