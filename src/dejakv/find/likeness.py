@@ -12,7 +12,7 @@ from dejakv.levels.base import Level, Match, Query, Status
 from dejakv.store.base import ChunkMeta
 
 LEAST_NEW = 64
-"""Tokens outside copied text for which the levels are asked as well. A question is no longer."""
+"""Tokens outside copied text for which the levels are asked as well. Most questions are shorter."""
 
 WORTH_ASKING = 4
 """And then only if computing these tokens takes so many times as long as asking, which may run an encoder and find nothing."""
