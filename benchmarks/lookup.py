@@ -11,8 +11,6 @@ GPTCache (if it can be imported) runs its own path: data manager `sqlite,faiss`,
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -22,6 +20,8 @@ from typing import Any
 
 import faiss
 import numpy as np
+from lookup_report import Row, goals, machine, table, write
+from lookup_vectors import BATCH, Space
 
 from dejakv.encoders.layers import LayerSpec
 from dejakv.index.base import Vector
@@ -32,39 +32,7 @@ from dejakv.levels.latent import EmbeddingCache
 from dejakv.levels.semantic import SemanticTextCache
 from dejakv.request import Request
 
-DIM, VISION_DIM, INNER = 384, 512, 48
-BATCH = 10_000
-Row = dict[str, Any]
-
-
-class Space:
-    """Where synthetic vectors come from: equal numbers give equal vectors, whatever the size of the whole."""
-
-    def __init__(self, dim: int, seed: int) -> None:
-        self.dim, self.seed = dim, seed
-        self.basis = np.random.default_rng(seed).standard_normal((INNER, dim), dtype=np.float32) / np.sqrt(dim)
-
-    def batch(self, number: int, size: int) -> Vector:
-        rng = np.random.default_rng((self.seed, number))
-        rows = rng.standard_normal((size, INNER), dtype=np.float32) @ self.basis
-        rows += 0.05 * rng.standard_normal((size, self.dim), dtype=np.float32)
-        return unit_rows(rows)
-
-    def batches(self, count: int) -> Iterator[tuple[int, Vector]]:
-        for start in range(0, count, BATCH):
-            yield start, self.batch(start // BATCH, min(BATCH, count - start))
-
-    def queries(self, count: int, asked: int) -> tuple[list[int], Vector]:
-        """Rows of stored vectors at a cosine of about 0.9, and which those are."""
-        rng = np.random.default_rng((self.seed, 999_999))
-        held = self.batch(0, min(BATCH, count))
-        places = rng.choice(len(held), min(asked, len(held)), replace=False)
-        noise = unit_rows(rng.standard_normal((len(places), INNER), dtype=np.float32) @ self.basis)
-        return places.tolist(), unit_rows(held[places] + 0.48 * noise)
-
-
-def unit_rows(rows: Vector) -> Vector:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+DIM, VISION_DIM = 384, 512
 
 
 def in_turns(calls: dict[str, Callable[[int], Any]], times: int) -> dict[str, Row]:
@@ -220,54 +188,6 @@ def _gptcache(space: Space, count: int) -> Callable[[Vector], Any] | None:
     return look_up
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| look-up | entries | best µs | p50 µs | p99 µs | recall@1 | add µs |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        recall = f"{row['recall_at_1']:.3f}" if "recall_at_1" in row else ""
-        added = f"{row['add_us']:.1f}" if "add_us" in row else ""
-        lines.append(
-            f"| {row['what']} | {row['entries']:,} | {row['best_us']:,.1f} | {row['p50_us']:,.1f} | {row['p99_us']:,.1f} | {recall} | {added} |"
-        )
-    return "\n".join(lines)
-
-
-def goals(rows: Sequence[Row]) -> Iterator[str]:
-    """The goals of the design, with what was measured."""
-    best = {(row["what"], row["entries"]): row["best_us"] for row in rows}
-    p50 = {(row["what"], row["entries"]): row["p50_us"] for row in rows}
-    recall = {(row["what"], row["entries"]): row.get("recall_at_1", 0.0) for row in rows}
-    for size in sorted({row["entries"] for row in rows}):
-        if ("exact, hit", size) in p50:
-            yield f"exact hit at {size:,}: {p50['exact, hit', size]:.1f} µs (goal: under 20)"
-        ours, raw = p50.get(("semantic, flat", size)), p50.get(("raw FAISS, k=8", size))
-        if ours and raw:
-            least = best["semantic, flat", size] / best["raw FAISS, k=8", size]
-            yield f"semantic flat against raw FAISS at {size:,}: {ours / raw:.2f}x at p50, {least:.2f}x at best (goal: 1.1x)"
-        graph, peer = p50.get(("semantic, hnsw", size)), p50.get(("GPTCache", size))
-        if graph:
-            share = recall["semantic, hnsw", size]
-            yield f"semantic HNSW at {size:,}: {graph / 1000:.3f} ms at recall@1 {share:.3f} (goal at 100,000: 0.2 ms, 0.98)"
-        if peer and ours:
-            graph_text = f", {peer / graph:.0f}x against HNSW" if graph else ""
-            yield f"GPTCache at {size:,} takes {peer / ours:.1f}x as long as flat{graph_text} (goal: 10x)"
-
-
-def machine() -> dict[str, Any]:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": names[0].split(":")[1].strip() if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "faiss": faiss.__version__,
-        "faiss_threads": faiss.omp_get_max_threads(),
-        "load_average": os.getloadavg()[0],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="1000,100000,1000000")
@@ -300,22 +220,6 @@ def main() -> None:
         print(f"{size:,} entries done", file=sys.stderr)
         write(rows, began, args)  # after every size: a run that is stopped has told what it knew
     print(table(rows), *goals(rows), json.dumps(began), sep="\n")
-
-
-def write(rows: Sequence[Row], about: dict[str, Any], args: argparse.Namespace) -> None:
-    """The results as JSON and as a page, where they were asked for."""
-    lines, command = list(goals(rows)), "OMP_NUM_THREADS=1 python benchmarks/lookup.py " + " ".join(sys.argv[1:])
-    about = {**about, "load_average_at_end": os.getloadavg()[0]}
-    if args.json:
-        args.json.write_text(
-            json.dumps({"machine": about, "command": command, "rows": rows, "goals": lines}, indent=1) + "\n"
-        )
-    if args.markdown:
-        facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items())
-        notes = "\n".join(f"- {line}" for line in lines)
-        args.markdown.write_text(
-            f"# Look-ups\n\n{table(rows)}\n\n{notes}\n\nMachine: {facts}.\n\nCommand: `{command}`\n"
-        )
 
 
 if __name__ == "__main__":

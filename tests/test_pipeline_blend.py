@@ -96,3 +96,21 @@ def test_rows_of_the_exact_prefix_are_not_computed_in_a_blend(docs_engine: Any, 
     rows = [row for layer in answer.completion.details["blend"].active if layer is not None for row in layer]
     assert rows
     assert min(rows) >= held
+
+
+def test_copied_text_and_text_that_is_only_like_join_one_blend(docs_engine: Any, served: Any) -> None:
+    """One document word for word, the other with each third sentence replaced: too little for the index of copied text."""
+    edited = [item.text if place % 3 else "It rained most of the day." for place, item in enumerate(OTHER.sentences)]
+    wanted = request(ask(FACT, random.Random(1)), f"{' '.join(edited)} {DOCUMENT.text}")
+    shares: list[float] = []
+    for likeness in (False, True):
+        pipeline = served(replace(ADOPT, reuse="blend", semantic_text=likeness, exact_text=False, exact_prefix=False))
+        for text in (DOCUMENT.text, OTHER.text):
+            assert pipeline.answer(request("Where is it?", text)).record.stored
+        answer = pipeline.answer(wanted)
+        assert (answer.record.method, answer.record.level) == ("blend", "copied")
+        assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+        assert answer.record.statuses.get("semantic_text") == ("hit" if likeness else None)
+        assert ("blend with like text" in answer.record.plans) == likeness
+        shares.append(answer.completion.details["blend"].share)
+    assert shares[1] < shares[0] - 0.1

@@ -1,24 +1,17 @@
 """The frontier: what a run writes, that a stopped one goes on, and its command."""
 
 import json
-from dataclasses import replace
 from importlib import resources
 
 import pytest
 from typer.testing import CliRunner
 
-from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.frontier import run_frontier
 from dejakv.experiments.frontier.bench import Bench
-from dejakv.experiments.frontier.cells import cells, text_cells
+from dejakv.experiments.frontier.cells import cells
 from dejakv.experiments.frontier.docs_cases import make_case
-from dejakv.experiments.frontier.plot import figure_of
-from dejakv.experiments.frontier.report import rows_of, table
-from dejakv.experiments.frontier.text_cases import KINDS, TextCases
-from dejakv.reuse.blend import BlendConfig
-from dejakv.reuse.quality import QUALITIES
-from dejakv.reuse.selector import SELECTORS
+from dejakv.experiments.frontier.text_cases import TextCases
 
 SOME = (
     "context/similarity/within/0/0",
@@ -111,111 +104,6 @@ def test_a_kept_answer_saves_full_computation_and_gives_the_same_rows(tmp_path):
     assert measured(("full",)) == {SOME[2]: wanted[SOME[2]]}
 
 
-def test_cases_follow_from_their_numbers_and_edits_ask_what_changed():
-    words: dict[str, int] = {}
-
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(words.setdefault(word, len(words)) for word in text.lower().replace(".", " .").split())
-
-    one, again = (make_case("edit", 3, 8, encode) for _ in range(2))
-    assert one == again
-    assert one != make_case("edit", 4, 8, encode)
-    assert one.old_answer is not None
-    assert one.old_answer != one.answer
-    assert len(make_case("merge", 0, 8, encode).donors) == 2
-
-
-def test_every_map_selector_and_share_is_among_the_cells():
-    made = cells()
-    assert {cell.map for cell in made} == {"context", "embedding", "lsh", "align"}
-    assert {cell.selector for cell in made} == set(SELECTORS)
-    assert {cell.share for cell in made if cell.selector == "value"} == {0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0}
-    assert len({cell.name for cell in made}) == len(made)
-    assert any(cell.main for cell in made)
-    for cell in made:
-        assert cell.config.schedule_for(4).shares[-1] == pytest.approx(cell.share)
-
-
-@pytest.mark.parametrize("made", [cells(), text_cells()])
-def test_each_quality_is_a_cell_of_its_name_and_blends_as_a_run_does(made):
-    named = {cell.name: cell for cell in made if cell.quality}
-    assert list(named) == list(QUALITIES)
-    for name, cell in named.items():
-        quality = SemanticCacheConfig(blend_quality=name).blend
-        ran = BlendConfig(selector=quality.selector, share=quality.share, max_share=1.0)
-        assert cell.main
-        assert cell.config.schedule_for(4) == ran.schedule_for(4)
-        assert replace(cell.config, complete=None, rule=None) == ran
-        assert cell.config.forced() == ran.forced()
-
-
-def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
-    def line(number, right, stale):
-        row = {
-            "right": right,
-            "stale": stale,
-            "kl": 0.1,
-            "kl_mean": 0.1,
-            "top1": 1.0,
-            "share": 0.4,
-            "last": 0.2,
-            "seconds": 0.01,
-        }
-        return {"kind": "edit", "number": number, "tokens": 9, "rows": {"full": row, "context/value/share/1/1": row}}
-
-    made = rows_of(
-        [line(0, True, False), line(1, False, True), line(2, True, None)], {c.name: c for c in cells()}, ("edit",)
-    )
-    assert made[0]["stale_rate"] == 0.5
-    assert made[0]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
-    assert "0.500" in table(made)
-
-
-def frontier_rows(kinds, noise=False):
-    """Rows of a report with two ways of blending, one by need."""
-    given = {"accuracy": 0.9, "kl_mean": 0.1, "top1": 0.9, "quality": "", "offsets": False, "complete": 0}
-    rows = []
-    for kind in kinds:
-        rows.append({**given, "kind": kind, "selector": "full", "map": "", "budget": "share"})
-        if noise:
-            rows.append({**given, "kind": kind, "selector": "noise", "map": "", "budget": "share"})
-        for budget in ("share", "need"):
-            made = {**given, "kind": kind, "selector": "query", "map": "context", "budget": budget}
-            rows += [{**made, "share": share, "last_share": share} for share in (0.1, 0.2)]
-    return rows
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 5])
-def test_the_picture_has_a_panel_for_each_kind_and_its_legend_beside_them(count):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = frontier_rows(KINDS[:count])
-    figure = figure_of([row for row in rows if row["kind"] != KINDS[1] or row["budget"] != "share" or not row["map"]])
-    figure.draw_without_rendering()
-    assert [panel.get_title() for panel in figure.axes] == list(KINDS[:count])
-    assert all(panel.lines for panel in figure.axes)
-    (legend,) = figure.legends
-    shown = {line.get_label(): line.get_color() for line in legend.get_lines()}
-    assert all(line.get_color() == shown[line.get_label()] for panel in figure.axes for line in panel.lines)
-    box = legend.get_window_extent()
-    assert not any(box.overlaps(panel.get_tightbbox()) for panel in figure.axes)
-    plt.close(figure)
-
-
-def test_the_picture_shows_divergence_where_there_is_a_noise_floor():
-    from matplotlib import pyplot as plt
-
-    for noise, label in ((True, "KL along the answer, nats"), (False, "accuracy")):
-        figure = figure_of(frontier_rows(KINDS[:1], noise))
-        assert figure.axes[0].get_ylabel() == label
-        lines = {line.get_label(): line for line in figure.axes[0].lines}
-        assert list(lines["by need, query, 0 complete"].get_xdata()) == [10, 20]
-        plt.close(figure)
-
-
 def test_help_and_docstring_tell_the_length_of_a_passage():
     from tokenizers import Tokenizer
 
@@ -280,34 +168,3 @@ def test_the_bench_measures_full_prefill_as_the_engine_answers():
     everything = rows["context/value/share/1/1"]
     assert everything["share"] == 1.0
     assert everything["kl_mean"] < 1e-5
-
-
-def words_encoder():
-    words: dict[str, int] = {}
-    return lambda text: tuple(words.setdefault(word, len(words)) for word in text.replace(".", " .").split())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_cases_of_real_text_follow_from_their_numbers(kind):
-    cases = TextCases(4)
-    encode = words_encoder()
-    asked, again, summary = (cases.make(kind, number, encode, 0) for number in (2, 2, 3))
-    assert asked == again
-    assert asked.answer is not None
-    assert summary.answer is None
-    assert set(asked.answer) <= set(asked.target)
-    assert all(donor != asked.target for donor in asked.donors)
-    shared = [len(set(asked.target) & set(donor)) / len(set(asked.target)) for donor in asked.donors]
-    assert len(asked.donors) == (4 if kind == "apart" else 1)
-    assert min(shared) > (0.2 if kind == "apart" else 0.7)
-    if kind == "edit":
-        assert asked.old_answer is not None
-        assert set(asked.old_answer) <= set(asked.donors[0])
-        assert set(asked.old_answer).isdisjoint(asked.target)
-    else:
-        assert asked.old_answer is None
-
-
-def test_a_case_needs_two_passages():
-    with pytest.raises(ConfigError, match="at least 2"):
-        TextCases(1)

@@ -3,88 +3,20 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.find.finders import ASKED, PREFIXED, SIMILAR, WORDS, Likes, copied, finder_of, id_of, like, prompt, similar
 
-from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
-from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
-from dejakv.find.finder import Finder, space_of
+from dejakv.find.finder import space_of
 from dejakv.guards.base import Verdict
 from dejakv.guards.lexical import LexicalGuard
 from dejakv.guards.threshold import ThresholdGuard
-from dejakv.identity import Span, exact_key
-from dejakv.levels.base import Match, Query, Search
+from dejakv.identity import Span
+from dejakv.levels.base import Match
 from dejakv.request import Media, Request
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.memory import MemoryStore
-
-
-class Likes:
-    """A level that finds the donors it is told, with their scores."""
-
-    name = "semantic_text"
-    status_names = ("semantic_text",)
-
-    def __init__(self, scores: dict[str, float], problem: Exception | None = None) -> None:
-        self.scores = scores
-        self.problem = problem
-        self.asked = 0
-
-    def search(self, query: Query) -> Search:
-        self.asked += 1
-        if self.problem is not None:
-            raise self.problem
-        matches = tuple(Match(donor, self.name, score) for donor, score in self.scores.items())
-        return Search(matches, {self.name: "hit" if matches else "miss"})
-
-    def add(self, donor: str, query: Query) -> None:
-        """Knows its donors."""
-
-    def remove(self, donor: str) -> None:
-        """Knows its donors."""
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-
-def prompt(tokens: tuple[int, ...], text: str = "what is it?", epoch: str = "e", partition: str = "p") -> Prepared:
-    return Prepared(Request("r", text, text, partition=partition), tokens, epoch=epoch)
-
-
-def like(other: int) -> tuple[int, ...]:
-    """The tokens of `ASKED` but for every twentieth: alike, without a run that the index of copied text would find."""
-    return tuple(1_000 * (other + 1) + token if token % 20 == other else token for token in range(100))
-
-
-ASKED = prompt(tuple(range(100)))
-SIMILAR = prompt(like(0), "what was it?")
-PREFIXED = prompt((*range(64), *range(400, 440)), "what begins like it?")
-
-
-def finder_of(*stored: Prepared, level: Likes | None = None, guards: tuple[Any, ...] = (), **settings: Any) -> Finder:
-    store = MemoryStore()
-    made = Finder(store, [level] if level is not None else [], guards, SemanticCacheConfig(**settings))
-    for item in stored:
-        meta = described(item)
-        store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32")))
-        made.add(meta)
-    return made
-
-
-def described(item: Prepared) -> ChunkMeta:
-    request = item.request
-    return ChunkMeta(id_of(item), request.partition, item.epoch, item.token_ids, request.prompt, request.chunk)
-
-
-def id_of(item: Prepared) -> str:
-    return exact_key(item.request.partition, item.epoch, item.token_ids, ())
-
-
-def similar(score: float = 0.9) -> Likes:
-    return Likes({id_of(SIMILAR): score})
+from dejakv.store.base import ChunkMeta
 
 
 @pytest.mark.parametrize("mode", ["adopt", "blend"])
@@ -246,71 +178,3 @@ def test_a_guard_that_cannot_say_accepts_nobody() -> None:
 
     made = finder_of(SIMILAR, level=similar(), guards=(Shrugs(),))
     assert made.find(ASKED, Ask("adopt")).plan.reason == "chain: all guards abstained"
-
-
-WORDS = tuple(range(1000, 1400))
-
-
-def copied(*parts: tuple[int, ...], text: str = "") -> Prepared:
-    return prompt(tuple(token for part in parts for token in part), text or f"prompt of {len(parts)} parts")
-
-
-def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
-    """Two passages of two earlier prompts, in another order: no prefix, and no likeness is asked for."""
-    first, second = copied((1, 2, 3), WORDS[:100]), copied((4, 5), WORDS[100:180])
-    level = similar()
-    made = finder_of(first, second, level=level)
-    asked = copied((7, 8), WORDS[100:180], (9,), WORDS[:100], tuple(range(50, 60)))
-    decision = made.find(asked, Ask("blend"))
-    assert (decision.plan.method, level.asked) == ("blend", 0)
-    assert [meta.id for meta in decision.plan.donors] == [id_of(first), id_of(second)]
-    assert decision.plan.match == Match(id_of(first), "copied", 180 / 193)
-    assert decision.found.copied == 180
-    assert decision.found.runs == ((2, 80), (83, 100))
-    assert decision.statuses["copied"] == "hit"
-    assert made.find(asked, Ask("blend", donors=1)).plan.donors == decision.plan.donors[:1]
-    assert made.find(asked, Ask("blend", threshold=0.9)).plan.donors == decision.plan.donors
-    assert made.find(asked, Ask("blend", threshold=0.95)).statuses["copied"] == "miss"
-    assert made.find(asked, Ask("adopt")).plan.donors == ()
-    assert made.find(asked, Ask("exact")).plan.method == "none"
-
-
-def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() -> None:
-    made = finder_of(copied((1, 2, 3), WORDS[:100]))
-    asked = copied(tuple(range(2000, 2400)), WORDS[:100])
-    decision = made.find(asked, Ask("blend"))
-    assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
-
-
-def test_copied_text_of_another_tenant_or_model_is_not_found() -> None:
-    stored = copied((1, 2, 3), WORDS[:100])
-    made = finder_of(stored)
-    asked = copied((7, 8), WORDS[:100])
-    assert made.find(asked, Ask("blend")).plan.method == "blend"
-    foreign = [replace(asked, epoch="f"), replace(asked, request=replace(asked.request, partition="q"))]
-    for other in foreign:
-        assert made.find(other, Ask("blend")).plan.method == "none"
-    made.remove(id_of(stored))
-    assert made.find(asked, Ask("blend")).plan.method == "none"
-
-
-def test_copied_text_can_be_switched_off() -> None:
-    made = finder_of(copied((1, 2, 3), WORDS[:100]), copied_text=False)
-    decision = made.find(copied((7, 8), WORDS[:100]), Ask("blend"))
-    assert (decision.plan.method, "copied" in decision.statuses) == ("none", False)
-
-
-def test_an_exact_prefix_that_holds_the_copied_text_is_preferred() -> None:
-    made = finder_of(copied(WORDS[:100]))
-    chosen = made.find(copied(WORDS[:100], tuple(range(2000, 2040))), Ask("blend")).plan
-    assert (chosen.method, chosen.reused) == ("prefix", 100)
-
-
-def test_copied_text_is_indexed_when_a_blend_is_first_asked_for() -> None:
-    stored = copied((1, 2, 3), WORDS[:100])
-    made = finder_of(stored)
-    made.find(copied((7, 8), WORDS[:100]), Ask("exact"))
-    assert made.copied is None
-    assert made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.method == "blend"
-    assert made.copied is not None
-    assert finder_of(stored, reuse="blend").copied is not None

@@ -1,7 +1,7 @@
 """Rows of blended prompts in the finder: donors of later blends, within their bound, and of nothing else."""
 
 import numpy as np
-from tests.find.test_find_finder import ASKED, WORDS, Likes, copied, described, finder_of, id_of
+from tests.find.finders import ASKED, WORDS, Likes, copied, described, finder_of, id_of
 
 from dejakv.find.ask import Ask
 from dejakv.find.finder import Finder

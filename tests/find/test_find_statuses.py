@@ -14,12 +14,15 @@ from dejakv.store.base import ChunkMeta
 
 META = ChunkMeta("d", "default", "e", (1, 2), "p", "c")
 MATCH = Match("d", "exact_text", 1.0)
+COPIED = Match("d", "copied", 0.9)
 PLANS = (
     Plan("none"),
     Plan("prefix", (META,), reused=1),
     Plan("exact", (META,), MATCH),
     Plan("adopt", (META,), MATCH),
     Plan("blend", (META,), MATCH),
+    Plan("blend", (META,), COPIED),
+    Plan("blend", (META, META), COPIED, like=1),
 )
 NAMES = st.sampled_from(["exact_text", "semantic_text", "embedding:vision", "copied"])
 
@@ -29,11 +32,10 @@ def test_a_level_is_a_hit_only_where_its_donor_is_used(statuses: Any, plan: Plan
     rows = settled(statuses, plan)
     assert set(rows) == {*statuses, "kv_cache"}
     assert rows["kv_cache"] == ("miss" if plan.method == "none" else "hit")
+    copied_alone = plan.match is COPIED and not plan.like
     for name, status in statuses.items():
-        if plan.match is not None or status != "hit":
-            assert rows[name] == status
-        else:
-            assert rows[name] == "miss"
+        used = plan.match is not None and (name == "copied" or not copied_alone)
+        assert rows[name] == (status if used or status != "hit" else "miss")
 
 
 def test_the_same_question_in_other_spacing_is_a_miss_with_the_reason_and_the_flag(served: Any) -> None:

@@ -1,7 +1,7 @@
 """The ways to run a prompt: what each would take, and what speaks against it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dejakv.costs import Costs
@@ -85,6 +85,18 @@ def approximate_ways(
         length = donors[0].num_tokens
         yield Candidate(plan, costs.prefix(length - 1, length) if costs else None)
         return
+    yield from _blends(tokens, found, costs, share, most)
+    if found.like:
+        like = {meta.id for meta in found.like}
+        for way in _blends(tokens, found.joined, costs, share, most):
+            count = sum(meta.id in like for meta in way.plan.donors)
+            if count:
+                yield replace(way, plan=replace(way.plan, like=count))
+
+
+def _blends(tokens: int, found: Found, costs: Costs | None, share: float, most: int) -> Iterator[Candidate]:
+    """From the donors as they are, and behind the exact prefix of another chunk."""
+    donors = found.donors
     hit, meta = found.prefix if found.prefix is not None else (None, None)
     if hit is None or meta is None or meta.id in [donor.id for donor in donors]:
         yield _blend(tokens, found, donors, hit.tokens if hit else 0, costs, share)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dejakv.engines.base import Accept
 from dejakv.find.ask import Ask
 from dejakv.find.candidates import Candidate
-from dejakv.find.found import Found
+from dejakv.find.found import COPIED, Found
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Query, Status
 from dejakv.trust.draw import Draw
@@ -15,10 +15,11 @@ from dejakv.trust.draw import Draw
 def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
     """The status table once it is known what is run: a level whose donor is not used is no hit, and `kv_cache` is one
     exactly where state is used."""
-    unused = plan.match is None
-    rows: dict[str, Status] = {
-        name: "miss" if unused and status == "hit" else status for name, status in statuses.items()
-    }
+    copied_alone = plan.match is not None and plan.match.level == COPIED and not plan.like
+    rows: dict[str, Status] = {}
+    for name, status in statuses.items():
+        unused = plan.match is None or (copied_alone and name != COPIED)
+        rows[name] = "miss" if unused and status == "hit" else status
     rows["kv_cache"] = "hit" if plan.donors else "miss"
     return rows
 

@@ -16,28 +16,25 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
 from dejakv.counts import PartitionCounts
 from dejakv.engines.base import Prepared
-from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.bound import bound_by
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
-from dejakv.find.found import Found
+from dejakv.find.found import COPIED, Found
+from dejakv.find.likeness import Likeness, skipped
 from dejakv.find.overlap import measured
 from dejakv.find.plan import plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.bounded import Bounded
-from dejakv.guards.chain import judge
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
+from dejakv.tokens import Ids, with_media
 
 Embed = Callable[[Request], Vectors]
-COPIED = "copied"
-"""Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
-
 LEAST_COPIED = 0.25
 """Share of a prompt that donors must hold. With less a blend saves hardly more than it costs, and the prompt's exact state is of
 more use. From .1 to .4 the tokens computed change by 5% at most (docs/results/generations.md)."""
@@ -76,6 +73,7 @@ class Finder:
         self.levels = tuple(levels)
         self._of_text = [level for level in levels if isinstance(level, ComparesText)]
         self.guards = tuple(guards)
+        self.likeness = Likeness(self.levels, self.guards)
         self.embed = embed
         self.embedder = embedder
         self.bounded = bounded
@@ -96,10 +94,10 @@ class Finder:
         prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         key, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
-        found = self._find(query, key, prepared, ask, statuses)
+        found = self._find(query, key, prepared, ask, statuses, costs)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        if ask.method == "blend" and self.config.blend_map == SemanticCacheConfig.blend_map:
-            found = measured(found, prepared, key, exactly=costs is not None)
+        if ask.method == "blend" and _by_context(self.config):
+            found = measured(found, prepared, key, self._tokens_of, exactly=costs is not None)
         config, tokens = self.config, len(prepared.token_ids)
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
@@ -168,7 +166,15 @@ class Finder:
         key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
         return key, Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
 
-    def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
+    def _find(
+        self,
+        query: Query,
+        key: str,
+        prepared: Prepared,
+        ask: Ask,
+        statuses: dict[str, Status],
+        costs: Costs | None,
+    ) -> Found:
         epoch = prepared.epoch
         own = self._of_caller(key, query.request, epoch)
         if ask.named:
@@ -177,46 +183,43 @@ class Finder:
             copied = self._copied(index, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
-                for level in self.levels:
-                    _skip(level, statuses)
-                return copied
-        verdicts: list[Verdict] = []
-        match: Match | None = None
-        donors: list[ChunkMeta] = []
-        guards = [guard for guard in self.guards if ask.method != "blend" or not guard.waived_for_blend]
-        for level in self.levels if ask.similar and ask.levels else ():
-            if match is not None:
-                _skip(level, statuses)
-                continue
-            try:
-                search = level.search(query)
-            except ConfigError:
-                raise  # a setting is wrong, and its message says which
-            except Exception as error:  # a level may be foreign code: its failure costs its own hits
-                statuses[level.name] = "skip"
-                verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}: {error}"))
-                continue
-            statuses.update(search.statuses)
-            for candidate in _own_first(search.matches, own):
-                meta = (
-                    own
-                    if own is not None and candidate.donor == key
-                    else self._of_caller(candidate.donor, query.request, epoch)
-                )
-                if meta is None:
-                    continue
-                if meta is not own:
-                    verdict = judge(guards, query.request, meta, candidate)
-                    verdicts.append(verdict)
-                    if verdict.decision != "accept":
-                        continue
-                match = match or candidate
-                donors.append(meta)
-                if len(donors) >= self._most(ask) or meta is own:
-                    break
-            if match is None and search.matches:
-                statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
-        return Found(match, tuple(donors), verdicts=tuple(verdicts))
+                return self._with_like(copied, query, prepared, ask, statuses, costs)
+        if not (ask.similar and ask.levels):
+            return Found()
+        found = self.likeness.search(
+            query, self._known_to(prepared), blends=ask.method == "blend", most=self._most(ask), own=own
+        )
+        statuses.update(found.statuses)
+        return Found(found.match, found.donors, verdicts=found.verdicts)
+
+    def _with_like(
+        self,
+        copied: Found,
+        query: Query,
+        prepared: Prepared,
+        ask: Ask,
+        statuses: dict[str, Status],
+        costs: Costs | None,
+    ) -> Found:
+        """Copied text, and donors that are only like the prompt beside it, if so much is new that they may hold some of it."""
+        room, tokens = self._most(ask) - len(copied.donors), len(prepared.token_ids)
+        new = tokens - (copied.copied or 0)
+        asks = ask.levels and room > 0 and _by_context(self.config)
+        if not (asks and self.likeness.worth_asking(new, tokens, costs)):
+            statuses.update(skipped(self.levels))
+            return copied
+        used = [meta.id for meta in copied.donors]
+        found = self.likeness.search(query, self._known_to(prepared), blends=True, most=room, without=used)
+        statuses.update(found.statuses)
+        return replace(copied, verdicts=found.verdicts, like=found.donors)
+
+    def _known_to(self, prepared: Prepared) -> Callable[[str], ChunkMeta | None]:
+        """Descriptions of the donors that a prompt may use, by their ids."""
+        return lambda id: self._of_caller(id, prepared.request, prepared.epoch)
+
+    def _tokens_of(self, meta: ChunkMeta) -> Ids:
+        """A donor's tokens as they are compared: as they are held, where it was found by copied text."""
+        return self.copied.tokens(meta) if self.copied is not None else with_media(meta.token_ids, meta.spans)
 
     def _begin_copied(self) -> CopiedText | None:
         """The index of copied text, made when a blend is first asked for: nobody else has to pay for it."""
@@ -287,13 +290,6 @@ class Finder:
         return (hit, meta) if meta is not None else None
 
 
-def _skip(level: Level, statuses: dict[str, Status]) -> None:
-    for name in level.status_names:
-        statuses.setdefault(name, "skip")
-
-
-def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:
-    """The prompt's own chunk goes before others with equal text: what can be exact is exact."""
-    if own is not None and matches and matches[0].level == "exact_text":
-        return [replace(matches[0], donor=own.id)]
-    return sorted(matches, key=lambda match: own is None or match.donor != own.id)
+def _by_context(config: SemanticCacheConfig) -> bool:
+    """Whether blends take state of equal tokens, so that what donors hold of a prompt can be measured beforehand."""
+    return config.blend_map == SemanticCacheConfig.blend_map

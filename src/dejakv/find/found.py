@@ -1,11 +1,14 @@
 """What there is for a request, before a plan is made of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dejakv.guards.base import Verdict
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
 from dejakv.store.prefix import PrefixHit
+
+COPIED = "copied"
+"""Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class Found:
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
     runs      first token and length of each stretch of the prompt that stands in the donors
     held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
+    like      donors that are only like the prompt, beside those that hold copied text: with them it may be blended too
+    held_with_like  what all of these hold together
     """
 
     match: Match | None = None
@@ -27,6 +32,8 @@ class Found:
     copied: int | None = None
     runs: tuple[tuple[int, int], ...] = ()
     held: tuple[tuple[int, int], ...] | None = None
+    like: tuple[ChunkMeta, ...] = ()
+    held_with_like: tuple[tuple[int, int], ...] | None = None
 
     @property
     def refused(self) -> str:
@@ -34,6 +41,11 @@ class Found:
         if self.match is not None:
             return ""
         return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
+
+    @property
+    def joined(self) -> "Found":
+        """The same with the donors that are only like the prompt among the donors."""
+        return replace(self, donors=(*self.donors, *self.like), held=self.held_with_like)
 
     def new(self, tokens: int, kept: int) -> int:
         """Of a prompt of `tokens` tokens those behind the first `kept` that no donor holds; 0 where it is not known."""

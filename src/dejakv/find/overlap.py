@@ -4,7 +4,7 @@ Tokens in runs of eight are those that a blend does not have to compute, to a fe
 were estimated and 235 computed, 314 and 315, 52 and 63 (`docs/plans.md`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 
 from dejakv.engines.base import Prepared
 from dejakv.find.found import Found
+from dejakv.store.base import ChunkMeta
 from dejakv.tokens import Ids, with_media
 
 RUN = 8
 """Tokens of the shortest run that counts."""
+
+MORE = 32
+"""Tokens of the prompt that donors by likeness must hold beyond those of copied text. A question that both ask is computed in any
+case, and a text that says the same in other words holds little else: it was of no use (docs/plans.md)."""
+
+TokensOf = Callable[[ChunkMeta], Ids]
 
 _FACTOR = np.uint64(0x100000001B3)
 _OFFSET = np.uint64(0xCBF29CE484222325)
@@ -40,16 +47,26 @@ def overlap(target: Ids, donors: Sequence[Ids]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
 
 
-def measured(found: Found, prepared: Prepared, key: str, *, exactly: bool = True) -> Found:
-    """With what the donors hold of the prompt whose own chunk would be `key`. `exactly` False: runs that were verified already
-    are enough, and of other donors the engine finds out."""
+def measured(found: Found, prepared: Prepared, key: str, tokens_of: TokensOf, *, exactly: bool = True) -> Found:
+    """With what the donors hold of the prompt whose own chunk would be `key`. Those that are only like it stay if they hold `MORE`
+    tokens beyond the others.
+
+    tokens_of  a donor's token ids as `with_media` gives them
+    exactly    False: runs that were verified already are enough, unless others would join them; of other donors the engine finds
+               out
+    """
     if not found.donors or found.donors[0].id == key:
         return found
-    if not exactly:
+    if not exactly and not found.like:
         return replace(found, held=found.runs) if found.copied is not None else found
-    target = with_media(prepared.token_ids, prepared.spans)
-    held = overlap(target, [with_media(meta.token_ids, meta.spans) for meta in found.donors])
-    return replace(found, held=held, runs=found.runs or held)
+    target, tokens = with_media(prepared.token_ids, prepared.spans), len(prepared.token_ids)
+    held = overlap(target, [tokens_of(meta) for meta in found.donors])
+    made = replace(found, held=held, runs=found.runs or held)
+    if not found.like:
+        return made
+    made = replace(made, held_with_like=overlap(target, [tokens_of(meta) for meta in made.joined.donors]))
+    pays = made.new(tokens, 0) - made.joined.new(tokens, 0) >= MORE
+    return made if pays else replace(made, like=(), held_with_like=None)
 
 
 def _hashes(tokens: Ids) -> NDArray[np.uint64]:

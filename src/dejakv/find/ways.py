@@ -16,6 +16,7 @@ class Plan:
     reused   prompt tokens that are not computed (for blend: an estimate made before the token map is known)
     reason   why a donor that was found is not used, else empty
     kept     tokens of an exact prefix that a blend leaves as they are
+    like     how many donors are like the prompt beside others that hold copied text
     """
 
     method: Method
@@ -24,6 +25,7 @@ class Plan:
     reused: int = 0
     reason: str = ""
     kept: int = 0
+    like: int = 0
 
     @property
     def approximate(self) -> bool:
@@ -33,7 +35,7 @@ class Plan:
     def name(self) -> str:
         """The method in words."""
         if self.method == "blend":
-            return "blend behind the exact prefix" if self.kept else "blend"
+            return f"blend{' with like text' if self.like else ''}{' behind the exact prefix' if self.kept else ''}"
         return {"none": "full", "prefix": "exact prefix"}.get(self.method, self.method)
 
     @property

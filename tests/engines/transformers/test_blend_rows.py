@@ -6,9 +6,12 @@ import torch
 from tests.engines.transformers import blend_models as models
 
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.transformers.blend import rearrange
+from dejakv.engines.transformers.blend import plan_cache, rearrange
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.reuse.need import Need
+from dejakv.reuse.schedule import constant
+from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
 
@@ -65,3 +68,21 @@ def test_moved_keys_equal_a_rotation_by_hand():
     by_hand = torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
     assert (moved[0].double() - by_hand).abs().max() <= 2e-5
     assert torch.equal(moved[1], borrowed(run)[1])
+
+
+@pytest.mark.parametrize("complete", [0, 1])
+def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_with(complete):
+    """A question that stands in the donor too tells how far the rows before it are off: by the donor's state, and not by what
+    the pass that only ranks rows made of it."""
+    model = models.tiny("llama")
+    ids = ids_of()
+    donor = ids.roll(7, 1)
+    state = state_of(model, donor)
+    donors, found = Donors.of(donor[0].tolist()), whole_map(np.roll(np.arange(N), -7))
+    tail = np.arange(N) >= N - 8
+    schedule = constant(len(seams_of(model).layers), 0.3, complete=complete)
+    needed = Need(tail, tail, 8, np.zeros(N, bool))
+    made = plan_cache(model, ids[0].tolist(), [state], donors, found, needed, schedule, Selector("query"), offsets=True)
+    assert made.cache.plan.scores is not None
+    held = torch.stack([torch.stack([layer.keys, layer.values]) for layer in made.cache.blends[complete:]], 1)[:, :, 0]
+    assert torch.equal(held, rearrange(seams_of(model), [state], donors, found, "cpu", torch.float32, first=complete))

@@ -18,6 +18,7 @@ from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.memory import MemoryStore
 from dejakv.testing.chunks import make_chunk
+from dejakv.tokens import Ids, with_media
 
 WORDS = list(range(1_000, 1_100))
 ONE, OTHER = "aa" * 32, "bb" * 32
@@ -54,6 +55,24 @@ def copied(store: MemoryStore) -> CopiedText:
     copied = CopiedText(tokens_from(store))
     store.on_evict(copied.remove)
     return copied
+
+
+def test_tokens_that_a_search_compared_are_not_made_again(store: MemoryStore) -> None:
+    """Where rows are estimated: the donors' tokens were arrays a moment ago."""
+    tokens_of, asked = tokens_from(store), list[str]()
+
+    def told(id: str) -> Ids | None:
+        asked.append(id)
+        return tokens_of(id)
+
+    copied = CopiedText(told)
+    meta, other = stored(store, [1, 2, *WORDS, 3], spans=(Span(1, 1, ONE),)), stored(store, WORDS, partition="q")
+    assert copied.add(meta)
+    assert search(copied, [7, *WORDS]).donors == (meta.id,)
+    assert asked == [meta.id]
+    assert copied.tokens(meta).tolist() == with_media(meta.token_ids, meta.spans).tolist()
+    assert asked == [meta.id]
+    assert copied.tokens(other).tolist() == WORDS, "of another space, and of a chunk that is not held"
 
 
 def test_a_moved_passage_is_found_in_a_stored_chunk(store: MemoryStore, copied: CopiedText) -> None:

@@ -125,8 +125,10 @@ def query_attention(
 ) -> Tensor:
     """How much the prompt's last `tail` tokens attend to each token, over the layers that the selector asks: `[tokens]`.
 
-    One pass of those rows alone over the donors' state. It writes only rows that the real pass computes again.
+    One pass of those rows alone over the donors' state. It writes only them, and they are put back: offsets tell by the donors'
+    state how far it is off.
     """
+    donors = [(layer.keys[:, :, -tail:].clone(), layer.values[:, :, -tail:].clone()) for layer in layers]
     scratch = [BlendLayer(layer.keys, layer.values) for layer in layers]
     cache = BlendCache(scratch, plan.of_question(tail), seams)
     with AttentionProbe(tail) as probe:
@@ -136,4 +138,6 @@ def query_attention(
             use_cache=True,
             logits_to_keep=1,
         )
+    for layer, (keys, values) in zip(layers, donors, strict=True):
+        layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values
     return probe.total(len(target), plan.selector.first_asked(len(layers)))

@@ -129,6 +129,13 @@ class CopiedText:
         )  # fmt: skip
         return found
 
+    def tokens(self, meta: ChunkMeta) -> Ids:
+        """Token ids of a stored chunk as `with_media` gives them: those that a search has just compared are held."""
+        with self._lock:
+            tokens_of = self._tokens.get((meta.partition, meta.epoch))
+        held = tokens_of(meta.id) if tokens_of is not None and meta.id in self else None
+        return with_media(meta.token_ids, meta.spans) if held is None else held
+
     def counts(self, partition: str | None = None) -> CopiedCounts:
         """What one partition's searches found; None sums over all, for the operator of the process."""
         return self._counts.of(partition)
