@@ -135,9 +135,11 @@ class Labeller:
         if audit.epoch != self._engine.epoch or (reused is None and not self._at_hand(trial.plan)):
             raise _Unlabelled
         until = self._clock() + self._seconds
+        removals, partition = self._cache.removals, audit.request.partition
+        begun = removals.before(partition)
 
         def go_on(_token: int, _text: str) -> None:
-            if audits.closed:
+            if audits.closed or removals.before(partition) != begun:
                 raise _Unlabelled
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")
@@ -145,7 +147,7 @@ class Labeller:
         request = replace(audit.request, sampling=Sampling(differs.tokens or audit.request.sampling.max_new_tokens))
         prepared = replace(self._engine.prepare(request), epoch=audit.epoch)
         if full is None:
-            full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on))
+            full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on), begun)
         if reused is None:
 
             def look(logs: NDArray[np.float32]) -> str:
@@ -160,13 +162,13 @@ class Labeller:
         go_on(0, "")
         return differs.wrong(audit.request, full, reused)
 
-    def _in_full(self, prepared: Prepared, clock: FirstToken) -> Seen:
+    def _in_full(self, prepared: Prepared, clock: FirstToken, begun: int) -> Seen:
         """The answer of full computation, behind the exact prefix if there is one. Its state is stored, so that the prompt is hit
         exactly when it comes again."""
         cache = self._cache
         decision = cache.finder.exactly(prepared, costs=costs_of(self._engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, clock)
-        if cache.store.meta(decision.key) is None and cache.keep(prepared, decision, completion):
+        if cache.store.meta(decision.key) is None and cache.keep(prepared, decision, completion, begun=begun):
             cache.promotions.forget(decision.key)
         return seen(completion)
 

@@ -1,5 +1,6 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -46,6 +47,7 @@ class Pipeline(Errands):
         self.engine = engine
         self.cache = cache
         self.promotes = promotes
+        self._errand = threading.Lock()
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
         if cache is not None:
@@ -104,8 +106,14 @@ class Pipeline(Errands):
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
 
-        Raises: StoreError.
+        It waits for what idle time is computing, which is not kept: a label ends at its next token. Raises: StoreError.
         """
+        if self.cache is not None and not dry_run:
+            self.cache.removals.note(selection.partition)
+        with self._errand:
+            return self._purge(selection, dry_run)
+
+    def _purge(self, selection: Selection, dry_run: bool) -> Purged:
         purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
         registry = getattr(self.engine, "encoder_cache", None)
         if registry is not None:
