@@ -6,8 +6,8 @@ from itertools import count, repeat
 from typing import Any
 
 import pytest
-from tests.bounded import says
 from test_vllm_adopt import FIRST, NEAR, _Words
+from tests.bounded import says
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter

@@ -21,7 +21,6 @@ from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.memory import MemoryStore
 
-
 MODEL = "model"
 """Entry of a prompt's `metadata`: the name of the model that is asked."""
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from dejakv.engines.vllm.front_bound import FrontBound
 from dejakv.engines.vllm.label_requests import Both, of_adopted, of_blended, told_in
 from dejakv.engines.vllm.limits import Would
-from dejakv.engines.vllm.openai_body import with_wish, wish_of
+from dejakv.engines.vllm.openai_body import wish_of, with_wish
 from dejakv.errors import InputError
 from dejakv.find.decision import Decision
 from dejakv.request import Request
