@@ -111,9 +111,9 @@ def test_a_run_with_lifetimes_and_quotas(tmp_path: Path) -> None:
          "--quotas", "default=1000000000", "--repeat", "2", "--output", str(tmp_path / "out")],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    kept = json.loads((tmp_path / "out" / "settings.json").read_text())["cache"]
-    assert (kept["ttl"], kept["ttl_rows"], kept["partitions"]) == (0.000001, 5, 2)
-    assert kept["quotas"] == ["default=1000000000"]
+    kept = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert (kept["cache.ttl"], kept["cache.ttl_rows"], kept["cache.partitions"]) == (0.000001, 5, 2)
+    assert kept["cache.quotas"] == ["default=1000000000"]
     rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert {row["arms"]["cache"]["method"] for row in rows} == {"none"}, "all has expired"
     bad = RUNNER.invoke(typer_app, ["run", "--preset", "docs", "--quotas", "default"])
