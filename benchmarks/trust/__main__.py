@@ -109,9 +109,7 @@ def drift_line(row: dict[str, Any], length: int, risen: float) -> str:
     if row["unnoticed"]:
         said += f"; of {row['unnoticed']} orders in which it did not close the open rule keeps the bound in {row['kept_bound']}"
     if row["missed_error"] is not None:
-        said += (
-            f", and in the others {row['missed_error']:.1%} of what it serves is wrong, with {row['missed_audits']:.0f} audits (medians)"
-        )
+        said += f", and in the others {row['missed_error']:.1%} of what it serves is wrong, with {row['missed_audits']:.0f} audits (medians)"
     return said
 
 

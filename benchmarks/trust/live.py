@@ -35,6 +35,9 @@ from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
 from dejakv.trust.labels import LabelledHit, read_labels
 
+LENGTHS = {"rag": (120, 400), "repo": (300, 1500), "sessions": (300, 1500)}
+"""Tokens of a prompt, as in the recorded table."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -138,7 +141,7 @@ def requests_of(
     stream = stream_of(workload, "transformers", count)
     known = {name: value for name, value in options.items() if workload == "rag" or name != "passages"}
     settings = replace(stream.settings, max_samples=40 * count, seed=given.seed, **known)
-    samples, prompter, _ = chosen_of(replace(stream, settings=settings, lengths=(given.least, given.most)))
+    samples, prompter, _ = chosen_of(replace(stream, settings=settings, lengths=LENGTHS[workload]))
     made = [prompter.request(sample, Sampling(given.tokens)) for sample in samples]
     if instruction:
         made = [
@@ -200,9 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--explore", type=float, default=1.0)
     parser.add_argument("--audit", type=float, default=0.1, help="default 0.1: a short stream has few audits")
     parser.add_argument("--differs", default="first")
-    parser.add_argument("--labels", type=Path, nargs="*", default=[], help="recorded tables that the gate is told first")
-    parser.add_argument("--least", type=int, default=120, help="prompt tokens, default 120")
-    parser.add_argument("--most", type=int, default=700, help="prompt tokens, default 700")
+    parser.add_argument(
+        "--labels", type=Path, nargs="*", default=[], help="recorded tables that the gate is told first"
+    )
     parser.add_argument("--tokens", type=int, default=4, help="of an answer, default 4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=["passages=2"], help="NAME=NUMBER, an option of a workload")

@@ -117,7 +117,7 @@ def trained(folder: Path) -> Path:
     model = BertForSequenceClassification(config)
     texts = [f"{who} {what}" for who in ("cats", "dogs") for what in ("sleep", "run")]
     pairs = [(one, other) for one in texts for other in texts]
-    inputs = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    inputs = tokenizer([one for one, _ in pairs], [other for _, other in pairs], padding=True, return_tensors="pt")
     labels = torch.tensor([int(one.split()[0] == other.split()[0]) for one, other in pairs])
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(200):

@@ -88,7 +88,9 @@ def evidence_command(
 @cache_app.command("rename")
 def rename_command(
     cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
-    partition: Annotated[str, typer.Option(help="The tenant's name as a program gives it, which stands in the folder.")],
+    partition: Annotated[
+        str, typer.Option(help="The tenant's name as a program gives it, which stands in the folder.")
+    ],
 ) -> None:
     """Move a tenant's prompts to the name that DEJAKV_PARTITION_SECRET makes of it, so that the folder does not tell whose they are."""
     from contextlib import closing

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from itertools import count, repeat
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ class Front:
         if self.bound._labelling is not None:
             await self.bound._labelling
 
-    def pilot(self, method: str, **cls: str) -> None:
+    def pilot(self, method: str, **cls: Any) -> None:
         for number in range(PILOT):
             features = {"score": number / PILOT} if method == "adopt" else WOULD["features"]
             self.bound.gate.draw(method=method, features=features, **cls)
@@ -343,6 +344,23 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ConnectorSettings.from_extra({"error_bound": 0.1})
     monkeypatch.setenv("DEJAKV_ADOPT", '{"error_bound": 0.01, "semantic_text": false}')
     assert AdoptMiddleware(None).bound is not None
+
+
+def test_a_connector_that_blends_unasked_is_refused_at_the_start() -> None:
+    """Routes that carry no wish would be blended, and nobody would bound it."""
+
+    async def run() -> None:
+        front = Front()
+        transfer = SimpleNamespace(kv_connector="DejaKVConnector", kv_connector_extra_config={"mode": "blend"})
+        state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=transfer))
+
+        async def receive() -> Any:
+            return {"type": "lifespan.startup"}
+
+        with pytest.raises(ConfigError, match="give the connector mode exact"):
+            await front.app({"type": "lifespan", "app": SimpleNamespace(state=state)}, receive, None)
+
+    asyncio.run(run())
 
 
 def test_wishes_of_the_front() -> None:
