@@ -120,7 +120,7 @@ class HierarchicalCache:
     ) -> bool:
         """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room.
 
-        begun  `removals.before` at the beginning of what nobody has asked for: after a later removal it is not stored
+        begun  `removals.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
         """
         tokens, partition = len(prepared.token_ids), prepared.request.partition
         if not self._wanted(decision.key, tokens, partition):
@@ -133,7 +133,8 @@ class HierarchicalCache:
                 return taken
 
         def make() -> Chunk | None:
-            tensor = capture() if begun in (None, self.removals.before(partition)) else None
+            removed = begun is not None and self.removals.since(begun, partition)
+            tensor = None if removed else capture()
             if tensor is None:
                 return None
             described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
@@ -233,8 +234,7 @@ class HierarchicalCache:
     def trust(self, partition: str | None) -> TrustReport | None:
         """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
         None without a bound, and while the evidence cannot be read, which the log tells."""
-        if partition is not None:
-            check_partition(partition)
+        check_partition("" if partition is None else partition)
         return self.gate.known(partition) if self.gate is not None else None
 
     def clear(self, partition: str) -> int:

@@ -70,20 +70,20 @@ class Errands(ABC):
             return self._promote_one(self.cache)
 
     def _promote_one(self, cache: HierarchicalCache) -> bool:
+        begun = cache.removals.mark()
         while (waiting := cache.promotions.take()) is not None:
             if cache.store.meta(waiting.key) is None and waiting.epoch == self.engine.epoch:
                 done = False
                 try:
-                    done = self._promote(cache, waiting.request, waiting.epoch)
+                    done = self._promote(cache, waiting.request, waiting.epoch, begun)
                 except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(waiting.request.partition, done)
                 return True
         return False
 
-    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str) -> bool:
+    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str, begun: int) -> bool:
         """Whether the prompt's exact state was handed to the writer."""
-        begun = cache.removals.before(request.partition)
         prepared = replace(self.engine.prepare(request), epoch=epoch)
         decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))

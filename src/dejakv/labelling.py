@@ -106,13 +106,13 @@ class Labeller:
         A label that could not be made is lost if its runs never began: the donor is gone, another model runs. If they began and
         failed, or took too long, the answer counts as wrong, and the log says why.
         """
-        audits = self._cache.audits
+        audits, begun = self._cache.audits, self._cache.removals.mark()
         audit = audits.take() if audits is not None else None
         if audits is None or audit is None:
             return False
         tried: dict[str, float] = {}
         try:
-            wrong = self._wrong(audit, audits, tried)
+            wrong = self._wrong(audit, audits, tried, begun)
         except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
@@ -125,8 +125,8 @@ class Labeller:
         audits.learn(audit, wrong, tried)
         return True
 
-    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float]) -> bool:
-        """`tried`: gets what the approximate plan's first token shows."""
+    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float], begun: int) -> bool:
+        """`tried`: gets what the approximate plan's first token shows. `begun`: `removals.mark()` when the hit was taken."""
         trial = audit.decision.trial
         assert trial is not None
         differs, served = audits.differs, audit.draw.served
@@ -136,10 +136,9 @@ class Labeller:
             raise _Unlabelled
         until = self._clock() + self._seconds
         removals, partition = self._cache.removals, audit.request.partition
-        begun = removals.before(partition)
 
         def go_on(_token: int, _text: str) -> None:
-            if audits.closed or removals.before(partition) != begun:
+            if audits.closed or removals.since(begun, partition):
                 raise _Unlabelled
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")

@@ -1,22 +1,27 @@
-"""How often entries were removed on purpose: what was begun before a removal must not be stored after it."""
+"""When entries were removed on purpose: what was begun before a removal must not be stored after it."""
 
 import threading
-from collections import Counter
 
 
 class Removals:
-    """Counts purges and clearings by partition. Thread-safe."""
+    """Remembers the last purge or clearing of each partition. Thread-safe."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str | None] = Counter()
+        self._number = 0
+        self._last: dict[str | None, int] = {}
         self._lock = threading.Lock()
 
     def note(self, partition: str | None) -> None:
         """One begins, of a partition or of all."""
         with self._lock:
-            self._counts[partition] += 1
+            self._number += 1
+            self._last[partition] = self._number
 
-    def before(self, partition: str) -> int:
-        """How many have begun that may concern a partition. Compared later, it tells whether there was another one."""
+    def mark(self) -> int:
+        """Now, for `since`. Taken before it is known of which partition the work will be."""
+        return self._number
+
+    def since(self, mark: int, partition: str) -> bool:
+        """Whether one that may concern the partition has begun after the mark."""
         with self._lock:
-            return self._counts[partition] + self._counts[None]
+            return max(self._last.get(partition, 0), self._last.get(None, 0)) > mark

@@ -61,7 +61,7 @@ class Behind:
         await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
     def _served(self, wish: dict[str, Any]) -> bool:
-        return "apart" in wish or wish["limit"]["risk"] >= 0.5
+        return "limit" not in wish or wish["limit"]["risk"] >= 0.5
 
 
 def config(**more: Any) -> SemanticCacheConfig:
@@ -233,6 +233,18 @@ def test_no_other_way_leads_to_a_blend(path: str) -> None:
         nested = {"vllm_xargs": wish, "sampling_params": {"extra_args": wish}, "messages": [{"role": "user", **wish}]}
         await front.post({**nested, **({} if "chat" in path else wish)}, path)
         assert '"blend"' not in json.dumps(front.behind.bodies[0])
+
+    asyncio.run(run())
+
+
+def test_without_a_bound_a_front_may_ask_for_blends() -> None:
+    async def run() -> None:
+        front = Front("blend")
+        front.app.bound = None
+        await front.post({"prompt": "x"})
+        await front.post({"prompt": "x", "kv_transfer_params": {"dejakv": {"mode": "blend", "donors": ["d"]}}})
+        wishes = [body["kv_transfer_params"]["dejakv"] for body in front.behind.bodies]
+        assert wishes == [{"mode": "blend"}, {"mode": "blend", "donors": ["d"]}]
 
     asyncio.run(run())
 
