@@ -11,7 +11,7 @@ from typing import Any
 import benchmarks.trust as package
 import numpy as np
 from benchmarks.trust import arithmetic, baselines, pairs
-from benchmarks.trust.gates import Table, drift_row, gate_row
+from benchmarks.trust.gates import QUANTILES, Table, drift_row, gate_row
 from benchmarks.workloads.machine import machine
 
 from dejakv.errors import DatasetError, DejaKVError
@@ -102,7 +102,15 @@ def drift_line(row: dict[str, Any], length: int, risen: float) -> str:
     if not row["open"]:
         return said
     said += f"; then {risen:.0%} were wrong, and it closed in {row['noticed']:.0%} of these"
-    return f"{said}, after {row['delay']:,.0f} hits of which it served {row['served']:,.0f}, {row['wrong_served']:,.0f} wrong (medians)"
+    said += (
+        f", after {row['delay']:,.0f} hits of which it served {row['served']:,.0f}, {row['wrong_served']:,.0f} wrong (medians); delays at "
+        f"{', '.join(f'{share:.0%}' for share in QUANTILES)}: {', '.join(f'{value:,.0f}' for value in row['delays'])}"
+    )
+    if row["unnoticed"]:
+        said += f"; of {row['unnoticed']} orders in which it did not close the open rule keeps the bound in {row['kept_bound']}"
+    if row["missed_error"] is not None:
+        said += f", and in the others {row['missed_error']:.1%} of what it serves is wrong, with {row['missed_audits']:.0f} audits (medians)"
+    return said
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

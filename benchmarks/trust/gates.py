@@ -13,6 +13,9 @@ from dejakv.trust.terms import Terms
 BATCH = 250
 """Orders that are replayed at once."""
 
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of delays."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -107,7 +110,12 @@ def _outcome(table: Table, rows: NDArray[Any], found: Replayed, terms: Terms) ->
 
 def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float, seed: int) -> dict[str, Any]:
     """Rows drawn with replacement, `length` with a quarter of the bound wrong and then as many with `risen` wrong: what passes until
-    the gate closes, where it was open."""
+    the gate closes, where it was open.
+
+    Of orders in which it does not close: in how many the rule that is open keeps the bound even so (`kept_bound`), since wrong rows
+    have other risks; of the others what is wrong of what the rule serves (`missed_error`), and how many audits there were
+    (`missed_audits`, medians).
+    """
     random = np.random.default_rng(seed)
     right, bad = np.flatnonzero(~table.wrong), np.flatnonzero(table.wrong)
     rates = np.repeat([terms.delta / 4, risen], length)
@@ -121,6 +129,8 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
     delays: list[float] = []
     served: list[int] = []
     errors: list[int] = []
+    kept: list[bool] = []
+    missed: list[tuple[float, int]] = []
     open_then = found.cutoff[:, length] >= 0
     for order in np.flatnonzero(open_then).tolist():
         after = slice(length, None)
@@ -128,6 +138,11 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
         end = int(closed[0]) + 1 if closed.size else length
         part = slice(length, length + end)
         delays.append(end if closed.size else np.inf)
+        if not closed.size:
+            error = _error_after(table, float(found.cutoff[order, length]), risen)
+            kept.append(error <= terms.delta)
+            if error > terms.delta:
+                missed.append((error, int((found.served[order, part] & found.labelled[order, part]).sum())))
         served.append(int(found.served[order, part].sum()))
         errors.append(int((found.served[order, part] & wrong[order, part]).sum()))
     early = found.alarms[:, :length].any(axis=1).mean()
@@ -136,6 +151,18 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
         "early_alarms": float(early),
         "noticed": float(np.isfinite(delays).mean()) if delays else None,
         "delay": float(np.median(delays)) if delays else None,
+        "delays": [float(value) for value in np.quantile(delays, QUANTILES, method="inverted_cdf")] if delays else None,
+        "unnoticed": len(kept),
+        "kept_bound": int(sum(kept)),
+        "missed_error": float(np.median([error for error, _ in missed])) if missed else None,
+        "missed_audits": float(np.median([audits for _, audits in missed])) if missed else None,
         "served": float(np.median(served)) if served else None,
         "wrong_served": float(np.median(errors)) if errors else None,
     }
+
+
+def _error_after(table: Table, cutoff: float, risen: float) -> float:
+    """What is wrong of the hits that a rule serves, where a share `risen` of all hits is wrong, drawn as in `drift_row`."""
+    bad = risen * float((table.risks[table.wrong] <= cutoff).mean())
+    right = (1 - risen) * float((table.risks[~table.wrong] <= cutoff).mean())
+    return bad / (bad + right) if bad + right else 0.0

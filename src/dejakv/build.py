@@ -8,6 +8,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.dotted import made_by
 from dejakv.encoder_cache import VisualKVCache
+from dejakv.encoders.cross import CrossEncoder
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
 from dejakv.find.finder import Embed, no_vectors
@@ -17,6 +18,7 @@ from dejakv.guards.context import ContextGuard
 from dejakv.guards.known_wrong import KnownWrongGuard
 from dejakv.guards.lexical import LexicalGuard
 from dejakv.guards.media import MediaGuard
+from dejakv.guards.paraphrase import ParaphraseGuard
 from dejakv.guards.threshold import ThresholdGuard
 from dejakv.guards.vision import VisionGuard
 from dejakv.identity import epoch_of
@@ -132,6 +134,9 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     elif config.media == "similar":
         guards.append(VisionGuard(thresholds["embedding:vision"]))
     guards.append(ContextGuard())
-    if config.lexical_guard:
-        guards.append(LexicalGuard())
+    lexical = LexicalGuard() if config.lexical_guard else None
+    if config.cross_encoder is not None:
+        guards.append(ParaphraseGuard(CrossEncoder(config.cross_encoder).score, config.paraphrase_threshold, lexical))
+    elif lexical is not None:
+        guards.append(lexical)
     return guards

@@ -5,7 +5,6 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakSet
@@ -27,6 +26,7 @@ from dejakv.guards.chain import observe
 from dejakv.identity import check_partition
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
+from dejakv.removals import Removals
 from dejakv.request import Request
 from dejakv.retention import forget
 from dejakv.store.age import now
@@ -41,8 +41,6 @@ from dejakv.trust.audits import Audits
 from dejakv.trust.differs import differs_of
 from dejakv.trust.gate import Gate
 from dejakv.trust.report import TrustReport
-
-logger = logging.getLogger("dejakv")
 
 
 class HierarchicalCache:
@@ -75,6 +73,7 @@ class HierarchicalCache:
         self.store = store
         self.fusing = fusing
         self.promotions = Promotions()
+        self.removals = Removals()
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
@@ -111,11 +110,20 @@ class HierarchicalCache:
         return self.keep(prepared, decision, completion, answer=completion.text)
 
     def keep(
-        self, prepared: Prepared, decision: Decision, completion: Completion, *, answer: str | None = None
+        self,
+        prepared: Prepared,
+        decision: Decision,
+        completion: Completion,
+        *,
+        answer: str | None = None,
+        begun: int | None = None,
     ) -> bool:
-        """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room."""
-        tokens = len(prepared.token_ids)
-        if not self._wanted(decision.key, tokens, prepared.request.partition):
+        """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room.
+
+        begun  `removals.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
+        """
+        tokens, partition = len(prepared.token_ids), prepared.request.partition
+        if not self._wanted(decision.key, tokens, partition):
             return False
         capture = completion.capture
         if completion.shared:
@@ -125,7 +133,8 @@ class HierarchicalCache:
                 return taken
 
         def make() -> Chunk | None:
-            tensor = capture()
+            removed = begun is not None and self.removals.since(begun, partition)
+            tensor = None if removed else capture()
             if tensor is None:
                 return None
             described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
@@ -212,10 +221,7 @@ class HierarchicalCache:
         self._served.add(engine)
 
     def weights_changed(self) -> None:
-        """Has every engine served from here fingerprint its model anew: nothing computed before is used for a changed one.
-
-        Needed only after changes that are not noticed at once (docs/exactness.md).
-        """
+        """Has every engine served from here fingerprint its model anew (docs/exactness.md)."""
         for engine in list(self._served):
             engine.weights_changed()
 
@@ -228,25 +234,24 @@ class HierarchicalCache:
     def trust(self, partition: str | None) -> TrustReport | None:
         """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
         None without a bound, and while the evidence cannot be read, which the log tells."""
-        if partition is not None:
-            check_partition(partition)
-        try:
-            return self.gate.report(partition) if self.gate is not None else None
-        except OSError as error:
-            logger.warning("the evidence for the error bound cannot be read: %s", error)
-            return None
+        check_partition("" if partition is None else partition)
+        return self.gate.known(partition) if self.gate is not None else None
 
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
         check_partition(partition)
+        self.removals.note(partition)
         self._writer.flush()
         removed = self.store.clear(partition)
         self.finder.clear(partition)
+        self._forget(partition)
+        return removed
+
+    def _forget(self, partition: str | None) -> None:
         forget((*self.finder.levels, *self.finder.guards), partition)
         self.promotions.clear(partition)
         if self.audits is not None:
             self.audits.clear(partition)
-        return removed
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed.
@@ -255,18 +260,17 @@ class HierarchicalCache:
         dry_run    removes nothing, and tells what would be
 
         Prompts that were answered by adopting a donor left no state. A request that is running finishes, and its state is
-        stored afterwards; rows of a blend only while all its donors are there.
+        stored afterwards; rows of a blend only while all its donors are there. What idle time is computing is not stored.
         Raises: StoreError if entries or their traces could not be removed.
         """
         if selection.partition is not None:
             check_partition(selection.partition)
+        if not dry_run:
+            self.removals.note(selection.partition)
         self._writer.flush()
         purged = purge(self.store, selection, dry_run=dry_run)
         if not dry_run:
-            self.promotions.clear(selection.partition)
-            if self.audits is not None:
-                self.audits.clear(selection.partition)
-            forget((*self.finder.levels, *self.finder.guards), selection.partition)
+            self._forget(selection.partition)
             self._writer.flush()  # what was being written from an entry as it was removed
             if purged.ids:
                 purged += purge(self.store, Selection(selection.partition, donors=tuple(purged.ids)))

@@ -3,6 +3,7 @@ were answered approximately."""
 
 import copy
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -23,6 +24,8 @@ class Errands(ABC):
 
     engine: Engine
     cache: HierarchicalCache | None
+    _errand: threading.Lock
+    """Held while one runs: a purge waits for it."""
 
     @abstractmethod
     def _run(self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken) -> tuple[Completion, Plan]:
@@ -50,7 +53,10 @@ class Errands(ABC):
 
         For idle time: it takes up to twice as long as the request took. A failure counts as a wrong answer and is logged.
         """
-        return self.cache is not None and Labeller(self.engine, self.cache, self._run, self._run_apart).label_one()
+        if self.cache is None:
+            return False
+        with self._errand:
+            return Labeller(self.engine, self.cache, self._run, self._run_apart).label_one()
 
     def promote_one(self) -> bool:
         """Computes a waiting prompt exactly and stores its state, so that it is hit exactly when it comes again. False if none waits.
@@ -58,24 +64,30 @@ class Errands(ABC):
         For idle time: it takes as long as the prompt's prefill. Prompts whose exact state has arrived meanwhile, or that
         another model answered, are passed over. A failure is counted and logged, and the prompt forgotten.
         """
-        cache = self.cache
-        while cache is not None and (waiting := cache.promotions.take()) is not None:
+        if self.cache is None:
+            return False
+        with self._errand:
+            return self._promote_one(self.cache)
+
+    def _promote_one(self, cache: HierarchicalCache) -> bool:
+        begun = cache.removals.mark()
+        while (waiting := cache.promotions.take()) is not None:
             if cache.store.meta(waiting.key) is None and waiting.epoch == self.engine.epoch:
                 done = False
                 try:
-                    done = self._promote(cache, waiting.request, waiting.epoch)
+                    done = self._promote(cache, waiting.request, waiting.epoch, begun)
                 except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(waiting.request.partition, done)
                 return True
         return False
 
-    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str) -> bool:
+    def _promote(self, cache: HierarchicalCache, request: Request, epoch: str, begun: int) -> bool:
         """Whether the prompt's exact state was handed to the writer."""
         prepared = replace(self.engine.prepare(request), epoch=epoch)
         decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
-        return cache.keep(prepared, decision, completion)
+        return cache.keep(prepared, decision, completion, begun=begun)
 
     def _run_apart(
         self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken

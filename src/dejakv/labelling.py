@@ -106,13 +106,13 @@ class Labeller:
         A label that could not be made is lost if its runs never began: the donor is gone, another model runs. If they began and
         failed, or took too long, the answer counts as wrong, and the log says why.
         """
-        audits = self._cache.audits
+        audits, begun = self._cache.audits, self._cache.removals.mark()
         audit = audits.take() if audits is not None else None
         if audits is None or audit is None:
             return False
         tried: dict[str, float] = {}
         try:
-            wrong = self._wrong(audit, audits, tried)
+            wrong = self._wrong(audit, audits, tried, begun)
         except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
@@ -125,8 +125,8 @@ class Labeller:
         audits.learn(audit, wrong, tried)
         return True
 
-    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float]) -> bool:
-        """`tried`: gets what the approximate plan's first token shows."""
+    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float], begun: int) -> bool:
+        """`tried`: gets what the approximate plan's first token shows. `begun`: `removals.mark()` when the hit was taken."""
         trial = audit.decision.trial
         assert trial is not None
         differs, served = audits.differs, audit.draw.served
@@ -135,9 +135,10 @@ class Labeller:
         if audit.epoch != self._engine.epoch or (reused is None and not self._at_hand(trial.plan)):
             raise _Unlabelled
         until = self._clock() + self._seconds
+        removals, partition = self._cache.removals, audit.request.partition
 
         def go_on(_token: int, _text: str) -> None:
-            if audits.closed:
+            if audits.closed or removals.since(begun, partition):
                 raise _Unlabelled
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")
@@ -145,7 +146,7 @@ class Labeller:
         request = replace(audit.request, sampling=Sampling(differs.tokens or audit.request.sampling.max_new_tokens))
         prepared = replace(self._engine.prepare(request), epoch=audit.epoch)
         if full is None:
-            full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on))
+            full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on), begun)
         if reused is None:
 
             def look(logs: NDArray[np.float32]) -> str:
@@ -160,13 +161,13 @@ class Labeller:
         go_on(0, "")
         return differs.wrong(audit.request, full, reused)
 
-    def _in_full(self, prepared: Prepared, clock: FirstToken) -> Seen:
+    def _in_full(self, prepared: Prepared, clock: FirstToken, begun: int) -> Seen:
         """The answer of full computation, behind the exact prefix if there is one. Its state is stored, so that the prompt is hit
         exactly when it comes again."""
         cache = self._cache
         decision = cache.finder.exactly(prepared, costs=costs_of(self._engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, clock)
-        if cache.store.meta(decision.key) is None and cache.keep(prepared, decision, completion):
+        if cache.store.meta(decision.key) is None and cache.keep(prepared, decision, completion, begun=begun):
             cache.promotions.forget(decision.key)
         return seen(completion)
 

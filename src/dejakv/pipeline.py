@@ -1,5 +1,6 @@
 """One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.labelling import Attempt
 from dejakv.part_order import Arrangement, arranged
+from dejakv.partition_names import PartitionNames
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
 from dejakv.store.base import Chunk, ChunkMeta, load_rows
@@ -37,15 +39,26 @@ class Pipeline(Errands):
     """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
     promotes  prompts that were answered approximately wait to be computed exactly
+    names     under which the partitions of requests and purges are stored; None: under their own. What the cache itself, quotas and
+              groups are asked by is the stored name
 
     Its owner calls `run_errand` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
     error bound. Without it a bound serves nothing approximate.
     """
 
-    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cache: HierarchicalCache | None = None,
+        *,
+        promotes: bool = False,
+        names: PartitionNames | None = None,
+    ) -> None:
         self.engine = engine
         self.cache = cache
         self.promotes = promotes
+        self._names = names
+        self._errand = threading.Lock()
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
         if cache is not None:
@@ -56,6 +69,8 @@ class Pipeline(Errands):
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
+        if self._names is not None:
+            request = replace(request, partition=self._names.stored(request.partition))
         with keeping(no_store=request.no_store, ttl=request.ttl):
             return self._in_order(request, FirstToken(time.perf_counter(), on_token))
 
@@ -104,8 +119,16 @@ class Pipeline(Errands):
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
 
-        Raises: StoreError.
+        It waits for what idle time is computing, which is not kept: a label ends at its next token. Raises: StoreError.
         """
+        if self._names is not None and selection.partition is not None:
+            selection = replace(selection, partition=self._names.stored(selection.partition))
+        if self.cache is not None and not dry_run:
+            self.cache.removals.note(selection.partition)
+        with self._errand:
+            return self._purge(selection, dry_run)
+
+    def _purge(self, selection: Selection, dry_run: bool) -> Purged:
         purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
         registry = getattr(self.engine, "encoder_cache", None)
         if registry is not None:

@@ -101,3 +101,20 @@ def test_a_model_folder_without_config(tmp_path: Path) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "dejakv", "version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, dejakv.__version__)
+
+
+def test_a_run_with_lifetimes_and_quotas(tmp_path: Path) -> None:
+    """What is stored may be used for so long, by the partitions that have a part."""
+    result = RUNNER.invoke(
+        typer_app,
+        ["run", "--preset", "docs", "--max-samples", "2", "--ttl", "0.000001", "--ttl-rows", "5", "--partitions", "2",
+         "--quotas", "default=1000000000", "--repeat", "2", "--output", str(tmp_path / "out")],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert (kept["cache.ttl"], kept["cache.ttl_rows"], kept["cache.partitions"]) == (0.000001, 5, 2)
+    assert kept["cache.quotas"] == ["default=1000000000"]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert {row["arms"]["cache"]["method"] for row in rows} == {"none"}, "all has expired"
+    bad = RUNNER.invoke(typer_app, ["run", "--preset", "docs", "--quotas", "default"])
+    assert bad.exit_code != 0

@@ -13,6 +13,9 @@ from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.identity import Span
 from dejakv.store import open_store
 from dejakv.testing.prompts import ids, prompt_chunk
+from dejakv.trust.disk import DiskLedger
+from dejakv.trust.draw import ClassKey
+from dejakv.trust.state import Counts
 
 PICTURE = "a" * 64
 DONOR = prompt_chunk((1, 9, 9, 3), spans=(Span(1, 2, PICTURE),))
@@ -89,3 +92,19 @@ def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
 def test_every_option_has_a_help_text() -> None:
     command: Any = typer.main.get_command(typer_app)
     assert all(option.help for option in command.commands["cache"].commands["purge"].params)
+
+
+def test_evidence_is_shown_and_removed(tmp_path: Path) -> None:
+    command = ["cache", "evidence", "--cache-dir", str(tmp_path)]
+    refused = CliRunner().invoke(typer_app, command)
+    assert "has no evidence" in str(refused.exception)
+    ledger = DiskLedger(tmp_path, "terms")
+    for epoch in ("one", "two"):
+        ledger.change(ClassKey(epoch, "blend", "strict", "group"), lambda state: state.counted(Counts(explored=3)))
+    ledger.close()
+    lines = CliRunner().invoke(typer_app, command).output.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["two", "one"]
+    assert "blend (strict)" in lines[0]
+    assert "3 labels, 0 wrong" in lines[0]
+    assert CliRunner().invoke(typer_app, [*command, "--epoch", "two", "--remove"]).output == "removed 1 classes\n"
+    assert len(CliRunner().invoke(typer_app, command).output.splitlines()) == 1

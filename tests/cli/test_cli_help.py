@@ -58,3 +58,9 @@ def test_the_options_of_run_are_in_groups() -> None:
     text = CliRunner().invoke(typer_app, ["run", "--help"]).output
     for panel in ("Model", "Data set", "Reuse", "Finding a donor", "Blend", "Storage", "Run", "Output"):
         assert f"─ {panel} ─" in text
+
+
+def test_run_and_serve_have_the_same_options_of_keeping() -> None:
+    both = {"ttl", "ttl_prompts", "ttl_rows", "ttl_encoder", "quotas"}
+    for option in both:
+        assert helps("run")[option] == helps("serve")[option]

@@ -1,17 +1,22 @@
 """Distance from full computation, and the noise floor beside it."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dejakv.engines.transformers.together import first_logs
 from dejakv.experiments.fidelity import Fidelity, fidelity, means
 from dejakv.experiments.noise_floor import noise_floor
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.table import in_words_of_bound
 from dejakv.experiments.watch import Silent
 from dejakv.request import Request, Sampling
+from dejakv.trust.gate import Gate
+from dejakv.trust.settings import TrustSettings
 
 
 def test_divergence_and_agreement_by_hand() -> None:
@@ -39,6 +44,9 @@ def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
     assert summary["noise_floor"]["samples"] == 2
     assert summary["noise_floor"]["dtype"] == "bfloat16"
     assert 0.0 < summary["noise_floor"]["kl_mean"] < 0.1
+    assert 0.0 <= summary["noise_floor"]["wrong"] <= 1.0
+    assert summary["noise_floor"]["batch"]["samples"] == 2
+    assert summary["noise_floor"]["batch"]["kl_mean"] < 1e-5
     assert all(row.arms["none"].fidelity == Fidelity(0.0, 1.0) for row in result.rows)
 
 
@@ -46,3 +54,22 @@ def test_an_engine_without_a_twin_has_no_noise_floor(docs_engine: Any) -> None:
     request = Request("r", "Ann lives in Paris.", "", sampling=Sampling(2))
     assert noise_floor(object(), [request], Silent()) is None
     assert noise_floor(docs_engine, [], Silent()) is None
+
+
+def test_a_batch_computes_each_prompt_as_if_alone(docs_engine: Any) -> None:
+    """In fp32 padding changes next to nothing: what is measured is noise, and no fault of the padding."""
+    texts = ("Ann lives in Paris.", "Bob lives in Rome and works in Oslo as a baker.")
+    prompts = [docs_engine.prepare(Request("r", text, text)).token_ids for text in texts]
+    together = first_logs(docs_engine.model, prompts)
+    for prompt, logs in zip(prompts, together, strict=True):
+        np.testing.assert_allclose(first_logs(docs_engine.model, [prompt])[0], logs, atol=1e-4)
+
+
+def test_the_noise_floor_stands_beside_the_bound() -> None:
+    trust = asdict(Gate(TrustSettings(error_bound=0.05)).report())
+    noise = {"wrong": 0.25, "dtype": "bfloat16", "samples": 4, "batch": {"first": 0.5, "samples": 4}}
+    assert len(in_words_of_bound(trust)) == 1
+    plain, beside = in_words_of_bound(trust, noise)
+    assert plain == in_words_of_bound(trust)[0], "nothing is subtracted"
+    assert "not subtracted: by the same measure 25.0% of the answers in bfloat16" in beside
+    assert "50.0% of first tokens in a batch" in beside

@@ -1,4 +1,4 @@
-"""Options of approximate reuse: what a blend computes, and how often an answer may be wrong."""
+"""Options of reuse: who may stand in, what a blend computes, and how often an answer may be wrong."""
 
 from functools import partial
 from typing import Annotated
@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.config.text import TextSettings
 from dejakv.trust.settings import TrustSettings
 
 _blend = partial(typer.Option, rich_help_panel="Blend")
+_reuse = partial(typer.Option, rich_help_panel="Reuse")
 _bound = partial(typer.Option, rich_help_panel="Error bound")
 
 BlendQuality = Annotated[
@@ -29,6 +31,33 @@ BlendSelector = Annotated[
 ]
 BlendShare = Annotated[
     float | None, _blend(help="Share of rows to recompute, from 0 to 1 (default: set by --blend-quality).")
+]
+Costs = Annotated[
+    str | None,
+    _reuse(
+        help="Seconds of a row, of a pair of tokens, of a byte loaded and of a token blended, with commas, for a run that "
+        "chooses plans as another did (default: measured)."
+    ),
+]
+Prune = Annotated[
+    str | None,
+    _reuse(
+        help="Decode from the tokens that matter most: attention, snapkv or random (a control); approximate "
+        f"(default: {SemanticCacheConfig.prune})."
+    ),
+]
+CrossEncoder = Annotated[
+    str | None,
+    _reuse(
+        help="Hub name or folder of a model for pairs of texts (paraphrases, duplicates, entailment): donors in other words are accepted "
+        "where it takes them for paraphrases. Numbers, units, negations, opposites and names stay vetoes."
+    ),
+]
+ParaphraseThreshold = Annotated[
+    float | None,
+    _reuse(
+        help=f"Least probability of a paraphrase that --cross-encoder gives (default: {TextSettings.paraphrase_threshold})."
+    ),
 ]
 ErrorBound = Annotated[
     float | None,

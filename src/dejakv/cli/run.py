@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dejakv.cli import keep_options as keep
 from dejakv.cli import reuse_options as options
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import ARMS, RunSettings, settings_from
@@ -104,16 +105,12 @@ def run_command(
             help=f"Fewest tokens an approximate plan must save beyond the exact prefix (default: {SemanticCacheConfig.min_gain})."
         ),
     ] = None,
-    costs: Annotated[
-        Text,
-        _reuse(
-            help="Seconds of a row, of a pair of tokens, of a byte loaded and of a token blended, with commas, for a run that "
-            "chooses plans as another did (default: measured)."
-        ),
-    ] = None,
+    costs: options.Costs = None,
     disable_lexical_guard: Annotated[
         bool, _reuse("--disable-lexical-guard", help="Accept donors whose words, numbers or polarity differ.")
     ] = False,
+    cross_encoder: options.CrossEncoder = None,
+    paraphrase_threshold: options.ParaphraseThreshold = None,
     similarity_threshold: Annotated[
         float | None,
         _levels(
@@ -173,13 +170,7 @@ def run_command(
     audit_share: options.AuditShare = None,
     differs: options.Differs = None,
     trust_groups: options.TrustGroups = None,
-    prune: Annotated[
-        Text,
-        _reuse(
-            help="Decode from the tokens that matter most: attention, snapkv or random (a control); approximate "
-            f"(default: {SemanticCacheConfig.prune})."
-        ),
-    ] = None,
+    prune: options.Prune = None,
     cache_dir: Annotated[Text, _cache(help="Folder that keeps the cache; without it every run starts empty.")] = None,
     max_bytes: Annotated[
         Number, _cache(help=f"Largest size of the store, in bytes (default: {SemanticCacheConfig.max_bytes}).")
@@ -200,6 +191,12 @@ def run_command(
             help=f"Bytes a second the store may write; 0: no limit (default: {SemanticCacheConfig.max_write_rate})."
         ),
     ] = None,
+    ttl: keep.Ttl = None,
+    ttl_prompts: keep.TtlPrompts = None,
+    ttl_rows: keep.TtlRows = None,
+    ttl_encoder: keep.TtlEncoder = None,
+    quotas: keep.Quotas = None,
+    partitions: keep.Partitions = None,
     enable_fusion_cache: Annotated[
         bool, _cache("--enable-fusion-cache", help="Keep encoder outputs, by the pictures' content.")
     ] = False,
@@ -276,6 +273,8 @@ def run_command(
         "fusion_provider": fusion_provider, "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,
         "policy": policy, "min_tokens": min_tokens, "second_sight": second_sight, "max_write_rate": max_write_rate,
         "blend_quality": blend_quality, "blend_map": blend_map, "blend_selector": blend_selector,
+        "ttl": ttl, "ttl_prompts": ttl_prompts,
+        "ttl_rows": ttl_rows, "ttl_encoder": ttl_encoder, "quotas": quotas or None, "partitions": partitions, "cross_encoder": cross_encoder, "paraphrase_threshold": paraphrase_threshold,
         "error_bound": error_bound, "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share,
         "differs": differs, "trust_groups": trust_groups or None, "blend_share": blend_share, "max_generation": max_generation, "prune": prune, "image_root": image_root,
         "exact_prefix": False if disable_prefix_cache else None,

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dejakv.cli import keep_options as keep
 from dejakv.cli import reuse_options as options
 from dejakv.errors import ConfigError, MissingExtraError
 
@@ -46,6 +47,8 @@ def serve_command(
             help="Requests that allow approximate reuse are decoded from the tokens that matter most: attention, snapkv or random (default: none)."
         ),
     ] = None,
+    cross_encoder: options.CrossEncoder = None,
+    paraphrase_threshold: options.ParaphraseThreshold = None,
     error_bound: options.ErrorBound = None,
     confidence: options.Confidence = None,
     explore_share: options.ExploreShare = None,
@@ -55,9 +58,11 @@ def serve_command(
     cache_dir: Annotated[
         Text, typer.Option(help="Folder that keeps the cache across restarts; without it the cache is in memory.")
     ] = None,
-    ttl: Annotated[
-        float | None, typer.Option(help="Seconds for which what is stored may be used; 0: no limit (default: 0.0).")
-    ] = None,
+    ttl: keep.Ttl = None,
+    ttl_prompts: keep.TtlPrompts = None,
+    ttl_rows: keep.TtlRows = None,
+    ttl_encoder: keep.TtlEncoder = None,
+    quotas: keep.Quotas = None,
     api_keys_file: Annotated[
         Text, typer.Option(help="File with one API key a line; each key is a partition of its own.")
     ] = None,
@@ -84,10 +89,11 @@ def serve_command(
 
     given: dict[str, Any] = {
         "model": model, "host": host, "port": port, "max_items": max_items, "max_bytes": max_bytes, "reuse": reuse,
-        "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "ttl": ttl, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
+        "blend_quality": blend_quality, "prune": prune, "cache_dir": cache_dir, "ttl": ttl, "ttl_prompts": ttl_prompts, "ttl_rows": ttl_rows,
+        "ttl_encoder": ttl_encoder, "quotas": quotas or None, "api_keys_file": api_keys_file, "max_queue": max_queue, "max_body_bytes": max_body_bytes,
         "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code, "error_bound": error_bound,
         "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share, "differs": differs,
-        "trust_groups": trust_groups or None,
+        "trust_groups": trust_groups or None, "cross_encoder": cross_encoder, "paraphrase_threshold": paraphrase_threshold,
     }  # fmt: skip
     try:
         settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dejakv.settings import Cosine, Count
+from dejakv.settings import Cosine, Count, Share
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SIMILARITY_THRESHOLD = 0.85
@@ -18,6 +18,9 @@ class TextSettings:
     chunk_window          characters of the chunk that are embedded; 0 embeds all of it
     copied_text           blend looks for runs of tokens that stand in stored prompts, at whatever place
     lexical_guard         veto on other content words, numbers, polarity or question type
+    cross_encoder         name or folder of a model that judges paraphrases: other words are then no veto; numbers, units, negations,
+                          opposites and names stay vetoes of the lexical guard
+    paraphrase_threshold  least probability of a paraphrase that it gives
     """
 
     similarity_threshold: Cosine = SIMILARITY_THRESHOLD
@@ -25,3 +28,5 @@ class TextSettings:
     chunk_window: Count = 0
     copied_text: bool = True
     lexical_guard: bool = True
+    cross_encoder: str | None = None
+    paraphrase_threshold: Share = 0.9

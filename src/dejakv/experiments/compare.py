@@ -18,6 +18,7 @@ from dejakv.experiments.summary import Outcome, Row
 from dejakv.experiments.watch import Watch
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
+from dejakv.trust.differs import differs_of
 
 WARM_UP = 3
 
@@ -54,7 +55,7 @@ def compare(
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
     if settings.noise_floor and not stopped:
         requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
-        sizes["noise_floor"] = noise_floor(engine, requests, watch)
+        sizes["noise_floor"] = noise_floor(engine, requests, watch, differs_of(settings.cache.differs))
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
 

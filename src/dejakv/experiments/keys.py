@@ -25,7 +25,7 @@ SWITCHES = {
 }
 """Flags that switch a field off."""
 
-PLURALS = {"embedding_layer": "embedding_layers", "level": "levels", "trust_groups": "trust_groups"}
+PLURALS = {"embedding_layer": "embedding_layers", "level": "levels", "trust_groups": "trust_groups", "quotas": "quotas"}
 """Flags that are given once for each item of a list; `embedding_layer` takes a list or one item."""
 
 CACHE_KEYS = frozenset(item.name for item in fields(SemanticCacheConfig))

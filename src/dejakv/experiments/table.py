@@ -81,7 +81,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
             f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
-    lines += in_words_of_bound(summary.get("trust"))
+    lines += in_words_of_bound(summary.get("trust"), summary.get("noise_floor"))
     lines += _nearness(summary)
     response = summary.get("response_cache", {})
     if response.get("hits"):
@@ -106,8 +106,8 @@ def _lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def in_words_of_bound(trust: dict[str, Any] | None) -> list[str]:
-    """What came of the error bound; nothing without one."""
+def in_words_of_bound(trust: dict[str, Any] | None, noise: dict[str, Any] | None = None) -> list[str]:
+    """What came of the error bound, and beside it how often full computation differs from itself; nothing without a bound."""
     if trust is None:
         return []
     rules = f", {trust['rules']} rules" if trust["rules"] else ""
@@ -120,7 +120,23 @@ def in_words_of_bound(trust: dict[str, Any] | None) -> list[str]:
     )
     return [
         f"error bound {_share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
-        f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}"
+        f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}",
+        *_beside(noise),
+    ]
+
+
+def _beside(noise: dict[str, Any] | None) -> list[str]:
+    if noise is None or noise.get("wrong") is None:
+        return []
+    batch = noise.get("batch")
+    together = (
+        f", and {_share(batch['first'])} of first tokens in a batch against alone ({batch['samples']} prompts)"
+        if batch
+        else ""
+    )
+    return [
+        f"  beside it, not subtracted: by the same measure {_share(noise['wrong'])} of the answers in {noise['dtype']} are "
+        f"others than the model's own ({noise['samples']} prompts){together}"
     ]
 
 

@@ -60,6 +60,8 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     else:
         made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
         made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
+        if config.cross_encoder is not None:
+            made.append(f"{config.cross_encoder} {config.paraphrase_threshold:g}")
     return ", ".join(made)
 
 

@@ -1,6 +1,6 @@
 """The guard of plans that knows how often they were wrong: it asks a gate, and the gate draws."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dejakv.request import Request
@@ -21,15 +21,19 @@ class Asked(Protocol):
 
 
 class Bounded:
-    """Asked once the plan of a request is chosen, and only for an approximate one: each answer is a draw of its own."""
+    """Asked once the plan of a request is chosen, and only for an approximate one: each answer is a draw of its own.
 
-    def __init__(self, gate: Gate) -> None:
+    epoch_of  the epoch that a request's evidence is kept under, where its own says more than the model; None: its own
+    """
+
+    def __init__(self, gate: Gate, epoch_of: Callable[[Asked], str] | None = None) -> None:
         self.gate = gate
+        self._epoch_of: Callable[[Asked], str] = epoch_of or (lambda prepared: prepared.epoch)
 
     def chance(self, prepared: Asked, setting: str) -> float:
         """The share of blends of a setting that is served once they were tried; 0 while none is."""
         return self.gate.chance(
-            partition=prepared.request.partition, epoch=prepared.epoch, method=LATE_BLEND, setting=setting
+            partition=prepared.request.partition, epoch=self._epoch_of(prepared), method=LATE_BLEND, setting=setting
         )
 
     def judge(
@@ -51,7 +55,7 @@ class Bounded:
         """
         return self.gate.draw(
             partition=prepared.request.partition,
-            epoch=prepared.epoch,
+            epoch=self._epoch_of(prepared),
             method=LATE_BLEND if late or tried is not None else plan.method,
             setting=setting,
             features={**features_of(plan, found, len(prepared.token_ids)), **(tried or {})},

@@ -56,7 +56,7 @@ class LexicalGuard:
         self._lock = threading.Lock()
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = self._reading(request.partition, request.chunk), self._reading(donor.partition, donor.chunk)
+        here, there = self.reading(request.partition, request.chunk), self.reading(donor.partition, donor.chunk)
         reason = explain(here, there)
         if reason:
             return Verdict("reject", self.name, reason)
@@ -75,9 +75,9 @@ class LexicalGuard:
             for key in [key for key in self._read if partition in (None, key[0])]:
                 del self._read[key]
 
-    def _reading(self, partition: str, text: str) -> Reading:
-        """Remembered by partition: a text that another tenant sent is not quicker to read. That of a request with `no_store` is
-        not remembered."""
+    def reading(self, partition: str, text: str) -> Reading:
+        """The reading of a text, remembered by partition: one that another tenant sent is not quicker to read. That of a request
+        with `no_store` is not remembered."""
         with self._lock:
             found = self._read.get((partition, text))
         if found is None:

@@ -194,11 +194,11 @@ def _canonical(token: str, synonyms: Mapping[str, str]) -> str:
     singular = _singular(token)
     if singular in synonyms:
         word = synonyms[singular]
-        return word if len(word) <= 3 and word in _UNITS else f"{word}+s"
+        return word if len(word) <= 3 and word in UNITS else f"{word}+s"
     return f"{singular}+s" if singular != token and singular in synonyms.values() else token
 
 
-_UNITS = frozenset("kg g mg km m cm mm l ml h min sec % $ € £".split())
+UNITS = frozenset("kg g mg km m cm mm l ml h min sec % $ € £".split())
 
 
 def _singular(token: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dejakv.config.reuse import PrunePolicy
+from dejakv.config.text import TextSettings
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
 from dejakv.trust.differs import differs_of
@@ -45,6 +46,7 @@ class ServerSettings(TrustPart):
 
     reuse               reuse method of `/v1/generate` for requests that do not give one; OpenAI's endpoints are exact unless the request asks
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
+    cross_encoder       name or folder of a model that judges paraphrases, and `paraphrase_threshold`, its least probability
     prune               requests that allow approximate reuse are decoded from a pruned state (see `SemanticCacheConfig.prune`)
     allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
     costs               four constants in seconds instead of measured ones, as a JSON list (see `SemanticCacheConfig.costs`)
@@ -90,6 +92,8 @@ class ServerSettings(TrustPart):
     reuse: Literal["exact", "adopt", "blend"] = "exact"
     allow_approximate: bool = True
     index_encoder: str = "model"
+    cross_encoder: str | None = None
+    paraphrase_threshold: float = Field(default=TextSettings.paraphrase_threshold, ge=0, le=1)
     blend_quality: BlendQuality = DEFAULT
     blend_share: float | None = Field(default=None, ge=0, le=1)
     prune: PrunePolicy = "none"

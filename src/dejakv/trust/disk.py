@@ -19,7 +19,7 @@ from dejakv.store.directory import Directory, is_our_file
 from dejakv.trust import forks
 from dejakv.trust.codec import decoded, encoded
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.ledger import REMEMBERED, Change, Ledger, MemoryLedger
+from dejakv.trust.ledger import MOST_CLASSES, MOST_EPOCHS, REMEMBERED, Change, Ledger, MemoryLedger
 from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import State
 from dejakv.trust.terms import fingerprint
@@ -35,9 +35,23 @@ FILES = 10
 _WAIT_SECONDS = 1.0
 _WRITES_PER_CHECKPOINT = 256
 _WHERE = "epoch = ? AND method = ? AND setting = ? AND owner = ? AND terms = ?"
+_KEY = "epoch, method, setting, owner, terms"
+_TURN = "REPLACE INTO changed SELECT ?, ?, ?, ?, ?, coalesce(max(turn), 0) + 1 FROM changed"
+_UNCHANGED = f"DELETE FROM changed WHERE ({_KEY}) NOT IN (SELECT {_KEY} FROM classes)"
+_OLD_CLASSES = (
+    f"DELETE FROM classes WHERE ({_KEY}) IN (SELECT {_KEY} FROM classes LEFT JOIN changed USING ({_KEY})"
+    " ORDER BY turn DESC LIMIT -1 OFFSET ?)"
+)
+_OLD_EPOCHS = (
+    "DELETE FROM classes WHERE method = ? AND setting = ? AND owner = ? AND terms = ? AND epoch IN (SELECT epoch FROM classes"
+    f" LEFT JOIN changed USING ({_KEY}) WHERE method = ? AND setting = ? AND owner = ? AND terms = ? ORDER BY turn DESC"
+    " LIMIT -1 OFFSET ?)"
+)
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS classes (epoch TEXT NOT NULL, method TEXT NOT NULL, setting TEXT NOT NULL, owner TEXT NOT NULL,"
     " terms TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (epoch, method, setting, owner, terms)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS changed (epoch TEXT NOT NULL, method TEXT NOT NULL, setting TEXT NOT NULL, owner TEXT NOT NULL,"
+    " terms TEXT NOT NULL, turn INTEGER NOT NULL UNIQUE, PRIMARY KEY (epoch, method, setting, owner, terms)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE)",
 )
 
@@ -88,12 +102,15 @@ class DiskLedger:
         def changing(connection: sqlite3.Connection) -> State:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                state = self._row(connection, cls) or State()
+                known = self._row(connection, cls)
+                state = known or State()
                 if not once or self._is_new(connection, once):
                     state = change(state)
-                    connection.execute(
-                        "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, ?)", (*cls, self._terms, encoded(state))
-                    )
+                    key = (*cls, self._terms)
+                    connection.execute("REPLACE INTO classes VALUES (?, ?, ?, ?, ?, ?)", (*key, encoded(state)))
+                    connection.execute(_TURN, key)
+                    if known is None and self._forget_old(connection, key):
+                        self._known.clear()
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -117,9 +134,32 @@ class DiskLedger:
         self._using(lambda connection: connection.execute("DELETE FROM classes WHERE owner = ?", (group,)))
         self._known.clear()
 
+    def every(self) -> list[tuple[ClassKey, str, State]]:
+        """All that is kept, under whatever terms: class, terms and state, the one changed last first."""
+        query = f"SELECT {_KEY}, state FROM classes LEFT JOIN changed USING ({_KEY}) ORDER BY turn DESC"
+        rows = self._using(lambda connection: connection.execute(query).fetchall())
+        found = [(ClassKey(*row[:4]), str(row[4]), decoded(row[5])) for row in rows]
+        return [(cls, terms, state) for cls, terms, state in found if state is not None]
+
+    def remove(self, epoch: str | None) -> int:
+        """Removes what is kept of a model under any terms, or of all; how many classes that were. Raises: StoreError."""
+        query = "DELETE FROM classes WHERE ? IS NULL OR epoch = ?"
+        removed = self._using(lambda connection: connection.execute(query, (epoch, epoch)).rowcount)
+        self._using(lambda connection: connection.execute(_UNCHANGED))
+        self._known.clear()
+        return removed
+
     def close(self) -> None:
         self._connection.close()
         self._folder.close()
+
+    @staticmethod
+    def _forget_old(connection: sqlite3.Connection, key: tuple[str, ...]) -> bool:
+        """Keeps the bounds as a class is added: removes models that were served longest ago, and then classes. True if any left."""
+        gone = connection.execute(_OLD_EPOCHS, (*key[1:], *key[1:], MOST_EPOCHS)).rowcount
+        gone += connection.execute(_OLD_CLASSES, (MOST_CLASSES,)).rowcount
+        connection.execute(_UNCHANGED)
+        return gone > 0
 
     def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
         found = connection.execute(f"SELECT state FROM classes WHERE {_WHERE}", (*cls, self._terms)).fetchone()

@@ -69,6 +69,17 @@ class Gate:
                 return 0.0
             return self._passing[cls].rate if state is not None and state.opened else 0.0
 
+    def limit(self, *, partition: str, epoch: str, method: str, setting: str) -> float | None:
+        """The largest risk that is served now; None while no rule is open. For whoever draws when the plan has run: a draw of a hit
+        that was treated otherwise than it says is lost. Never raises for the state of the ledger."""
+        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
+        with self._lock:
+            try:
+                state = self._state(cls)
+            except StoreError:
+                return None
+            return state.cutoffs[state.opened - 1] if state is not None and state.opened else None
+
     def draw(
         self,
         *,
@@ -136,6 +147,14 @@ class Gate:
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
         classes = tuple(class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items())
         return whole_report(self.settings, classes, self._ledger.cold_starts)
+
+    def known(self, partition: str | None = None) -> TrustReport | None:
+        """The report, None while the evidence cannot be read, which the log tells."""
+        try:
+            return self.report(partition)
+        except StoreError as error:
+            logger.warning("the evidence for the error bound cannot be read: %s", error)
+            return None
 
     def forget(self, partition: str) -> None:
         """Removes all evidence of a partition, and with it that of its group, which cannot be told apart. Raises: StoreError."""

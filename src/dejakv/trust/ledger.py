@@ -59,7 +59,11 @@ class MemoryLedger:
             state = self._states.get(cls) or State()
             if once and once in self._made:
                 return state
-            state = self._states[cls] = change(state)
+            state = change(state)
+            self._states.pop(cls, None)
+            self._states[cls] = state  # the latest
+            while len(self._states) > MOST_CLASSES:
+                del self._states[next(iter(self._states))]
             if once:
                 self._made[once] = None
                 while len(self._made) > REMEMBERED:
@@ -79,6 +83,12 @@ class MemoryLedger:
     def close(self) -> None:
         """Nothing to be closed."""
 
+
+MOST_CLASSES = 10_000
+"""Classes of which evidence is kept; that of the one that was changed longest ago goes first, and would begin anew."""
+
+MOST_EPOCHS = 4
+"""Models of which a folder keeps evidence for one method, setting and group: those that were served last."""
 
 REMEMBERED = 10_000
 """Changes whose names are remembered, so that none is made twice."""

@@ -10,12 +10,8 @@ from tests.bounded import BOUNDED, hits, says, taught
 from vllm_harness import worker_side
 
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import connector_settings
-from dejakv.engines.vllm.adopt import Adopter
 from dejakv.engines.vllm.engine import VLLMEngine
-from dejakv.engines.vllm.middleware import AdoptMiddleware
-from dejakv.errors import ConfigError
 from dejakv.find.bound import setting_of
 from dejakv.pipeline import Pipeline
 from dejakv.trust.grid import PILOT
@@ -87,14 +83,6 @@ def test_kl_is_measured_where_logits_can_be_seen(engine: VLLMEngine) -> None:
     report = made.cache.trust("default")
     assert (report.explored, report.explored_wrong) == (1, 1)
     made.cache.close()
-
-
-def test_a_front_that_rewrites_prompts_sends_no_audits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="needs audits"):
-        Adopter(SemanticCacheConfig(reuse="adopt", error_bound=0.01))
-    monkeypatch.setenv("DEJAKV_ADOPT", '{"error_bound": 0.01, "index_encoder": "model"}')
-    with pytest.raises(ConfigError, match="needs audits"):
-        AdoptMiddleware(None)
 
 
 class Leaves(Exception):

@@ -1,15 +1,11 @@
 """The OpenAI server in processes of its own: the flags, the middleware, what the client is told, and /metrics."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 
 import httpx
 import pytest
-from vllm_harness import DOCS
+from vllm_harness import DOCS, serving
 
 from dejakv.engines.vllm.launch import server_flags
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -19,52 +15,13 @@ FIRST = f"{DOCUMENT}where does mara live?"
 NEAR = f"{DOCUMENT}and where does mara live?"
 
 
-def _port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    port = _port()
     adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
-    environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "DEJAKV_ADOPT": json.dumps(adopt),
-        "DEJAKV_API_KEYS": "one,two",
-    }
-    command = [
-        sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(DOCS),
-        "--served-model-name", "docs", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--max-model-len", "1024", "--enforce-eager", "--block-size", "32",
-        "--middleware", "dejakv.engines.vllm.middleware.AdoptMiddleware",
-        *server_flags(ConnectorSettings(store_dir=str(folder / "kv"))),
-    ]  # fmt: skip
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        print((folder / "log").read_text()[-6000:])
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+    environment = {"DEJAKV_ADOPT": json.dumps(adopt), "DEJAKV_API_KEYS": "one,two"}
+    with serving(folder, DOCS, server_flags(ConnectorSettings(store_dir=str(folder / "kv"))), environment) as address:
+        yield address
 
 
 def _complete(server, prompt, key="one", **more):

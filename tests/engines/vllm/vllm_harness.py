@@ -2,11 +2,18 @@
 
 import contextlib
 import gc
+import os
 import random
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 import dejakv
 
@@ -171,6 +178,46 @@ def running(
         engine.llm = None
         del llm
         _forget()
+
+
+@contextlib.contextmanager
+def serving(folder: Path, model: Path, flags: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
+    """The address of an OpenAI server with our middleware, in processes of its own; its log is in `folder`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--served-model-name", "docs", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--max-model-len", "1024", "--enforce-eager", "--block-size", "32",
+        "--middleware", "dejakv.engines.vllm.middleware.AdoptMiddleware", *flags,
+    ]  # fmt: skip
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
+            stdout=log,
+            stderr=log,
+        )
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240
+    try:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{address}/health", timeout=5).status_code == 200:
+                    break
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield address
+    finally:
+        print((folder / "log").read_text()[-6000:])
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
 
 
 def _forget() -> None:

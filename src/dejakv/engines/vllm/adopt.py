@@ -15,10 +15,14 @@ from dejakv.engines.vllm.keys import partition_of
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
+from dejakv.guards.bounded import Bounded
 from dejakv.identity import digest_of
 from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.memory import MemoryStore
+
+MODEL = "model"
+"""Entry of a prompt's `metadata`: the name of the model that is asked."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Asked:
 
     text     the part that varies (the last user message, or the prompt)
     context  everything else that shapes the prompt, as one digest: earlier messages, media by content, model, tools
+    model    its name: evidence for an error bound is kept by it
     """
 
     partition: str
@@ -35,12 +40,13 @@ class Asked:
     threshold: float | None = None
     donor: str | None = None
     no_store: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True)
 class Provenance:
     """What the client is told. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: what it comes from,
-    for `Adopter.learn`."""
+    for `Adopter.learn`; `prompt`: the text to run in the place of the client's, for `adopt`."""
 
     method: str = "none"
     level: str = ""
@@ -48,6 +54,11 @@ class Provenance:
     score: float | None = None
     reason: str = ""
     decision: Decision | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def prompt(self) -> str:
+        assert self.decision is not None
+        return self.decision.plan.donors[0].prompt
 
     def as_dict(self) -> dict[str, Any]:
         names = [item.name for item in fields(self) if item.name != "decision"]
@@ -60,24 +71,33 @@ class Adopter:
     config       similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other engines
     max_donors   prompts remembered; the one used longest ago goes first
     embeddings   lends `embed_text` if `index_encoder` is `model`
+    bounded      judges by an error bound. Its owner sends the audits: `front_bound.FrontBound`
 
     A cache without state: what stands in it are prompts, and the characters of a text take the place of tokens.
     """
 
     def __init__(
-        self, config: SemanticCacheConfig | None = None, max_donors: int = 10_000, embeddings: Any = None
+        self,
+        config: SemanticCacheConfig | None = None,
+        max_donors: int = 10_000,
+        embeddings: Any = None,
+        *,
+        bounded: Bounded | None = None,
     ) -> None:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
         self.config = config or SemanticCacheConfig(reuse="adopt")
-        if self.config.error_bound is not None:
+        if self.config.error_bound is not None and bounded is None:
             raise ConfigError(
-                f"error_bound={self.config.error_bound} needs audits, and a front that rewrites prompts sends none: use `dejakv run "
+                f"error_bound={self.config.error_bound} needs audits, and an adopter alone sends none: use the middleware, `dejakv run "
                 "--engine vllm` or `dejakv serve`, or leave error_bound out"
             )
-        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
+        prompts_alone = replace(
+            self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0, error_bound=None
+        )
         self._store = MemoryStore(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
+        self._cache.finder.bounded = bounded
 
     def find(self, asked: Asked) -> tuple[str, Provenance]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
@@ -111,7 +131,14 @@ class Adopter:
 
 
 def _prepared(asked: Asked) -> Prepared:
-    request = Request(id="", prompt=asked.text, chunk=asked.text, partition=asked.partition, no_store=asked.no_store)
+    request = Request(
+        id="",
+        prompt=asked.text,
+        chunk=asked.text,
+        partition=asked.partition,
+        no_store=asked.no_store,
+        metadata={MODEL: asked.model},
+    )
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dejakv.engines.vllm.limits import Would
 from dejakv.find.decision import Decision
 from dejakv.store.base import ChunkMeta
 
@@ -16,6 +17,7 @@ class Found:
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
+    would   the blend that was planned, of a request with a limit, whether it is made or not
     """
 
     method: str = "none"
@@ -28,6 +30,7 @@ class Found:
     save: ChunkMeta | None = None
     seconds: float = 0.0
     instead: "Found | None" = None
+    would: Would | None = None
 
     @property
     def donor(self) -> str | None:

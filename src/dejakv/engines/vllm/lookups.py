@@ -18,9 +18,11 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
 from dejakv.engines.vllm.found import Found, told
 from dejakv.engines.vllm.indexing import Indexing
-from dejakv.engines.vllm.keys import AnonymousMedia, prepare
+from dejakv.engines.vllm.keys import AnonymousMedia, partition_of, prepare
+from dejakv.engines.vllm.limits import Would
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.find.ask import Ask
+from dejakv.find.bound import BOUND, setting_of
 from dejakv.find.decision import Decision
 from dejakv.retention import keeping
 from dejakv.store.base import ChunkMeta
@@ -92,36 +94,77 @@ class Lookups:
             if indexed is not None:
                 indexed.result()
             prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request))
+            if wish.apart:
+                lookup.answer.set_result(self._apart(prepared, wish))
+                return
             ask, instead = wish.ask(), ""
             if ask.mode == "blend" and prepared.spans:
                 ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
             decision = self.cache.find(prepared, replace(ask, levels=False))
-            found = Found(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
+            found = (
+                Found(reason=wish.problem or "mode is off")
+                if wish.mode == "off"
+                else self._told(decision, prepared, wish, instead)
+            )
             found = replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
         except (AnonymousMedia, UnprovenAdapter) as error:
             found = Found(reason=str(error))
         except Exception as error:
             found = Found(reason=f"the lookup failed: {type(error).__name__}: {error}")
         else:
-            if self._compare(lookup, found, prepared, ask, decision, began):
+            if self._compare(lookup, found, prepared, ask, wish, decision, began):
                 return
         lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
 
+    def _told(self, decision: Decision, prepared: Prepared, wish: Wish, instead: str = "") -> Found:
+        """The decision, within the request's limit."""
+        found = told(decision, instead)
+        if wish.limit is None:
+            return found
+        would = Would.of(decision, prepared.epoch, setting_of("blend", self.cache.config))
+        if would is None or would.within(wish.limit):
+            return replace(found, would=would)
+        held_back = f"{BOUND}: the limit of this request does not cover the blend"
+        return replace(found.instead or Found(), key=decision.key, reason=held_back, would=would)
+
+    def _apart(self, prepared: Prepared, wish: Wish) -> Found:
+        """The prompt from the donors that are named, whatever is stored of it."""
+        where = (partition_of(wish.apart), prepared.epoch)
+        metas = map(self.cache.store.meta, wish.donors)
+        if not all(meta is not None and (meta.partition, meta.epoch) == where for meta in metas):
+            return Found(reason="a donor that the request names is not known in its partition")
+        return Found("blend", wish.donors, len(prepared.token_ids), "named", 1.0)
+
     def _compare(
-        self, lookup: Lookup, found: Found, prepared: Prepared, ask: Ask, decision: Decision, began: float
+        self,
+        lookup: Lookup,
+        found: Found,
+        prepared: Prepared,
+        ask: Ask,
+        wish: Wish,
+        decision: Decision,
+        began: float,
     ) -> bool:
         """Has the prompt compared and described as text, if there is anything to gain. True if the answer waits for it."""
         similar = ask.mode == "blend" and not ask.named and found.method != "blend" and found.level != "exact_text"
+        similar = similar and found.would is None
         if self._text_of is None or not (similar or found.save) or not self._room.acquire(blocking=False):
             return False
         lookup.early = found
         # With the context: whether anything is kept of the request.
         as_text = partial(copy_context().run, self._as_text)
-        self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, decision, began)
+        self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, wish, decision, began)
         return similar
 
     def _as_text(
-        self, lookup: Lookup, found: Found, prepared: Prepared, ask: Ask | None, decision: Decision, began: float
+        self,
+        lookup: Lookup,
+        found: Found,
+        prepared: Prepared,
+        ask: Ask | None,
+        wish: Wish,
+        decision: Decision,
+        began: float,
     ) -> None:
         """In the thread for text: `ask` finds similar prompts, None only describes this one."""
         assert self._text_of is not None
@@ -130,7 +173,7 @@ class Lookups:
             prepared = replace(prepared, request=replace(prepared.request, prompt=text, chunk=text))
             if ask is not None:
                 decision = self.cache.find(prepared, ask)
-                again = told(decision)
+                again = self._told(decision, prepared, wish)
                 found = replace(again, key=found.key, save=found.save)
         except Exception as error:
             found = replace(found, reason=f"prompts could not be compared: {type(error).__name__}: {error}")

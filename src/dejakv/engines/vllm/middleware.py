@@ -17,24 +17,33 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from dejakv.api_keys import SECRET, VARIABLE, ApiKeys, bearer_key
+from dejakv.api_keys import VARIABLE, ApiKeys, bearer_key
 from dejakv.cache_control import asks_no_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
+from dejakv.engines.vllm.asgi import answer, refuse, replay, with_length
 from dejakv.engines.vllm.bodies import Limits, Refused, header, headers, read_object, written
 from dejakv.engines.vllm.embeddings import InputEmbeddings
-from dejakv.engines.vllm.openai_body import asked_of, own, unkept, with_text
+from dejakv.engines.vllm.front_attempt import Attempt
+from dejakv.engines.vllm.front_bound import FrontBound
+from dejakv.engines.vllm.front_facts import served_by
+from dejakv.engines.vllm.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
 from dejakv.engines.vllm.routes import ADOPTING, CLIENT, Audience, audience, route_path
 from dejakv.errors import ConfigError
+from dejakv.partition_names import SECRET
 
 log = logging.getLogger("dejakv.vllm")
+
+TRUST = ("GET", "/dejakv/trust")
+"""The operator's route that tells what is known of the error bound."""
 
 
 class AdoptMiddleware:
     """Settings come from the environment, since vLLM makes the middleware without arguments.
 
     DEJAKV_ADOPT      JSON: settings of `SemanticCacheConfig` (similarity_threshold, index_encoder, ...), `max_donors`, `mode`
-                      (`adopt`: for requests that ask for nothing, or `off`), and `model`, a folder, for index_encoder `model`
+                      (for requests that ask for nothing: `adopt`, `blend`, which is the connector's, or `off`), and `model`, a folder,
+                      for index_encoder `model`. With `error_bound` the front bounds its own adopting and the connector's blends
     DEJAKV_API_KEYS, DEJAKV_API_KEYS_FILE
                       keys separated by commas, and a file with one a line; a client must bring one. Without them there is one
                       partition, and every route is open
@@ -56,8 +65,8 @@ class AdoptMiddleware:
             raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
         values = cast(dict[str, Any], values)
         self.mode = values.pop("mode", "adopt")
-        if self.mode not in ("adopt", "off"):
-            raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt or off")
+        if self.mode not in ("adopt", "blend", "off"):
+            raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
         donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
         self.app = app
         file, operator = os.environ.get(f"{VARIABLE}_FILE"), os.environ.get("DEJAKV_OPERATOR_KEY")
@@ -68,47 +77,87 @@ class AdoptMiddleware:
         )
         self.operator = None if operator is None else ApiKeys([operator])
         self.limits = limits or Limits()
+        self.bound: FrontBound | None = None
         if adopter is None:
             config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
-            adopter = Adopter(config, donors, _embeddings(model))
+            self.bound = FrontBound(config) if config.error_bound is not None else None
+            judge = self.bound.bounded if self.bound is not None else None
+            adopter = Adopter(config, donors, _embeddings(model), bounded=judge)
         self.adopter = adopter
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
+            await self.app(scope, _living(self.bound, scope, receive), send)
             return
         try:
             who = audience(scope)
             partition = self._partition(scope, who)
+            if self.bound is not None and (scope.get("method"), route_path(scope)) == TRUST:
+                await answer(send, 200, await asyncio.to_thread(self.bound.report))
+                return
             if who != "client":
                 await self.app(scope, receive, send)
                 return
             body = await read_object(scope, receive, self.limits)
             no_store = asks_no_store(headers(scope, b"cache-control"))
-            asked, note = await self._rewrite(body, str(partition), route_path(scope) in ADOPTING, no_store)
+            asked, note, attempt = await self._rewrite(body, str(partition), scope, no_store)
             if no_store:
                 unkept(body, str(partition))
             raw = written(body)
         except Refused as error:
-            await _refuse(scope, send, error)
+            await refuse(scope, send, error)
             return
-        await self.app(_with_length(scope, len(raw)), _replay(raw, receive), self._noting(send, asked, note))
+        noting = self._noting(send, asked, note, attempt)
+        await self._run(with_length(scope, len(raw)), replay(raw, receive), noting)
+
+    async def _run(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.bound is None:
+            await self.app(scope, receive, send)
+            return
+        self.bound.begin()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.bound.end(self.app)
 
     async def _rewrite(
-        self, body: dict[str, Any], partition: str, adopting: bool, no_store: bool
-    ) -> tuple[Asked | None, Provenance]:
+        self, body: dict[str, Any], partition: str, scope: Any, no_store: bool
+    ) -> tuple[Asked | None, Provenance, Attempt | None]:
         """Changes the body in place. Raises Refused."""
-        problem = own(body, partition)
+        wished, adopting = wish_of(body), route_path(scope) in ADOPTING
+        problem = own(body, partition, exact=self.bound is not None)
         if problem:
             raise Refused(400, problem)
         if not adopting:
-            return None, Provenance(reason="adopt is not for this path")
-        params = body.get("kv_transfer_params")
-        wish = params.get("dejakv") if isinstance(params, dict) else None
-        wish = wish if isinstance(wish, dict) else {}
-        mode = wish.get("mode", self.mode)
+            return None, Provenance(reason="adopt is not for this path"), None
+        attempt = Attempt(self.bound, scope, body, partition) if self.bound is not None else None
+        mode = wished.get("mode", self.mode)
+        if mode == "blend":
+            return None, Provenance(reason=self._blend(body, attempt, no_store) or "mode is blend"), attempt
+        asked, note = await self._adopt(body, partition, mode, no_store)
+        if attempt is not None and note.decision is not None and not no_store:
+            attempt.adopting(note.decision)
+        if note.method == "adopt":
+            with_text(body, note.prompt)
+        return asked, note, attempt
+
+    @staticmethod
+    def _blend(body: dict[str, Any], attempt: Attempt | None, no_store: bool) -> str:
+        """Asks the connector for a blend. Returns why it is not, empty if it is."""
+        if attempt is None:
+            with_wish(body, {"mode": "blend", **wish_of(body)})
+            return ""
+        if no_store:
+            with_wish(body, {**wish_of(body), "no_store": True})
+        return attempt.blending()
+
+    async def _adopt(
+        self, body: dict[str, Any], partition: str, mode: Any, no_store: bool
+    ) -> tuple[Asked | None, Provenance]:
+        """Looks for a prompt to run in this one's place."""
+        wish = wish_of(body)
         if wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
-            body["kv_transfer_params"] = {**cast(dict[str, Any], params), "dejakv": _without_adopt(wish)}
+            with_wish(body, _without_adopt(wish))
         if mode != "adopt":
             return None, Provenance(reason=f"mode is {mode}")
         problem = _problem(wish)
@@ -125,12 +174,10 @@ class AdoptMiddleware:
             donor=wish.get("donor"),
             no_store=no_store or bool(wish.get("no_store", False)),
         )
-        text, note = await asyncio.to_thread(self.adopter.find, asked)
-        if note.method == "adopt":
-            with_text(body, text)
+        _, note = await asyncio.to_thread(self.adopter.find, asked)
         return asked, note
 
-    def _noting(self, send: Any, asked: Asked | None, note: Provenance) -> Any:
+    def _noting(self, send: Any, asked: Asked | None, note: Provenance, attempt: Attempt | None) -> Any:
         """Adds the headers; a prompt whose answer was complete becomes a donor."""
         status = 0
 
@@ -143,6 +190,8 @@ class AdoptMiddleware:
             if last and status == 200 and asked is not None:
                 # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.
                 asyncio.get_running_loop().run_in_executor(None, self._learn, asked, note)
+            if attempt is not None:
+                await attempt.heard(message)
             await send(message)
 
         return noting
@@ -219,35 +268,17 @@ def _embeddings(model: str | None) -> InputEmbeddings | None:
     return InputEmbeddings(Path(model), AutoTokenizer.from_pretrained(model), f"input:{model}")
 
 
-def _replay(raw: bytes, receive: Any) -> Any:
-    sent = False
+def _living(bound: FrontBound | None, scope: Any, receive: Any) -> Any:
+    """Reads what is served before the application starts, and ends the labels as it shuts down."""
+    if bound is None:
+        return receive
 
-    async def replay() -> Any:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": raw, "more_body": False}
+    async def living() -> Any:
+        message = await receive()
+        if message["type"] == "lifespan.startup" and "app" in scope:
+            bound.served = await asyncio.to_thread(served_by, scope["app"])
+        elif message["type"] == "lifespan.shutdown":
+            await bound.close()
+        return message
 
-    return replay
-
-
-def _with_length(scope: Any, length: int) -> Any:
-    ours = {b"content-length", b"content-type", b"transfer-encoding"}
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in ours]
-    headers += [(b"content-length", str(length).encode()), (b"content-type", b"application/json")]
-    return {**scope, "headers": headers}
-
-
-async def _refuse(scope: Any, send: Any, refused: Refused) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": str(refused)[:120]})
-        return
-    error = {"message": str(refused), "type": "invalid_request_error", "code": refused.status}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"connection", b"close")]  # the rest of a body may still be on its way
-    if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return living

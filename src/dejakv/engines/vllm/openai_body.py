@@ -63,7 +63,7 @@ def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
         )
     finally:
         holder[key] = text
-    return Asked(partition, text, digest_of("openai", context))
+    return Asked(partition, text, digest_of("openai", context), model=str(body.get("model", "")))
 
 
 def with_text(body: dict[str, Any], text: str) -> None:
@@ -74,17 +74,23 @@ def with_text(body: dict[str, Any], text: str) -> None:
     holder[key] = text
 
 
-def own(body: dict[str, Any], partition: str) -> str:
+FRONT_ALONE = ("limit", "apart")
+"""What the front asks of the connector, and no client does (`limits`)."""
+
+
+def own(body: dict[str, Any], partition: str, *, exact: bool = False) -> str:
     """Makes the body the partition's, in place: whatever in it chooses a partition, a donor elsewhere, or a name under which
     media are known is replaced or taken out. Returns why the body cannot be made the partition's, empty if it could be.
 
     Media named by a client would share vLLM's own caches with others of that name. Media hashes, which `/inference/v1/generate`
     cannot do without, are hashed with the partition.
+
+    exact  what asks the connector for a blend, at whatever place, asks for exact reuse instead
     """
     if body.get("previous_response_id") is not None:
         return "previous_response_id names an answer that may be another client's: send the conversation itself"
-    _own_parameters(body, partition)
-    _own_messages([body.get(name) for name in _MESSAGES], partition)
+    _own_parameters(body, partition, exact)
+    _own_messages([body.get(name) for name in _MESSAGES], partition, exact)
     body["cache_salt"] = partition
     return ""
 
@@ -92,9 +98,7 @@ def own(body: dict[str, Any], partition: str) -> str:
 def unkept(body: dict[str, Any], partition: str) -> None:
     """Has nothing of the request kept, in place. Its blocks get a salt that no other request has, so that vLLM's prefix cache, which
     holds them until it needs the room, gives them to nobody."""
-    params = body.get("kv_transfer_params")
-    wish = params.get("dejakv") if isinstance(params, dict) else None
-    body["kv_transfer_params"] = {"dejakv": {**(wish if isinstance(wish, dict) else {}), "no_store": True}}
+    with_wish(body, {**wish_of(body), "no_store": True})
     body["cache_salt"] = f"{partition}-{secrets.token_hex(16)}"
 
 
@@ -108,35 +112,54 @@ def _own_hashes(features: dict[str, Any], partition: str) -> None:
         }
 
 
-def _own_parameters(holder: dict[str, Any], partition: str) -> None:
+def wish_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What a body asks of the connector."""
+    params = body.get("kv_transfer_params")
+    wish = params.get("dejakv") if isinstance(params, dict) else None
+    return cast(dict[str, Any], wish) if isinstance(wish, dict) else {}
+
+
+def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
+    """Puts it there, alone."""
+    body["kv_transfer_params"] = {"dejakv": wish}
+
+
+def _own_wish(wish: Any, exact: bool) -> Any:
+    if not isinstance(wish, dict):
+        return wish
+    left = {name: value for name, value in cast(dict[str, Any], wish).items() if name not in FRONT_ALONE}
+    return {**left, "mode": "exact"} if exact and left.get("mode") == "blend" else left
+
+
+def _own_parameters(holder: dict[str, Any], partition: str, exact: bool) -> None:
     """Of what is meant for connectors, only our own part is left: the rest names blocks and hosts of others."""
     for name in ("cache_salt", "multi_modal_uuids"):
         holder.pop(name, None)
     for name in ("kv_transfer_params", "ec_transfer_params"):
         params = holder.pop(name, None)
         if isinstance(params, dict) and "dejakv" in params:
-            holder[name] = {"dejakv": params["dejakv"]}
+            holder[name] = {"dejakv": _own_wish(params["dejakv"], exact)}
     for name in _PARAMETERS:
         inner = holder.get(name)
         if isinstance(inner, dict):
-            _own_parameters(cast(dict[str, Any], inner), partition)
+            _own_parameters(cast(dict[str, Any], inner), partition, exact)
     features = holder.get("features")
     if isinstance(features, dict):
         _own_hashes(cast(dict[str, Any], features), partition)
 
 
-def _own_messages(value: Any, partition: str) -> None:
+def _own_messages(value: Any, partition: str, exact: bool) -> None:
     """Messages and the parts of their contents, at any depth; what a tool is called with is nobody's business."""
     if isinstance(value, list):
         for item in cast(list[Any], value):
             if isinstance(item, list | dict):  # a prompt of token ids is a long list of numbers
-                _own_messages(item, partition)
+                _own_messages(item, partition, exact)
     elif isinstance(value, dict):
         part = cast(dict[str, Any], value)
         part.pop("uuid", None)
-        _own_parameters(part, partition)
+        _own_parameters(part, partition, exact)
         for name in ("content", "output"):
-            _own_messages(part.get(name), partition)
+            _own_messages(part.get(name), partition, exact)
 
 
 def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:

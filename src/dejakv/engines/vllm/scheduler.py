@@ -102,7 +102,8 @@ class SchedulerSide:
                 tracked.found = tracked.lookup.by_now(
                     f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
                 )
-            self.counts.looked_up(tracked.found)
+            if not tracked.wish.apart:
+                self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
 
@@ -199,7 +200,7 @@ class SchedulerSide:
 
     def _heard_load(self, loaded: Loaded) -> None:
         tracked = self.requests.get(loaded.request_id)
-        if tracked is None or not tracked.repeats:
+        if tracked is None or not (tracked.repeats or tracked.wish.apart):
             self.counts.loaded(loaded)
         if tracked is None:
             return

@@ -9,6 +9,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.config.blend import BlendSettings
 from dejakv.config.keep import BudgetSettings
 from dejakv.config.text import TextSettings
+from dejakv.engines.vllm.limits import Limit
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping, shown
@@ -119,7 +120,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
         if bound is not None:
             raise ConfigError(
                 f"kv_connector_extra_config: error_bound={shown(bound)} needs audits, which are requests of their own, and a connector can "
-                "send none: use `dejakv run --engine vllm --error-bound`, or leave error_bound out"
+                "send none: give it to the front in DEJAKV_ADOPT, use `dejakv run --engine vllm --error-bound`, or leave error_bound out"
             )
         return from_mapping(cls, extra, "kv_connector_extra_config")
 
@@ -127,12 +128,19 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
 @dataclass(frozen=True)
 class Wish:
     """What one request chose in `kv_transfer_params.dejakv`. It is untrusted input: whatever is wrong with it becomes
-    `problem`, and the request runs without reuse and says why."""
+    `problem`, and the request runs without reuse and says why.
+
+    limit  of which blends are served; the response then says what the blend would be (`limits.Would`)
+    apart  the `cache_salt` in whose partition the donors are: the prompt is blended from them as if it had never been computed,
+           under the request's own salt, and nothing is kept. It opens nothing: a client who knows a salt may send it as its own
+    """
 
     mode: Mode = "exact"
     threshold: float | None = None
     no_store: bool = False
     donors: tuple[str, ...] = ()
+    limit: Limit | None = None
+    apart: str = ""
     problem: str = ""
 
     def ask(self) -> Ask:
@@ -153,7 +161,9 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor", "donors"})
+        unknown = sorted(
+            str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor", "donors", "limit", "apart"}
+        )
         if unknown:
             return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donors")
         mode = asked.get("mode", settings.mode)
@@ -183,4 +193,11 @@ class Wish:
             return refuse(
                 f"{len(named)} donors: the server takes state of at most blend_donors={settings.blend_donors}"
             )
-        return cls(cast(Mode, mode), None if threshold is None else float(threshold), no_store, named)
+        limit = Limit.read(asked.get("limit"))
+        if "limit" in asked and limit is None:
+            return refuse("limit has no risk, epoch and setting")
+        apart = asked.get("apart", "")
+        if not isinstance(apart, str) or (apart and not (named and mode == "blend")):
+            return refuse("apart is for a blend from named donors, and holds their cache_salt")
+        number = None if threshold is None else float(threshold)
+        return cls(cast(Mode, mode), number, no_store or bool(apart), named, limit, apart)

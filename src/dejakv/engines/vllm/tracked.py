@@ -73,4 +73,5 @@ class Tracked:
             "approximate": self.approximate,
             "reason": self.reason,
             "prompt_key": found.key,
+            **({"would": found.would.as_dict()} if found.would is not None else {}),
         }
