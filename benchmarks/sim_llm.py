@@ -24,9 +24,9 @@ from dejakv.datasets.docs_changes import Change
 from dejakv.experiments.scoring import wilson
 from dejakv.models import load
 from dejakv.models.lckv.modeling import sequential_prefill
+from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm import SimLLMInference
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
-from dejakv.sim_llm.unsound import LABEL
 
 KINDS = ("paraphrase", "edit", "unrelated")
 THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
@@ -183,8 +183,8 @@ def unsound(o: argparse.Namespace) -> Any:
                 full = arm.generate(target, enable_kv_reuse=False, max_new_tokens=4)
                 arm.generate(donor, max_new_tokens=1)
                 said = arm.generate(target, max_new_tokens=4)
-                assert said.startswith(LABEL)
-                words = said.removeprefix(LABEL)
+                assert said.startswith(UNSOUND_LABEL)
+                words = said.removeprefix(UNSOUND_LABEL)
                 fair.append(question.answer in full.lower().replace(".", " ").split())
                 right.append(question.answer in words.lower().replace(".", " ").split())
                 equal.append(words == full)

@@ -81,8 +81,8 @@ class Finder:
         self.bounded = bounded
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
-        blends = self.config.copied_text and self.config.reuse == "blend"
-        self.copied = CopiedText(tokens_from(store)) if blends else None  # filled by `add`, like the levels
+        copies = self.config.copied_text and Ask(self.config.reuse).piecewise
+        self.copied = CopiedText(tokens_from(store)) if copies else None  # filled by `add`, like the levels
         self._beginning = threading.Lock()
 
     def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
@@ -98,12 +98,13 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        if ask.method == "blend" and self.config.blend_map == SemanticCacheConfig.blend_map:
+        map_used = self.config.blend_map if ask.method == "blend" else SemanticCacheConfig.blend_map
+        if ask.piecewise and map_used == SemanticCacheConfig.blend_map:
             found = measured(found, prepared, key, exactly=costs is not None)
         config, tokens = self.config, len(prepared.token_ids)
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
-            share=config.blend.share, most=self._most(ask), costs=costs,
+            share=config.blend.share, most=self._most(ask), tail=config.top_layer_tail, costs=costs,
         )  # fmt: skip
         planned, trial = bound_by(self.bounded, config, prepared, found, ask, planned)
         chosen, partition = planned.plan, query.request.partition
@@ -173,7 +174,7 @@ class Finder:
         own = self._of_caller(key, query.request, epoch)
         if ask.named:
             return self._named(ask, own, query.request, epoch)
-        if ask.method == "blend" and ask.similar and own is None and (index := self._begin_copied()) is not None:
+        if ask.piecewise and ask.similar and own is None and (index := self._begin_copied()) is not None:
             copied = self._copied(index, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
@@ -183,7 +184,7 @@ class Finder:
         verdicts: list[Verdict] = []
         match: Match | None = None
         donors: list[ChunkMeta] = []
-        guards = [guard for guard in self.guards if ask.method != "blend" or not guard.waived_for_blend]
+        guards = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
         for level in self.levels if ask.similar and ask.levels else ():
             if match is not None:
                 _skip(level, statuses)
@@ -219,7 +220,7 @@ class Finder:
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
     def _begin_copied(self) -> CopiedText | None:
-        """The index of copied text, made when a blend is first asked for: nobody else has to pay for it."""
+        """The index of copied text, made when a piecewise method is first asked for: nobody else has to pay for it."""
         if self.copied is None and self.config.copied_text:
             with self._beginning:
                 if self.copied is None:
@@ -239,8 +240,8 @@ class Finder:
     def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         cover = index.search(prepared, prepared.epoch)
-        ids = cover.donors[: self._most(ask)]
-        metas = [self._known(id, prepared.request, prepared.epoch) for id in ids]
+        known = self._known if ask.method == "blend" else self._of_caller  # rows of a blend serve blends alone
+        metas = [known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)]]
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
@@ -261,7 +262,7 @@ class Finder:
 
     def _most(self, ask: Ask) -> int:
         """How many donors are of use."""
-        if ask.method != "blend":
+        if not ask.piecewise:
             return 1
         return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
 

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 from dejakv.config.reuse import PrunePolicy
 from dejakv.engines.transformers.continuation import copied
 from dejakv.errors import ModelError
+from dejakv.models.lckv.layout import layout_of
 from dejakv.request import Request
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.prune import PrunableDynamicCache, PruneConfig, check_prunable, install_hooks
@@ -19,6 +20,10 @@ def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
     if policy == "none":
         return None
     check_prunable(model)
+    if layout_of(model) is not None:
+        raise ModelError(
+            f"the layers of {type(model).__name__} share one layer's KV, which is pruned for none of them alone: leave out --prune"
+        )
     install_hooks(model)  # before the model is watched for changes
     return PruneConfig(policy=policy)
 
