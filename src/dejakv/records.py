@@ -9,10 +9,10 @@ from dejakv.request import Sampling
 
 Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
 
-PIECEWISE: frozenset[Method] = frozenset({"blend", "top_layer"})
+PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
 """Methods that take donors' state token by token, and compute what differs."""
 
-APPROXIMATE: frozenset[Method] = PIECEWISE | {"adopt"}
+APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
 """Methods that may change an answer."""
 
 UNSOUND_LABEL = "[unsound reuse] "

@@ -22,7 +22,7 @@ from dejakv.find.bound import bound_by
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import Found
-from dejakv.find.overlap import measured
+from dejakv.find.overlap import estimated
 from dejakv.find.plan import plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
@@ -98,9 +98,7 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        map_used = self.config.blend_map if ask.method == "blend" else SemanticCacheConfig.blend_map
-        if ask.piecewise and map_used == SemanticCacheConfig.blend_map:
-            found = measured(found, prepared, key, exactly=costs is not None)
+        found = estimated(found, prepared, key, ask, self.config, exactly=costs is not None)
         config, tokens = self.config, len(prepared.token_ids)
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
@@ -241,7 +239,7 @@ class Finder:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         cover = index.search(prepared, prepared.epoch)
         known = self._known if ask.method == "blend" else self._of_caller  # rows of a blend serve blends alone
-        metas = [known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)]]
+        metas = (known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)])
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)

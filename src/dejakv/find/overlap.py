@@ -10,53 +10,70 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
+from dejakv.find.ask import Ask
 from dejakv.find.found import Found
 from dejakv.tokens import Ids, with_media
 
 RUN = 8
 """Tokens of the shortest run that counts."""
 
+PAIR = 2
+"""The same for `top_layer`, which takes a token wherever its neighbour stands beside it too (`reuse.top_layer`)."""
+
 _FACTOR = np.uint64(0x100000001B3)
 _OFFSET = np.uint64(0xCBF29CE484222325)
 
 
-def overlap(target: Ids, donors: Sequence[Ids]) -> tuple[tuple[int, int], ...]:
-    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `RUN` tokens of its donors.
+def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[int, int], ...]:
+    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `run` tokens of its donors.
 
     Runs are compared by 64-bit hashes: an estimate, not a proof. Ids are as `with_media` gives them. About 1 ms for 700 tokens and
     16 donors as long.
     """
-    windows = _hashes(target)
+    windows = _hashes(target, run)
     if not len(windows) or not donors:
         return ()
-    held = np.isin(windows, np.concatenate([_hashes(donor) for donor in donors]))
+    held = np.isin(windows, np.concatenate([_hashes(donor, run) for donor in donors]))
     starts = np.flatnonzero(held)
     change = np.zeros(len(target) + 1, np.int64)
     np.add.at(change, starts, 1)
-    np.add.at(change, starts + RUN, -1)
+    np.add.at(change, starts + run, -1)
     covered = np.cumsum(change)[:-1] > 0
     edges = np.flatnonzero(np.diff(covered, prepend=False, append=False))
     return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
 
 
-def measured(found: Found, prepared: Prepared, key: str, *, exactly: bool = True) -> Found:
-    """With what the donors hold of the prompt whose own chunk would be `key`. `exactly` False: runs that were verified already
-    are enough, and of other donors the engine finds out."""
+def measured(found: Found, prepared: Prepared, key: str, *, run: int = RUN, exactly: bool = True) -> Found:
+    """With what the donors hold of the prompt whose own chunk would be `key`, in runs of at least `run` tokens. `exactly` False:
+    runs that were verified already are enough, and of other donors the engine finds out."""
     if not found.donors or found.donors[0].id == key:
         return found
     if not exactly:
         return replace(found, held=found.runs) if found.copied is not None else found
     target = with_media(prepared.token_ids, prepared.spans)
-    held = overlap(target, [with_media(meta.token_ids, meta.spans) for meta in found.donors])
+    held = overlap(target, [with_media(meta.token_ids, meta.spans) for meta in found.donors], run)
     return replace(found, held=held, runs=found.runs or held)
 
 
-def _hashes(tokens: Ids) -> NDArray[np.uint64]:
-    """Of each window of `RUN` tokens; empty for fewer."""
-    count = max(0, len(tokens) - RUN + 1)
+def estimated(
+    found: Found, prepared: Prepared, key: str, ask: Ask, config: SemanticCacheConfig, *, exactly: bool
+) -> Found:
+    """`measured` in the runs that the method takes; as found for a method that takes none, and for a token map that is not made
+    of runs."""
+    if ask.method == "top_layer":
+        return measured(found, prepared, key, run=PAIR, exactly=exactly)
+    if ask.method == "blend" and config.blend_map == SemanticCacheConfig.blend_map:
+        return measured(found, prepared, key, exactly=exactly)
+    return found
+
+
+def _hashes(tokens: Ids, run: int) -> NDArray[np.uint64]:
+    """Of each window of `run` tokens; empty for fewer."""
+    count = max(0, len(tokens) - run + 1)
     values = tokens.astype(np.uint64)
     hashes = np.zeros(count, np.uint64)
-    for place in range(RUN if count else 0):
+    for place in range(run if count else 0):
         hashes = (hashes ^ values[place : place + count]) * _FACTOR + _OFFSET
     return hashes
