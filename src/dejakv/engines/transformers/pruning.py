@@ -19,11 +19,11 @@ def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
     """The settings of a policy, None for `none`. Raises: ModelError for a model whose layers cannot be pruned."""
     if policy == "none":
         return None
-    check_prunable(model)
     if layout_of(model) is not None:
         raise ModelError(
             f"the layers of {type(model).__name__} share one layer's KV, which is pruned for none of them alone: leave out --prune"
         )
+    check_prunable(model)
     install_hooks(model)  # before the model is watched for changes
     return PruneConfig(policy=policy)
 

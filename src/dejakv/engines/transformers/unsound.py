@@ -62,7 +62,8 @@ class PlannedUnsound:
 def why_not_unsound(model: Any) -> str:
     """Why not even that can be run with a model; empty if it can: a text model whose layers attend to everything."""
     config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
     if (
         kinds != {"full_attention"}
         or getattr(config, "num_kv_shared_layers", 0)
