@@ -50,16 +50,15 @@ def test_a_run_reports_its_hits_as_ones_that_may_change_answers(tmp_path: Path) 
         record = row["arms"]["cache"]
         assert (record["method"], record["approximate"], record["stored"]) == ("top_layer", True, False)
         assert record["hit"]["method"] == "top_layer"
-
-
-def test_a_dry_run_and_its_reasons_know_it(tmp_path: Path) -> None:
-    asked = ("--model", "docs-lckv", "--reuse", "top_layer", "--cache-mode", "dry-run")
-    code, text = run(*asked, folder=tmp_path)
-    assert code == 0, text
-    assert [row["plan"] for row in rows_of(tmp_path)] == ["full", "top layer", "top layer"]
     why = CliRunner().invoke(typer_app, ["explain", "edit-0", "--run", str(tmp_path)])
     assert why.exit_code == 0, why.output
     assert "the top layer's state (chosen)" in " ".join(why.output.split())
+
+
+def test_a_dry_run_plans_it(tmp_path: Path) -> None:
+    code, text = run("--model", "docs-lckv", "--reuse", "top_layer", "--cache-mode", "dry-run", folder=tmp_path)
+    assert code == 0, text
+    assert [row["plan"] for row in rows_of(tmp_path)] == ["full", "top layer", "top layer"]
 
 
 @pytest.mark.parametrize("mode", ["live", "dry-run"])
