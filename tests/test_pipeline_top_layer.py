@@ -8,7 +8,7 @@ import pytest
 from tests.asking import EXACT, uncached
 from tests.bounded import BOUNDED, answers_to, hits, says, taught
 
-from dejakv.attach import attach
+from dejakv import attach
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets import docs

@@ -96,7 +96,7 @@ def run_command(
         bool,
         _reuse(
             "--unsound",
-            help="top_layer with an ordinary model, for study: every answer that comes of it begins with [unsound reuse].",
+            help="top_layer with an ordinary model, for study: every answer that comes of it is labelled as unsound.",
         ),
     ] = False,
     media: Annotated[

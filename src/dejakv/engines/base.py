@@ -204,13 +204,13 @@ class Blends(Protocol):
 
 @runtime_checkable
 class TakesTopLayer(Protocol):
-    """An engine that answers a prompt from the top layer's state of similar ones (Sim-LLM): its tokens skip the layers that look at
-    nothing else."""
+    """An engine that answers a prompt from the top layer's state of similar ones (Sim-LLM): tokens that take it skip the layers that
+    attend to the top layer."""
 
     def without_top_layer(self, *, unsound: bool) -> str:
         """Why it does not with the model that it has, in words; empty if it does.
 
-        unsound  allows models whose layers do look at something else, for study: their answers are labelled
+        unsound  allows models whose layers attend to their own state, for study: such answers are labelled
         """
         ...
 

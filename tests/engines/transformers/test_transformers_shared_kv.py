@@ -8,7 +8,7 @@ from tests.sim_llm.test_sim_llm_shared_kv import SHAPE
 from tiny_transformers import WAYS, chunk_of, request, tokenizer, vocabulary
 
 import dejakv.engines.transformers.engine as module
-from dejakv.attach import attach
+from dejakv import attach
 from dejakv.engines.base import Start
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.shared_kv import SharedKVPrefill

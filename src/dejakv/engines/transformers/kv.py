@@ -58,7 +58,7 @@ def filled_cache(
             "another model; clear the cache directory"
         )
     layers: list[Any] = [
-        _filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
+        filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
     ]
     cache.layers = layers
     return cache
@@ -98,7 +98,8 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())
 
 
-def _filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+def filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+    """A layer that holds these `[batch, heads, tokens, head_dim]`, and copies them at the first new token."""
     layer = DynamicLayer()
     layer.keys, layer.values = keys, values
     layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True

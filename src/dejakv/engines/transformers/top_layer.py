@@ -98,11 +98,12 @@ def plan_top_layer(
     report = BlendReport(tokens, forced_share=len(computed) / tokens, map_s=time.perf_counter() - begun)
     if reason := config.not_worth(len(computed), tokens):
         return None, replace(report, reason=reason)
-    slots = [layout.kv_layers.index(layer) for layer in layout.task_layers]
-    states = [borrowed(chunk.tensor)[:, slots].to(engine.device) for chunk in chunks]
-    if wrong := _foreign(states, donors, engine.model):
+    states = [borrowed(chunk.tensor) for chunk in chunks]
+    if wrong := _foreign(states, donors, layout, engine.model):
         return None, replace(report, reason=wrong)
-    kv = moved_rows(engine.model, torch.cat(states, dim=3), taken, donors.positions)
+    slots = [layout.kv_layers.index(layer) for layer in layout.task_layers]
+    stacked = torch.cat([state[:, slots].to(engine.device) for state in states], dim=3)
+    kv = moved_rows(engine.model, stacked, taken, donors.positions)
     given = GivenRows(
         {layer: (keys[None], values[None]) for layer, (keys, values) in zip(layout.task_layers, kv, strict=True)},
         torch.from_numpy(computed)[None].to(engine.device),
@@ -129,10 +130,10 @@ def moved_rows(model: Any, state: torch.Tensor, taken: TakenRows, positions: np.
     return list(zip(keys, values, strict=True))
 
 
-def _foreign(states: Sequence[torch.Tensor], donors: Donors, model: Any) -> str:
+def _foreign(states: Sequence[torch.Tensor], donors: Donors, layout: KVLayout, model: Any) -> str:
     """Why these states are not of this model; empty if they are."""
-    heads, dim = model.config.num_key_value_heads, model.config.head_dim
+    layers, heads, dim = len(layout.kv_layers), model.config.num_key_value_heads, model.config.head_dim
     for state, length in zip(states, donors.lengths, strict=True):
-        if state.dtype != model.dtype or state.shape[2:] != (heads, length, dim):
+        if state.dtype != model.dtype or state.shape != (2, layers, heads, length, dim):
             return f"a donor's state of shape {tuple(state.shape)} in {state.dtype} is of another model"
     return ""

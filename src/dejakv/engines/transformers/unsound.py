@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.tensors import borrowed
+from dejakv.engines.transformers.kv import filled_layer
 from dejakv.records import UNSOUND_LABEL
 from dejakv.reuse.blend import BlendReport
 from dejakv.reuse.top_layer import TopLayerConfig
@@ -109,8 +110,10 @@ def filled_below(
     """A cache of all tokens but the last. The top layer's rows before `first` are the donor's `kv` `[1, heads, tokens, dim]`; the
     others run through all layers, each seeing there only those before it."""
     cache = TopOnlyCache(first)
-    layers: list[Any] = [_layer(kv[0][:, :, :0], kv[1][:, :, :0]) for _ in range(model.config.num_hidden_layers - 1)]
-    cache.layers = [*layers, _layer(kv[0][:, :, :first], kv[1][:, :, :first])]
+    layers: list[Any] = [
+        filled_layer(kv[0][:, :, :0], kv[1][:, :, :0]) for _ in range(model.config.num_hidden_layers - 1)
+    ]
+    cache.layers = [*layers, filled_layer(kv[0][:, :, :first], kv[1][:, :, :first])]
     for place in range(first, len(token_ids) - 1):
         model(
             torch.tensor([[token_ids[place]]], device=model.device),
@@ -125,10 +128,3 @@ def top_layer_kv(cache: Cache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]
     """Keys and values [1, kv heads, tokens, dim] of the last layer, as a miss computed them."""
     top: Any = cache.layers[-1]
     return top.keys[0, None, :, :tokens].clone(), top.values[0, None, :, :tokens].clone()
-
-
-def _layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
-    layer = DynamicLayer()
-    layer.keys, layer.values = keys, values
-    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
-    return layer
