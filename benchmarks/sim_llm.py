@@ -4,7 +4,7 @@
 
 Parts, each into the file as it ends: `iterations` (how a prefill settles), `memory` (bytes a token), `tasks` (paraphrased,
 edited, unrelated tasks against the threshold), `speed` (first token on misses and hits, throughput at equal memory),
-`unsound` (ordinary models under the same reuse). Documents and questions are those of the documents task, with seeds that
+`unsound` and `language_model` (the twin, and SmolLM2, under the same reuse). Documents and questions are those of the documents task, with seeds that
 training did not use. Times are processor seconds of one thread, which other load on the machine leaves alone.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from dejakv.datasets.docs_changes import Change
 from dejakv.experiments.scoring import wilson
 from dejakv.models import load
 from dejakv.models.lckv.modeling import sequential_prefill
+from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm import SimLLMInference
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
-from dejakv.sim_llm.unsound import LABEL
 
 KINDS = ("paraphrase", "edit", "unrelated")
 THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 ANSWER = {"max_new_tokens": 3}
+LANGUAGE_FACTS = 12
+"""Facts of a document that a language model of 135M parameters reads."""
 
 
 def changes(kind: str, documents: int, facts: int, questions: int) -> list[Change]:
@@ -162,33 +165,35 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unsound(o: argparse.Namespace) -> Any:
-    """Ordinary models under the same reuse: the same question, a paraphrased task, an edited one; right answers for the twin,
-    and answers equal to full computation's for both."""
+    """The twin under the same reuse."""
+    return {o.twin: studied(served(o.twin, unsound=True, tail=o.tail), o.twin_cases, o.facts)}
+
+
+def language_model(o: argparse.Namespace) -> Any:
+    """The same of a language model, asked in its own words."""
+    arm = served(o.language_model, unsound=True, tail=o.tail)
+    return {o.language_model: studied(arm, o.language_cases, LANGUAGE_FACTS, plain)}
+
+
+def studied(arm: SimLLMInference, many: int, facts: int, worded: Callable[[str], str] = str) -> dict[str, Any]:
+    """Right answers, and answers equal to full computation's, for the same question, a paraphrased task and an edited one."""
     found: dict[str, Any] = {}
-    for name, many, facts, tail in (
-        (o.twin, o.twin_cases, o.facts, o.tail),
-        (o.language_model, o.language_cases, 12, o.tail),
-    ):
-        arm = served(name, unsound=True, tail=tail)
-        found[name] = {}
-        for kind in ("identical", "paraphrase", "edit"):
-            right, fair, equal = [], [], []
-            for change in changes("paraphrase" if kind == "identical" else kind, many, facts, 1):
-                question = change.questions[0]
-                target = docs.prompt_of(change.target.text, question.text)
-                donor = target if kind == "identical" else docs.prompt_of(change.donor.text, question.text)
-                if name != o.twin:
-                    target, donor = (plain(text) for text in (target, donor))
-                arm.reset_cache()
-                full = arm.generate(target, enable_kv_reuse=False, max_new_tokens=4)
-                arm.generate(donor, max_new_tokens=1)
-                said = arm.generate(target, max_new_tokens=4)
-                assert said.startswith(LABEL)
-                words = said.removeprefix(LABEL)
-                fair.append(question.answer in full.lower().replace(".", " ").split())
-                right.append(question.answer in words.lower().replace(".", " ").split())
-                equal.append(words == full)
-            found[name][kind] = {"full": share(fair), "reused": share(right), "equal_to_full": share(equal)}
+    for kind in ("identical", "paraphrase", "edit"):
+        right, fair, equal = [], [], []
+        for change in changes("paraphrase" if kind == "identical" else kind, many, facts, 1):
+            question = change.questions[0]
+            target = worded(docs.prompt_of(change.target.text, question.text))
+            donor = target if kind == "identical" else worded(docs.prompt_of(change.donor.text, question.text))
+            arm.reset_cache()
+            full = arm.generate(target, enable_kv_reuse=False, max_new_tokens=4)
+            arm.generate(donor, max_new_tokens=1)
+            said = arm.generate(target, max_new_tokens=4)
+            assert said.startswith(UNSOUND_LABEL)
+            words = said.removeprefix(UNSOUND_LABEL)
+            fair.append(question.answer in full.lower().replace(".", " ").split())
+            right.append(question.answer in words.lower().replace(".", " ").split())
+            equal.append(words == full)
+        found[kind] = {"full": share(fair), "reused": share(right), "equal_to_full": share(equal)}
     return found
 
 
@@ -198,13 +203,17 @@ def plain(prompt: str) -> str:
     return f"{document}\nQuestion: {question}\nAnswer in one word:"
 
 
-PARTS = {"iterations": iterations, "memory": memory, "tasks": tasks, "speed": speed, "unsound": unsound}
+PARTS = {
+    "iterations": iterations, "memory": memory, "tasks": tasks, "speed": speed, "unsound": unsound,
+    "language_model": language_model,
+}  # fmt: skip
+WITHOUT_TWIN = ("iterations", "language_model")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="docs-lckv")
-    parser.add_argument("--twin", required=True, help="folder of the Llama twin (`make train-lckv` trains it)")
+    parser.add_argument("--twin", help="folder of the Llama twin (`make train-lckv` trains it)")
     parser.add_argument("--language-model", default="smollm2-135m")
     parser.add_argument("--language-cases", type=int, default=12)
     parser.add_argument("--twin-cases", type=int, default=20)
@@ -218,12 +227,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("docs/results/sim_llm.json"))
     o = parser.parse_args()
+    if o.twin is None and (needing := [part for part in o.parts if part not in WITHOUT_TWIN]):
+        parser.error(f"{', '.join(needing)} compare with the twin: give --twin, or --parts {' '.join(WITHOUT_TWIN)}")
     made = json.loads(o.out.read_text()) if o.out.exists() else {}
     for part in o.parts:
         options = {k: v for k, v in vars(o).items() if k not in ("out", "parts", "model", "twin")}
         made[part] = {**PARTS[part](o), "machine": machine(), "options": options}
         o.out.write_text(
-            json.dumps(made, indent=1).replace(str(o.twin), "twin").replace(str(o.model), "docs-lckv") + "\n"
+            json.dumps(made, indent=1).replace(o.twin or "twin", "twin").replace(str(o.model), "docs-lckv") + "\n"
         )
         print(part, json.dumps(made[part])[:1500], flush=True)
 

@@ -15,6 +15,7 @@ from dejakv.store.base import ChunkMeta
 class Answer:
     """The text, and what serving it took.
 
+    text           with its label, where it has one (`Record.label`)
     cached_answer  the donor's own answer, for reports
     completion     what the engine returned
     decision       what it was run from, None where nothing was looked up
@@ -81,9 +82,10 @@ def answer_of(
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate or completion.approximate,
         plans=str(replace(decision, plan=chosen)) if decision else "",
+        label=completion.label,
     )
     cached = donor.answer if donor and match else None
-    return Answer(completion.text, completion.token_ids, record, cached, completion, decision)
+    return Answer(completion.label + completion.text, completion.token_ids, record, cached, completion, decision)
 
 
 def fusion_status(prepared: Prepared, completion: Completion) -> Status:

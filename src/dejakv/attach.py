@@ -65,6 +65,10 @@ def attach(
         registry = VisualKVCache(
             max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes, ttl=settings.lifetime(settings.ttl_encoder)
         )
+    if (cache.config if cache is not None else settings).unsound:
+        raise ConfigError(
+            "unsound=True labels texts, and generate returns token ids: use Pipeline or `dejakv run` for the study"
+        )
     attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record)
     used = cache if cache is not None else build_cache(settings, attached)
     pipeline = Pipeline(attached, used)

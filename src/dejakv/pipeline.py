@@ -7,6 +7,7 @@ from dataclasses import replace
 from dejakv.answers import Answer as Answer
 from dejakv.answers import FirstToken, answer_of, fusion_status
 from dejakv.cache import HierarchicalCache
+from dejakv.costs import Costs
 from dejakv.engines.base import (
     NO_STATE,
     Blends,
@@ -18,6 +19,7 @@ from dejakv.engines.base import (
     OnToken,
     Prepared,
     Start,
+    check_top_layer,
     costs_of,
 )
 from dejakv.errands import Errands
@@ -42,6 +44,8 @@ class Pipeline(Errands):
     names     under which the partitions of requests and purges are stored; None: under their own. What the cache itself, quotas and
               groups are asked by is the stored name
 
+    Raises: ModelError for settings that engine or model cannot follow.
+
     Its owner calls `run_errand` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
     error bound. Without it a bound serves nothing approximate.
     """
@@ -59,6 +63,8 @@ class Pipeline(Errands):
         self.promotes = promotes
         self._names = names
         self._errand = threading.Lock()
+        if cache is not None:
+            check_top_layer(engine, cache.config)
         if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
         if cache is not None:
@@ -147,7 +153,7 @@ class Pipeline(Errands):
         ask = Ask.of(prepared.request, cache.config, donors=most)
         if isinstance(self.engine, Blends) and prepared.request.sampling.num_beams == 1:
             ask = replace(ask, tells_first_token=self.engine.tells_first_token)
-        decision = cache.find(prepared, ask, costs=costs_of(self.engine, cache.config.costs))
+        decision = cache.find(prepared, ask, costs=self._costs(cache))
         attempt = Attempt(cache, prepared, decision)
         fusing = cache.fusing
         injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
@@ -175,8 +181,8 @@ class Pipeline(Errands):
             return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
             return self._run(prepared, _plainer(chosen, decision, _UNREADABLE), decision, clock)
-        if chosen.method == "blend":
-            return self._blend(prepared, chosen, chunks, decision, clock)
+        if chosen.piecewise:
+            return self._piecewise(prepared, chosen, chunks, decision, clock)
         target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
@@ -202,18 +208,26 @@ class Pipeline(Errands):
             loaded = [cache.store.get(meta.id) for meta in chosen.donors]
         return [chunk for chunk in loaded if chunk is not None]
 
-    def _blend(
+    def _costs(self, cache: HierarchicalCache) -> Costs | None:
+        """What plans cost; None where that decides nothing: a study of answers is none of time."""
+        return None if cache.config.unsound else costs_of(self.engine, cache.config.costs)
+
+    def _piecewise(
         self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: FirstToken
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
         from dejakv.engines.blending import run_blend  # torch, only where blend is asked for
         from dejakv.reuse.blend import BlendConfig
+        from dejakv.reuse.top_layer import TopLayerConfig
 
-        config = self.cache.config
-        settings = BlendConfig(map=config.blend_map, selector=config.blend.selector, share=config.blend.share)
-        costs = costs_of(self.engine, config.costs)
-        most = most_computed(len(prepared.token_ids), chosen, decision.exact, config.min_gain, costs)
-        settings = replace(settings, max_computed=most)
+        config, tokens = self.cache.config, len(prepared.token_ids)
+        most = most_computed(tokens, chosen, decision.exact, config.min_gain, self._costs(self.cache))
+        settings: BlendConfig | TopLayerConfig
+        if chosen.method == "top_layer":
+            settings = TopLayerConfig(config.top_layer_tail, max_computed=most, unsound=config.unsound)
+        else:
+            quality = config.blend
+            settings = BlendConfig(config.blend_map, quality.selector, quality.share, max_computed=most)
         ran = chosen
 
         def instead() -> Completion:
@@ -237,7 +251,7 @@ class Pipeline(Errands):
         except ModelError as error:
             if clock.seconds is not None or ran is not chosen:
                 raise
-            return self._run(prepared, _plainer(chosen, decision, f"blend: {error}"), decision, clock)
+            return self._run(prepared, _plainer(chosen, decision, f"{chosen.method}: {error}"), decision, clock)
         report = completion.details["blend"]
         if not report.blended and ran is chosen:  # the engine ran it exactly by itself
             whole = completion.computed_tokens == completion.prompt_tokens

@@ -7,7 +7,16 @@ from typing import Any, Literal, cast
 from dejakv.levels.base import Status
 from dejakv.request import Sampling
 
-Method = Literal["none", "prefix", "exact", "adopt", "blend"]
+Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
+
+PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
+"""Methods that take donors' state token by token, and compute what differs."""
+
+APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
+"""Methods that may change an answer."""
+
+UNSOUND_LABEL = "[unsound reuse] "
+"""Stands before every text that an ordinary model made from another prompt's top layer."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,7 @@ class Record:
     plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
     order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
     reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty
+    label       what the text begins with where it is none that the model stands for (`UNSOUND_LABEL`), else empty
     """
 
     request_id: str
@@ -46,6 +56,7 @@ class Record:
     approximate: bool = False
     plans: str = ""
     order: tuple[int, ...] = ()
+    label: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -15,6 +15,8 @@ from dejakv.parts import Frame, frame_of
 from dejakv.settings import Cosine, Positive, Share, Within, check_fields
 
 Order = Literal["given", "free"]
+ReuseMode = Literal["off", "exact", "adopt", "blend", "top_layer"]
+"""What a request may choose: `off`, or a `config.reuse.ReuseMethod`."""
 Lifetime = Annotated[float, Within(0, above=True)]
 Modality = Literal["image", "audio", "video"]
 
@@ -83,7 +85,7 @@ class Request:
     media: tuple[Media, ...] = ()
     partition: str = DEFAULT_PARTITION
     sampling: Sampling = Sampling()
-    reuse: Literal["off", "exact", "adopt", "blend"] | None = None
+    reuse: ReuseMode | None = None
     threshold: Cosine | None = None
     parts: tuple[str, ...] = ()
     order: Order = "given"

@@ -25,12 +25,12 @@ def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
     made = finder_of(level=level)
     rows_of(made, WORDS[:100])
     for tokens in (WORDS[:100], (*WORDS[:100], 7, 8)):
-        for mode in ("off", "exact", "adopt"):
+        for mode in ("off", "exact", "adopt", "top_layer"):
             decision = made.find(copied(tokens), Ask(mode))
             assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
         assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
         assert made.exactly(copied(tokens)).plan.method == "none"
-    for mode in ("exact", "adopt", "blend"):
+    for mode in ("exact", "adopt", "blend", "top_layer"):
         decision = made.find(ASKED, Ask(mode, named=("rows",)))
         assert "not known" in decision.plan.reason
     assert made.find(ASKED, Ask("adopt")).plan.donors == ()

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.costs import Costs
-from dejakv.find.ask import Ask, Mode
+from dejakv.find.ask import Ask
 from dejakv.find.found import Found
 from dejakv.find.plan import most_computed, plan
 from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
+from dejakv.request import ReuseMode
 from dejakv.store.base import ChunkMeta
 from dejakv.store.prefix import PrefixHit
 
@@ -34,7 +35,7 @@ def test_the_exact_prefix_is_always_there() -> None:
 
 def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX)
-    modes: tuple[Mode, ...] = ("off", "exact", "adopt", "blend")
+    modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
     for mode in modes:
         chosen = plan(100, found, Ask(mode), same=True, min_gain=1000).plan
         assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
@@ -164,3 +165,25 @@ def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact
     assert rows <= max(0, tokens - held - gain) * (1 + 1e-9)
     seconds = costs.prefix(held, tokens) if held else costs.full(tokens)
     assert rows == 0 or costs.blending(rows, tokens, tokens) <= seconds * (1 + 1e-9)
+
+
+def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
+    found = Found(MATCH, (meta("donor"), meta("second")), held=((0, 60),))
+    chosen = plan(100, found, Ask("top_layer"), tail=32).plan
+    assert (chosen.method, chosen.reused, chosen.approximate, chosen.name) == ("top_layer", 60, True, "top layer")
+    assert len(chosen.donors) == 2
+    known = plan(100, Found(MATCH, (meta("donor"),), held=((0, 100),)), Ask("top_layer"), tail=32).plan
+    assert known.reused == 68
+
+
+def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
+    found = plan(100, Found(MATCH, (meta("donor"),), held=((0, 10),)), Ask("top_layer"), tail=32).plan
+    assert found.method == "none"
+    assert "top_layer would compute 90% of the prompt" in found.reason
+
+
+def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:
+    costs = Costs(row=1.0)
+    found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
+    assert plan(100, found, Ask("top_layer"), tail=32, costs=costs).plan.method == "prefix"
+    assert plan(100, found, Ask("top_layer"), tail=10, costs=costs).plan.method == "top_layer"

@@ -6,10 +6,11 @@ from tests.models.lckv.conftest import tiny
 from tests.sim_llm.conftest import prompt
 
 from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.records import UNSOUND_LABEL
+from dejakv.reuse.token_map import Donors
+from dejakv.reuse.top_layer import TakenRows, take_rows
 from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
-from dejakv.sim_llm.rows import RowPlan, plan_rows
 from dejakv.sim_llm.top_layer import Task, TopLayerReuse
-from dejakv.sim_llm.unsound import LABEL
 
 MOST = {"max_new_tokens": 6}
 
@@ -48,7 +49,7 @@ def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, toke
         inference.generate(donor, **MOST)
         rows[matching] = inference.generate(text, **MOST).result.computed
     ids = [tuple(tokenizer(one)["input_ids"]) for one in (text, donor)]
-    plan = plan_rows(*ids, "map", model.embed_tokens, tail=4)
+    plan = take_rows(ids[0], Donors.of(ids[1]), "map", model.embed_tokens, tail=4)
     assert {12, 13, 36, 37, 38, 39} <= set(plan.computed.tolist())
     assert rows == {"map": len(plan.computed), "position": 4}
 
@@ -60,8 +61,8 @@ def test_rows_from_other_places_are_turned_to_their_own(inference):
     model = inference.model
     ids = tuple(model.tokenizer(text)["input_ids"])
     entry = inference.manager.search_similar_task(model.similarity.embed(ids, text))
-    plan = plan_rows(ids, ids, "map", model.embed_tokens)
-    shifted = RowPlan(torch.arange(-1, 39).clamp(min=0).numpy())
+    plan = take_rows(ids, Donors.of(ids), "map", model.embed_tokens)
+    shifted = TakenRows(torch.arange(-1, 39).clamp(min=0).numpy())
     straight = model.reuse._moved(Task(ids, entry, plan))[0][0]
     moved = model.reuse._moved(Task(ids, entry, shifted))[0][0]
     angles = model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]]))
@@ -150,8 +151,8 @@ def test_unsound_reuse_is_labelled(llama, tokenizer):
     inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=4))
     first = inference.generate(prompt(), **MOST)
     again = inference.generate(prompt(), **MOST)
-    assert not first.startswith(LABEL)
-    assert again.startswith(LABEL)
+    assert not first.startswith(UNSOUND_LABEL)
+    assert again.startswith(UNSOUND_LABEL)
     assert again.result.unsound
     assert again.result.computed == 4
 
@@ -160,7 +161,7 @@ def test_unsound_reuse_with_everything_computed_is_the_ordinary_answer(llama, to
     """With a tail as long as the prompt nothing is taken, and the token-by-token run is the model's own."""
     inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=40))
     first = inference.generate(prompt(), **MOST)
-    assert inference.generate(prompt(), **MOST) == LABEL + first
+    assert inference.generate(prompt(), **MOST) == UNSOUND_LABEL + first
 
 
 def test_a_task_of_another_model_is_refused(lckv, tokenizer):

@@ -88,10 +88,18 @@ def run_command(
     reuse: Annotated[
         Text,
         _reuse(
-            help="exact (same answer), adopt (answer the donor's prompt) or blend (mix donor state with recomputed rows) "
+            help="exact (same answer), adopt (answer the donor's prompt), blend (mix donor state with recomputed rows) or top_layer (take "
+            "the top layer's state, in a layer-condensed model such as docs-lckv) "
             f"(default: {SemanticCacheConfig.reuse}; adopt if a threshold, a latent layer or a chunk source asks for similar prompts)."
         ),
     ] = None,
+    unsound: Annotated[
+        bool,
+        _reuse(
+            "--unsound",
+            help="top_layer with an ordinary model, for study: every answer that comes of it is labelled as unsound.",
+        ),
+    ] = False,
     media: Annotated[
         Text,
         _reuse(
@@ -266,7 +274,7 @@ def run_command(
         "repeat": repeat, "promote": promote or None,
     }  # fmt: skip
     cache_part: dict[str, Any] = {
-        "reuse": reuse, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
+        "reuse": reuse, "unsound": unsound or None, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
         "index_encoder": index_encoder, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
         "min_gain": min_gain, "costs": constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,

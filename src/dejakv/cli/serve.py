@@ -32,7 +32,7 @@ def serve_command(
     reuse: Annotated[
         Text,
         typer.Option(
-            help="How /v1/generate reuses state if the request does not say: exact, adopt or blend (default: exact)."
+            help="How /v1/generate reuses state if the request does not say: exact, adopt, blend or top_layer (layer-condensed models such as docs-lckv) (default: exact)."
         ),
     ] = None,
     blend_quality: Annotated[

@@ -23,6 +23,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySetti
         check_fields(self)
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
+        self.check_method()
         self.check_costs()
         _ = self.parts  # raises where a partition has none
         self.check_layers()
@@ -35,6 +36,10 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySetti
         if self.error_bound is not None and self.prune != "none":
             raise ConfigError(
                 f"error_bound={self.error_bound} is a bound on reuse, and prune={self.prune} changes answers without any: leave one out"
+            )
+        if self.error_bound is not None and self.unsound:
+            raise ConfigError(
+                f"error_bound={self.error_bound} is for answers that are served, and unsound=True for study: leave one out"
             )
 
     @classmethod

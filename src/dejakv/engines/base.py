@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.costs import Costs
+from dejakv.errors import ModelError
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Chunk, Tensor
 
 if TYPE_CHECKING:
+    from dejakv.config import SemanticCacheConfig
     from dejakv.reuse.blend import BlendConfig, BlendReport
+    from dejakv.reuse.top_layer import TopLayerConfig
 
 OnToken = Callable[[int, str], None]
 
@@ -75,6 +78,7 @@ class Completion:
     encoder_runs     pictures that went through the tower
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
                      costs a copy: call it after the answer
+    label            what must stand before `text` wherever it is shown (`records.UNSOUND_LABEL`); empty for an answer of the model's
     approximate      the engine decoded from less than the prompt's whole state (pruning); what `capture` returns is whole
     rows             what later blends may take from this one, None if nothing was blended
     shared           the caller is handed the state as well (in `details`): capture before it can change it
@@ -92,6 +96,7 @@ class Completion:
     inject_s: float = 0.0
     bytes_loaded: int = 0
     capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    label: str = ""
     approximate: bool = False
     rows: ComputedRows | None = None
     shared: bool = False
@@ -195,6 +200,53 @@ class Blends(Protocol):
         Raises: InputError, and ModelError for state of another model.
         """
         ...
+
+
+@runtime_checkable
+class TakesTopLayer(Protocol):
+    """An engine that answers a prompt from the top layer's state of similar ones (Sim-LLM): tokens that take it skip the layers that
+    attend to the top layer."""
+
+    def without_top_layer(self, *, unsound: bool) -> str:
+        """Why it does not with the model that it has, in words; empty if it does.
+
+        unsound  allows models whose layers attend to their own state, for study: such answers are labelled
+        """
+        ...
+
+    def top_layer(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Chunk],
+        config: "TopLayerConfig",
+        *,
+        sampling: Sampling | None = None,
+        on_token: OnToken | None = None,
+        accept: Accept | None = None,
+    ) -> "Completion | BlendReport":
+        """As `Blends.blend`. Nothing of the state that it leaves is kept."""
+        ...
+
+
+def no_top_layer(engine: object, *, unsound: bool = False) -> str:
+    """Why an engine answers nothing from the top layer of similar prompts, in words; empty if it does."""
+    if not isinstance(engine, TakesTopLayer):
+        return (
+            f"the engine {getattr(engine, 'name', type(engine).__name__)} has no top_layer: use the transformers engine"
+        )
+    return engine.without_top_layer(unsound=unsound)
+
+
+def check_top_layer(engine: object, config: "SemanticCacheConfig") -> None:
+    """Raises: ModelError where the settings ask for `top_layer` and engine or model has none."""
+    if config.reuse != "top_layer":
+        return
+    reason = no_top_layer(engine, unsound=config.unsound)
+    if reason:
+        raise ModelError(
+            f"reuse=top_layer: {reason}. Use a layer-condensed model (docs-lckv is bundled), or reuse=blend for this one; "
+            "unsound=True (--unsound of `dejakv run`) runs an ordinary model for study, and labels what it says"
+        )
 
 
 @runtime_checkable

@@ -1,12 +1,15 @@
-"""A blend, or whatever is run where there is none: what a pipeline needs of an engine that may or may not blend."""
+"""A blend, or top-layer reuse, or whatever is run where there is none: what a pipeline needs of an engine that may or may not
+have them."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from dejakv.engines.base import Accept, Blends, Completion, Engine, OnToken, Prepared
+from dejakv.engines.base import Accept, Blends, Completion, Engine, OnToken, Prepared, TakesTopLayer, no_top_layer
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
+from dejakv.reuse.top_layer import TopLayerConfig
 from dejakv.store.base import Chunk
 
 
@@ -14,7 +17,7 @@ def run_blend(
     engine: Engine,
     prepared: Prepared,
     donors: Sequence[Chunk],
-    config: BlendConfig | None = None,
+    config: BlendConfig | TopLayerConfig | None = None,
     *,
     sampling: Sampling | None = None,
     on_token: OnToken | None = None,
@@ -23,6 +26,7 @@ def run_blend(
 ) -> Completion:
     """Answers a prompt from the donors' state. `details["blend"]` is a `BlendReport`.
 
+    config   also says by which method: a `TopLayerConfig` takes the top layer's state
     accept   may decline the blend by its first token, in engines that tell it
     instead  how to answer a prompt that is not blended; None: computed in full
 
@@ -30,10 +34,14 @@ def run_blend(
     little in common with its donors) is computed in full, and the report says why.
     """
     begun = time.perf_counter()
-    if isinstance(engine, Blends):
-        done = engine.blend(
-            prepared, donors, config or BlendConfig(), sampling=sampling, on_token=on_token, accept=accept
-        )
+    given: dict[str, Any] = {"sampling": sampling, "on_token": on_token, "accept": accept}
+    if isinstance(config, TopLayerConfig):
+        if isinstance(engine, TakesTopLayer):
+            done = engine.top_layer(prepared, donors, config, **given)
+        else:
+            done = BlendReport(len(prepared.token_ids), reason=no_top_layer(engine))
+    elif isinstance(engine, Blends):
+        done = engine.blend(prepared, donors, config or BlendConfig(), **given)
     else:
         done = BlendReport(len(prepared.token_ids), reason=f"the engine {engine.name} cannot blend")
     if isinstance(done, Completion):

@@ -14,6 +14,11 @@ def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     """Loads the model, with what a cache of this config needs beside it. Raises ModelError or MissingExtraError."""
     registry = encoder_registry(cache)
     if choice.engine == "vllm":
+        if cache.reuse == "top_layer":
+            raise ConfigError(
+                "--reuse top_layer is of the transformers engine, which has the layer-condensed model: leave --engine out, or give "
+                "--reuse blend"
+            )
         if cache.prune != "none":
             raise ConfigError(
                 f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"

@@ -1,7 +1,7 @@
 """Would the levels have hit, and would the donor's answer have been right? Known without running the decoder.
 
 Every sample is looked up as in a live run; a would-be hit is judged by the data set's answers: it is false if the
-donor's question has another right answer than this one. (Not for blend, which does not give the donor's answer.)
+donor's question has another right answer than this one. (Not for blend and top_layer, which do not give the donor's answer.)
 """
 
 from collections import Counter
@@ -12,13 +12,14 @@ from typing import Any
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.datasets.base import Sample
-from dejakv.engines.base import NO_STATE, Completion, costs_of
+from dejakv.engines.base import NO_STATE, Completion, check_top_layer, costs_of
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import share_figures
 from dejakv.experiments.summary import counted
 from dejakv.experiments.watch import Watch
+from dejakv.records import APPROXIMATE
 from dejakv.shares import Shares
 from dejakv.store.memory import MemoryStore
 
@@ -28,6 +29,7 @@ def dry_run(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
     config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
+    check_top_layer(engine, config)
     cache = build_cache(config, engine, store=MemoryStore(), background=False)  # it stores no state
     shares = Shares()
     lines: list[dict[str, Any]] = []
@@ -38,10 +40,10 @@ def dry_run(
         prepared = replace(prepared, epoch=engine.epoch)
         decision = cache.find(prepared, costs=costs_of(engine, settings.cache.costs, timed=False))
         planned = decision.plan
-        hit = planned.method in ("exact", "adopt", "blend")
+        hit = planned.method in ("exact", *APPROXIMATE)
         donor = planned.donors[0] if hit else None
         right = None
-        if donor is not None and planned.method != "blend" and sample.answer is not None and donor.answer is not None:
+        if donor is not None and not planned.piecewise and sample.answer is not None and donor.answer is not None:
             right = same(donor.answer, sample.answer)
         lines.append(
             {

@@ -10,6 +10,7 @@ from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
 from dejakv.presets import dataset_of, preset
+from dejakv.records import UNSOUND_LABEL
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping
 
 Arm = Literal["none", "prefix", "cache"]
@@ -95,9 +96,14 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
             f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
         )
     config = SemanticCacheConfig.from_dict(every)
+    if config.unsound:
+        implied.append(
+            f"answers that come of another prompt's top layer begin with {UNSOUND_LABEL.strip()} if the model is an ordinary one: it "
+            "says them without having read the prompt in the layers below"
+        )
     if config.error_bound is not None and config.reuse == "exact":
         raise ConfigError(
-            f"--error-bound {config.error_bound:g} bounds approximate answers, and reuse is exact: give --reuse adopt or blend"
+            f"--error-bound {config.error_bound:g} bounds approximate answers, and reuse is exact: give --reuse adopt, blend or top_layer"
         )
     return from_mapping(RunSettings, {**merged, "cache": config, "implied": tuple(implied)}, "a run's settings")
 

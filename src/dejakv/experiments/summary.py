@@ -11,7 +11,7 @@ from dejakv import __version__
 from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.experiments.labels import read
 from dejakv.experiments.scoring import percentile, same, wilson
-from dejakv.records import Record
+from dejakv.records import APPROXIMATE, Record
 from dejakv.trust.labels import LabelledHit
 
 
@@ -44,6 +44,7 @@ class Outcome:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
+        values = {"label": "", **values}  # logs of 0.1.0 have none
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         record = replace(record, order=tuple(record.order))
         near = values["fidelity"]
@@ -53,9 +54,14 @@ class Outcome:
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
-            values.get("flush_ms", 0.0),  # logs of 0.1.0 have none
-            read(values.get("hit")),  # nor do they have this
+            values.get("flush_ms", 0.0),  # nor do they have this
+            read(values.get("hit")),  # and this
         )
+
+    @property
+    def said(self) -> str:
+        """The text without its label: what is compared."""
+        return self.text.removeprefix(self.record.label)
 
 
 @dataclass(frozen=True)
@@ -89,13 +95,13 @@ class Row:
         return cls(line["id"], line["question"], line["answer"], arms)
 
     def correct(self, arm: str) -> bool | None:
-        return None if self.answer is None else same(self.arms[arm].text, self.answer)
+        return None if self.answer is None else same(self.arms[arm].said, self.answer)
 
     def agrees(self, arm: str) -> bool | None:
         """Whether the arm's answer equals the `none` arm's."""
         if arm not in self.arms or "none" not in self.arms:
             return None
-        return self.arms[arm].text == self.arms["none"].text
+        return self.arms[arm].said == self.arms["none"].said
 
     def agrees_first(self, arm: str) -> bool | None:
         """Whether the arm's first token equals the `none` arm's."""
@@ -144,7 +150,7 @@ def _fidelity(rows: Sequence[Row], name: str) -> dict[str, Any]:
 
 
 def _is_hit(record: Record) -> bool:
-    return record.method in ("exact", "adopt", "blend")
+    return record.method in ("exact", *APPROXIMATE)
 
 
 def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:

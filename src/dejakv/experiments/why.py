@@ -167,8 +167,9 @@ def _costs(decision: Decision, config: SemanticCacheConfig) -> dict[str, int | N
     costs: dict[str, int | None] = {"none": tokens, "prefix": tokens - (found.prefix[0].tokens if found.prefix else 0)}
     same = bool(found.donors) and found.donors[0].id == decision.key
     costs["exact"] = 1 if same else None
-    for method in ("adopt", "blend"):
-        chosen = plan(tokens, found, Ask(method), share=config.blend.share).plan
+    piecewise = "top_layer" if config.reuse == "top_layer" else "blend"
+    for method in ("adopt", piecewise):
+        chosen = plan(tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail).plan
         costs[method] = tokens - chosen.reused if chosen.method == method else None
     return costs
 

@@ -11,7 +11,7 @@ from dejakv.experiments.why import Why
 
 METHODS = {
     "none": "compute everything", "prefix": "exact prefix", "exact": "exact reuse", "adopt": "adopt the donor's prompt",
-    "blend": "blend",
+    "blend": "blend", "top_layer": "the top layer's state",
 }  # fmt: skip
 
 

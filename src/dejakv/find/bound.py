@@ -57,6 +57,8 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     if method == "blend":
         quality = config.blend
         made = [config.blend_map, quality.selector, f"share {quality.share:g}", f"generation {config.max_generation}"]
+    elif method == "top_layer":
+        made = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
     else:
         made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
         made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]

@@ -50,15 +50,15 @@ class LeastGain:
 
 @dataclass(frozen=True)
 class MostRows:
-    """Refuses blends that compute more than `share` of the prompt's rows: they are hardly blends, and still approximate."""
+    """Refuses piecewise plans that compute more than `share` of the prompt's rows: they save little, and are still approximate."""
 
     share: float
 
     def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
         rows = tokens - plan.reused
-        if plan.method != "blend" or rows <= self.share * tokens:
+        if not plan.piecewise or rows <= self.share * tokens:
             return ""
-        return f"rows: blend would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
+        return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
 
 
 def exact_ways(tokens: int, found: Found, costs: Costs | None) -> Iterator[Candidate]:
@@ -71,12 +71,13 @@ def exact_ways(tokens: int, found: Found, costs: Costs | None) -> Iterator[Candi
 
 
 def approximate_ways(
-    tokens: int, found: Found, ask: Ask, costs: Costs | None, *, share: float, most: int
+    tokens: int, found: Found, ask: Ask, costs: Costs | None, *, share: float, most: int, tail: int
 ) -> Iterator[Candidate]:
     """What the donors are good for, by the method that was asked for.
 
     share  rows that a blend computes at least, of those that are not exact; what no donor holds is computed in any case
     most   donors that a blend takes
+    tail   rows that `top_layer` computes at least
     """
     donors = found.donors
     if ask.method == "adopt":
@@ -84,6 +85,11 @@ def approximate_ways(
         # The donor's own prompt runs, all but its last token from its state.
         length = donors[0].num_tokens
         yield Candidate(plan, costs.prefix(length - 1, length) if costs else None)
+        return
+    if ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
+        rows = min(tokens, max(tail, found.new(tokens, 0)))
+        plan = Plan("top_layer", donors, found.match, tokens - rows)
+        yield Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)
         return
     yield from _blends(tokens, found, costs, share, most)
     if found.like:

@@ -22,7 +22,7 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision, settled
 from dejakv.find.found import COPIED, Found
 from dejakv.find.likeness import Likeness, skipped
-from dejakv.find.overlap import measured
+from dejakv.find.overlap import by_context, estimated
 from dejakv.find.plan import plan
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
@@ -79,8 +79,8 @@ class Finder:
         self.bounded = bounded
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
-        blends = self.config.copied_text and self.config.reuse == "blend"
-        self.copied = CopiedText(tokens_from(store)) if blends else None  # filled by `add`, like the levels
+        copies = self.config.copied_text and Ask(self.config.reuse).piecewise
+        self.copied = CopiedText(tokens_from(store)) if copies else None  # filled by `add`, like the levels
         self._beginning = threading.Lock()
 
     def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
@@ -96,12 +96,11 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses, costs)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        if ask.method == "blend" and _by_context(self.config):
-            found = measured(found, prepared, key, self._tokens_of, exactly=costs is not None)
+        found = estimated(found, prepared, key, ask, self.config, self._tokens_of, exactly=costs is not None)
         config, tokens = self.config, len(prepared.token_ids)
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
-            share=config.blend.share, most=self._most(ask), costs=costs,
+            share=config.blend.share, most=self._most(ask), tail=config.top_layer_tail, costs=costs,
         )  # fmt: skip
         planned, trial = bound_by(self.bounded, config, prepared, found, ask, planned)
         chosen, partition = planned.plan, query.request.partition
@@ -179,7 +178,7 @@ class Finder:
         own = self._of_caller(key, query.request, epoch)
         if ask.named:
             return self._named(ask, own, query.request, epoch)
-        if ask.method == "blend" and ask.similar and own is None and (index := self._begin_copied()) is not None:
+        if ask.piecewise and ask.similar and own is None and (index := self._begin_copied()) is not None:
             copied = self._copied(index, prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
@@ -187,7 +186,7 @@ class Finder:
         if not (ask.similar and ask.levels):
             return Found()
         found = self.likeness.search(
-            query, self._known_to(prepared), blends=ask.method == "blend", most=self._most(ask), own=own
+            query, self._known_to(prepared), blends=ask.piecewise, most=self._most(ask), own=own
         )
         statuses.update(found.statuses)
         return Found(found.match, found.donors, verdicts=found.verdicts)
@@ -204,7 +203,7 @@ class Finder:
         """Copied text, and donors that are only like the prompt beside it, if so much is new that they may hold some of it."""
         room, tokens = self._most(ask) - len(copied.donors), len(prepared.token_ids)
         new = tokens - (copied.copied or 0)
-        asks = ask.levels and room > 0 and _by_context(self.config)
+        asks = ask.levels and room > 0 and ask.method == "blend" and by_context(self.config)
         if not (asks and self.likeness.worth_asking(new, tokens, costs)):
             statuses.update(skipped(self.levels))
             return copied
@@ -222,7 +221,7 @@ class Finder:
         return self.copied.tokens(meta) if self.copied is not None else with_media(meta.token_ids, meta.spans)
 
     def _begin_copied(self) -> CopiedText | None:
-        """The index of copied text, made when a blend is first asked for: nobody else has to pay for it."""
+        """The index of copied text, made when a piecewise method is first asked for: nobody else has to pay for it."""
         if self.copied is None and self.config.copied_text:
             with self._beginning:
                 if self.copied is None:
@@ -242,8 +241,8 @@ class Finder:
     def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         cover = index.search(prepared, prepared.epoch)
-        ids = cover.donors[: self._most(ask)]
-        metas = [self._known(id, prepared.request, prepared.epoch) for id in ids]
+        known = self._known if ask.method == "blend" else self._of_caller  # rows of a blend serve blends alone
+        metas = (known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)])
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
@@ -264,7 +263,7 @@ class Finder:
 
     def _most(self, ask: Ask) -> int:
         """How many donors are of use."""
-        if ask.method != "blend":
+        if not ask.piecewise:
             return 1
         return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
 
@@ -288,8 +287,3 @@ class Finder:
             return None
         meta = self.store.meta(hit.donor)
         return (hit, meta) if meta is not None else None
-
-
-def _by_context(config: SemanticCacheConfig) -> bool:
-    """Whether blends take state of equal tokens, so that what donors hold of a prompt can be measured beforehand."""
-    return config.blend_map == SemanticCacheConfig.blend_map

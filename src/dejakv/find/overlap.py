@@ -10,13 +10,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
+from dejakv.find.ask import Ask
 from dejakv.find.found import Found
 from dejakv.store.base import ChunkMeta
 from dejakv.tokens import Ids, with_media
 
 RUN = 8
 """Tokens of the shortest run that counts."""
+
+PAIR = 2
+"""The same for `top_layer`, which takes a token wherever its neighbour stands beside it too (`reuse.top_layer`)."""
 
 MORE = 32
 """Tokens of the prompt that donors by likeness must hold beyond those of copied text. A question that both ask is computed in any
@@ -28,28 +33,30 @@ _FACTOR = np.uint64(0x100000001B3)
 _OFFSET = np.uint64(0xCBF29CE484222325)
 
 
-def overlap(target: Ids, donors: Sequence[Ids]) -> tuple[tuple[int, int], ...]:
-    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `RUN` tokens of its donors.
+def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[int, int], ...]:
+    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `run` tokens of its donors.
 
     Runs are compared by 64-bit hashes: an estimate, not a proof. Ids are as `with_media` gives them. About 1 ms for 700 tokens and
     16 donors as long.
     """
-    windows = _hashes(target)
+    windows = _hashes(target, run)
     if not len(windows) or not donors:
         return ()
-    held = np.isin(windows, np.concatenate([_hashes(donor) for donor in donors]))
+    held = np.isin(windows, np.concatenate([_hashes(donor, run) for donor in donors]))
     starts = np.flatnonzero(held)
     change = np.zeros(len(target) + 1, np.int64)
     np.add.at(change, starts, 1)
-    np.add.at(change, starts + RUN, -1)
+    np.add.at(change, starts + run, -1)
     covered = np.cumsum(change)[:-1] > 0
     edges = np.flatnonzero(np.diff(covered, prepend=False, append=False))
     return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
 
 
-def measured(found: Found, prepared: Prepared, key: str, tokens_of: TokensOf, *, exactly: bool = True) -> Found:
-    """With what the donors hold of the prompt whose own chunk would be `key`. Those that are only like it stay if they hold `MORE`
-    tokens beyond the others.
+def measured(
+    found: Found, prepared: Prepared, key: str, tokens_of: TokensOf, *, run: int = RUN, exactly: bool = True
+) -> Found:
+    """With what the donors hold of the prompt whose own chunk would be `key`, in runs of at least `run` tokens. Those that are only
+    like it stay if they hold `MORE` tokens beyond the others.
 
     tokens_of  a donor's token ids as `with_media` gives them
     exactly    False: runs that were verified already are enough, unless others would join them; of other donors the engine finds
@@ -60,20 +67,44 @@ def measured(found: Found, prepared: Prepared, key: str, tokens_of: TokensOf, *,
     if not exactly and not found.like:
         return replace(found, held=found.runs) if found.copied is not None else found
     target, tokens = with_media(prepared.token_ids, prepared.spans), len(prepared.token_ids)
-    held = overlap(target, [tokens_of(meta) for meta in found.donors])
+    held = overlap(target, [tokens_of(meta) for meta in found.donors], run)
     made = replace(found, held=held, runs=found.runs or held)
     if not found.like:
         return made
-    made = replace(made, held_with_like=overlap(target, [tokens_of(meta) for meta in made.joined.donors]))
+    made = replace(made, held_with_like=overlap(target, [tokens_of(meta) for meta in made.joined.donors], run))
     pays = made.new(tokens, 0) - made.joined.new(tokens, 0) >= MORE
     return made if pays else replace(made, like=(), held_with_like=None)
 
 
-def _hashes(tokens: Ids) -> NDArray[np.uint64]:
-    """Of each window of `RUN` tokens; empty for fewer."""
-    count = max(0, len(tokens) - RUN + 1)
+def by_context(config: SemanticCacheConfig) -> bool:
+    """Whether blends take runs of equal tokens, which can be told before donors are loaded."""
+    return config.blend_map == SemanticCacheConfig.blend_map
+
+
+def estimated(
+    found: Found,
+    prepared: Prepared,
+    key: str,
+    ask: Ask,
+    config: SemanticCacheConfig,
+    tokens_of: TokensOf,
+    *,
+    exactly: bool,
+) -> Found:
+    """`measured` in the runs that the method takes; as found for a method that takes none, and for a token map that is not made
+    of runs."""
+    if ask.method == "top_layer":
+        return measured(found, prepared, key, tokens_of, run=PAIR, exactly=exactly)
+    if ask.method == "blend" and by_context(config):
+        return measured(found, prepared, key, tokens_of, exactly=exactly)
+    return found
+
+
+def _hashes(tokens: Ids, run: int) -> NDArray[np.uint64]:
+    """Of each window of `run` tokens; empty for fewer."""
+    count = max(0, len(tokens) - run + 1)
     values = tokens.astype(np.uint64)
     hashes = np.zeros(count, np.uint64)
-    for place in range(RUN if count else 0):
+    for place in range(run if count else 0):
         hashes = (hashes ^ values[place : place + count]) * _FACTOR + _OFFSET
     return hashes

@@ -39,6 +39,7 @@ def plan(
     min_gain: int = 0,
     share: float = 0.0,
     most: int = 1,
+    tail: int = 1,
     costs: Costs | None = None,
     guards: Sequence[PlanGuard] = (),
 ) -> Planned:
@@ -48,6 +49,7 @@ def plan(
     min_gain  tokens that an approximate plan must save beyond the exact one
     share     rows that blend would recompute at least, of those that are not exact
     most      donors that a blend takes
+    tail      rows that `top_layer` would compute at least
     costs     what rows, bytes and blends take; None: not known
     guards    asked beside `LeastGain` and `MostRows`
     """
@@ -68,7 +70,7 @@ def plan(
     judges = (LeastGain(min_gain), MostRows(MAX_SHARE), *guards)
     others = tuple(
         replace(way, refused=next(filter(None, (judge.refuses(way.plan, tokens, exact) for judge in judges)), ""))
-        for way in approximate_ways(tokens, found, ask, costs, share=share, most=most)
+        for way in approximate_ways(tokens, found, ask, costs, share=share, most=most, tail=tail)
     )
     admitted = [way for way in others if not way.refused]
     if not admitted:
@@ -81,7 +83,7 @@ def plan(
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
-    """The share of its rows, the mean over layers, that a blend may compute when its token map is known: beyond it the exact
+    """The share of its rows, the mean over layers, that a piecewise plan may compute when its token map is known: beyond it the exact
     plan is cheaper, or `min_gain` is missed. In [0, 1]."""
     rows = float(tokens - exact.reused - min_gain)
     if costs is not None:

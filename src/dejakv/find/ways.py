@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dejakv.levels.base import Match
-from dejakv.records import Method
+from dejakv.records import APPROXIMATE, PIECEWISE, Method
 from dejakv.store.base import ChunkMeta
 
 
@@ -11,9 +11,9 @@ from dejakv.store.base import ChunkMeta
 class Plan:
     """How a request is going to run.
 
-    method   `none`, `prefix`, `exact`, `adopt` or `blend`
-    donors   whose state is used, best first (more than one only for blend)
-    reused   prompt tokens that are not computed (for blend: an estimate made before the token map is known)
+    method   `none`, `prefix`, `exact`, `adopt`, `blend` or `top_layer`
+    donors   whose state is used, best first (more than one only for piecewise methods)
+    reused   prompt tokens that are not computed (for piecewise methods: an estimate made before the token map is known)
     reason   why a donor that was found is not used, else empty
     kept     tokens of an exact prefix that a blend leaves as they are
     like     how many donors are like the prompt beside others that hold copied text
@@ -29,14 +29,19 @@ class Plan:
 
     @property
     def approximate(self) -> bool:
-        return self.method in ("adopt", "blend")
+        return self.method in APPROXIMATE
+
+    @property
+    def piecewise(self) -> bool:
+        """See `records.PIECEWISE`."""
+        return self.method in PIECEWISE
 
     @property
     def name(self) -> str:
         """The method in words."""
         if self.method == "blend":
             return f"blend{' with like text' if self.like else ''}{' behind the exact prefix' if self.kept else ''}"
-        return {"none": "full", "prefix": "exact prefix"}.get(self.method, self.method)
+        return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
 
     @property
     def loaded(self) -> int:

@@ -30,7 +30,7 @@ class Guard(Protocol):
 
     @property
     def waived_for_blend(self) -> bool:
-        """Whether blend may do without it: a guard of words, since blend computes the words that differ."""
+        """Whether blend and top_layer may do without it: a guard of words, since they compute the words that differ."""
         ...
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict: ...

@@ -21,6 +21,10 @@ MAX_GENERATION = 5
 benchmarks.generations` measures it again."""
 
 
+TOP_LAYER_TAIL = 32
+"""Last rows of a prompt that `top_layer` computes in any case: where the question stands."""
+
+
 @dataclass(frozen=True)
 class Quality:
     """What ranks rows, and the share of them that is computed. Rows that changed are computed in every quality, beyond the

@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import check_top_layer
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.pipeline import Pipeline
@@ -64,6 +65,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     )
     config = cache_config(settings, keys.partitions)
     engine = engine or open_engine(choice, config)
+    check_top_layer(engine, config)
     templates = open_templates(choice)
 
     @asynccontextmanager

@@ -41,6 +41,7 @@ _REUSE = {
     "exact": "equal prompts and prefixes only",
     "adopt": "similar prompts (adopt)",
     "blend": "similar prompts (blend)",
+    "top_layer": "the top layer of similar prompts (top_layer)",
 }
 _HIDDEN = "<p>Send your API key to <code>/v1/cache/stats</code> for the figures of your own requests.</p>"
 

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 
 from dejakv.pipeline import Answer
+from dejakv.records import APPROXIMATE
 from dejakv.request import Request, Sampling
 from dejakv.server.access import no_store_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes
@@ -43,7 +44,7 @@ def response(answer: Answer, service: Service, request: Request, wanted: str | N
         store_key = service.name_entry(partition, record.key, wanted)
     return GenerateResponse(
         text=answer.text,
-        used_semshare=record.method in ("adopt", "blend"),
+        used_semshare=record.method in APPROXIMATE,
         cache_hit=record.method != "none",
         ref_key=ref_key,
         retrieved_sim=record.score,

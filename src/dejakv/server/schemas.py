@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dejakv.parts import MAX_PARTS
+from dejakv.request import ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
 Stop = Annotated[str, Field(max_length=256)]
@@ -140,7 +141,7 @@ class ReuseOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reuse: Literal["off", "exact", "adopt", "blend"] | None = None
+    reuse: ReuseMode | None = None
     threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
     ttl: Lifetime = None

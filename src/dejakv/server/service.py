@@ -4,20 +4,21 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from dejakv.engines.base import no_top_layer
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
-from dejakv.request import Media, Order, Request, Sampling
+from dejakv.records import APPROXIMATE
+from dejakv.request import Media, Order, Request, ReuseMode, Sampling
 from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
 from dejakv.store.selection import Purged, Selection
 
 _NAMES_A_PARTITION = 10_000
-Reuse = Literal["off", "exact", "adopt", "blend"]
 LONGEST_TOKEN = 64
 """Characters of the longest possible token in a prompt."""
 LEAST_TEMPERATURE = 1e-3
@@ -41,24 +42,26 @@ class Service:
         partition: str,
         sampling: Sampling,
         media: tuple[Media, ...] = (),
-        reuse: Reuse = "exact",
+        reuse: ReuseMode = "exact",
         threshold: float | None = None,
         parts: tuple[str, ...] = (),
         order: Order = "given",
         no_store: bool = False,
         ttl: float | None = None,
     ) -> Request:
-        """A request with an id of its own. Raises InputError for a request over the server's limits."""
+        """A request with an id of its own. Raises InputError for one over the server's limits, and for a method without a model for it."""
         if sampling.max_new_tokens > self.settings.max_new_tokens:
             raise InputError(
                 f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens} "
                 "(DEJAKV_MAX_NEW_TOKENS): ask for fewer"
             )
-        if reuse in ("adopt", "blend") and not self.settings.allow_approximate:
+        if reuse in APPROXIMATE and not self.settings.allow_approximate:
             raise InputError(
                 f"{reuse} is approximate, and this server allows only exact reuse (DEJAKV_ALLOW_APPROXIMATE=false): ask for "
                 "reuse 'exact', or leave it out"
             )
+        if reuse == "top_layer" and (reason := no_top_layer(self.worker.pipeline.engine)):
+            raise InputError(f"reuse 'top_layer': {reason}. Ask for reuse 'blend' or 'exact'")
         self.check_length(len(prompt))
         if (
             0 < sampling.temperature < LEAST_TEMPERATURE
@@ -77,7 +80,7 @@ class Service:
                 f"the prompt has {characters} characters, far over the model's context of {context} tokens: send less"
             )
 
-    def reuse_of(self, use_semshare: bool | None) -> Reuse:
+    def reuse_of(self, use_semshare: bool | None) -> ReuseMode:
         """The reuse method of a request to SemShareKV's endpoint."""
         if use_semshare is None:
             return self.settings.reuse

@@ -2,12 +2,11 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dejakv.config.reuse import PrunePolicy
+from dejakv.config.reuse import PrunePolicy, ReuseMethod
 from dejakv.config.text import TextSettings
 from dejakv.pictures import LIMITS
 from dejakv.reuse.quality import DEFAULT, MAX_GENERATION, BlendQuality
@@ -48,7 +47,7 @@ class ServerSettings(TrustPart):
     blend_quality       `strict`, `default` or `loose` (see `dejakv.reuse.quality`); `blend_share` overrides its share
     cross_encoder       name or folder of a model that judges paraphrases, and `paraphrase_threshold`, its least probability
     prune               requests that allow approximate reuse are decoded from a pruned state (see `SemanticCacheConfig.prune`)
-    allow_approximate   whether a request may ask for `adopt` or `blend`; false: such a request gets 400
+    allow_approximate   whether a request may ask for `adopt`, `blend` or `top_layer`; false: such a request gets 400
     costs               four constants in seconds instead of measured ones, as a JSON list (see `SemanticCacheConfig.costs`)
     max_generation      rows that a blend computed serve later blends: how often approximate state may have gone into them
     quotas              parts of the budgets of named partitions, as a JSON list of `NAME=BYTES` or `NAME=BYTES:ENTRIES`; the
@@ -89,7 +88,7 @@ class ServerSettings(TrustPart):
     max_bytes: int = Field(default=4 * 1024**3, ge=1)
     encoder_bytes: int = Field(default=1024**3, ge=1)
     cache_dir: str | None = None
-    reuse: Literal["exact", "adopt", "blend"] = "exact"
+    reuse: ReuseMethod = "exact"
     allow_approximate: bool = True
     index_encoder: str = "model"
     cross_encoder: str | None = None

@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dejakv.engines.transformers.shared_kv import SharedKVPrefill as SharedKVPrefill
     from dejakv.index.lsh import LSHIndex as LSHIndex
     from dejakv.sim_llm.entry import TaskCacheEntry as TaskCacheEntry
     from dejakv.sim_llm.inference import SimLLMInference as SimLLMInference
     from dejakv.sim_llm.manager import InterTaskKVManager as InterTaskKVManager
     from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse as LlamaForCausalLMWithKVReuse
-    from dejakv.sim_llm.shared_kv import SharedKVPrefill as SharedKVPrefill
     from dejakv.sim_llm.threshold import AdaptiveThreshold as AdaptiveThreshold
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "InterTaskKVManager": "manager",
     "LSHIndex": "dejakv.index.lsh",
     "LlamaForCausalLMWithKVReuse": "model",
-    "SharedKVPrefill": "shared_kv",
+    "SharedKVPrefill": "dejakv.engines.transformers.shared_kv",
     "SimLLMInference": "inference",
     "TaskCacheEntry": "entry",
 }

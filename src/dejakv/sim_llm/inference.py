@@ -5,10 +5,10 @@ import time
 from typing import Any
 
 from dejakv.errors import ConfigError
+from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm.manager import InterTaskKVManager
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
 from dejakv.sim_llm.threshold import AdaptiveThreshold
-from dejakv.sim_llm.unsound import LABEL
 
 
 class TaskAnswer(str):
@@ -18,7 +18,7 @@ class TaskAnswer(str):
 
     @classmethod
     def of(cls, text: str, result: TaskResult) -> "TaskAnswer":
-        answer = cls((LABEL if result.unsound else "") + text)
+        answer = cls((UNSOUND_LABEL if result.unsound else "") + text)
         answer.result = result
         return answer
 

@@ -8,16 +8,19 @@ import numpy as np
 import torch
 
 from dejakv.engines.transformers.loading import no_bars
+from dejakv.engines.transformers.top_layer import UNSOUND
+from dejakv.engines.transformers.unsound import filled_below, taken_of, top_layer_kv
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
+from dejakv.models.lckv.layout import layout_of
+from dejakv.reuse.quality import TOP_LAYER_TAIL
+from dejakv.reuse.token_map import Donors
+from dejakv.reuse.top_layer import MATCHINGS, take_rows
 from dejakv.sim_llm.entry import TaskCacheEntry
 from dejakv.sim_llm.manager import InterTaskKVManager, check_threshold
-from dejakv.sim_llm.rows import MATCHINGS, TAIL, plan_rows
 from dejakv.sim_llm.similarity import TaskSimilarity
-from dejakv.sim_llm.soundness import check_sound, layout_of
 from dejakv.sim_llm.top_layer import Task, TopLayerReuse
-from dejakv.sim_llm.unsound import generate_unsound, top_layer_kv
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class TaskResult:
 
 
 class LlamaForCausalLMWithKVReuse:
-    """Sound for LCKV models; refused for ordinary ones unless `unsound` (see `soundness`).
+    """Sound for LCKV models; refused for ordinary ones unless `unsound`.
 
-    tokenizer  for pad and sentence ends. `matching`, `tail`: see `rows.plan_rows`. `similarity`: see `TaskSimilarity`
+    tokenizer  for pad and sentence ends. `matching`, `tail`: see `reuse.top_layer.take_rows`. `similarity`: see `TaskSimilarity`
     """
 
     def __init__(
@@ -50,16 +53,20 @@ class LlamaForCausalLMWithKVReuse:
         similarity: str = "mean",
         encoder: Any = None,
         matching: str = "map",
-        tail: int = TAIL,
+        tail: int = TOP_LAYER_TAIL,
         unsound: bool = False,
     ) -> None:
-        check_sound(model, unsound)
+        self.sound = layout_of(model) is not None
+        if not self.sound and not unsound:
+            raise ModelError(
+                f"{type(model).__name__} cannot take the top layer's KV of a similar task: {UNSOUND}. Use a layer-condensed model "
+                "(docs-lckv is bundled), or blend for this one; unsound=True allows it for study and labels every output"
+            )
         if matching not in MATCHINGS:
             raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
         if tail < 1:
             raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
         self.model, self.tokenizer, self.matching, self.tail = model.eval(), tokenizer, matching, tail
-        self.sound = layout_of(model) is not None
         self.reuse = TopLayerReuse(model) if self.sound else None
         self.similarity = TaskSimilarity(similarity, self.embed_tokens, encoder)
         self._watch = ModelWatch(model, tokenizer, None, str(model.config._attn_implementation))
@@ -178,7 +185,7 @@ class LlamaForCausalLMWithKVReuse:
             return [self._ordinary(ids, entry, most, options) for ids, entry in zip(prompts, entries, strict=True)]
         embed = self.embed_tokens
         plans = [
-            entry and plan_rows(ids, entry.token_ids, self.matching, embed, tail=self.tail, ends=self._ends)
+            entry and take_rows(ids, Donors.of(entry.token_ids), self.matching, embed, tail=self.tail, ends=self._ends)
             for ids, entry in zip(prompts, entries, strict=True)
         ]
         tasks = [Task(*one) for one in zip(prompts, entries, plans, strict=True)]
@@ -194,24 +201,20 @@ class LlamaForCausalLMWithKVReuse:
         return made
 
     def _ordinary(self, ids: tuple[int, ...], entry: Any, most: int, options: dict[str, Any]) -> tuple[TaskResult, Any]:
+        prompt = torch.tensor([ids], device=self.model.device)
+        decoding = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": most, **self._decoding(options)}
         if entry is None:
-            prompt = torch.tensor([ids], device=self.model.device)
-            out = self.model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=most,
-                return_dict_in_generate=True,
-                **self._decoding(options),
-            )
+            out = self.model.generate(prompt, return_dict_in_generate=True, **decoding)
             tokens = self._until_end(out.sequences[0, len(ids) :].tolist())
             return self._result(tokens, None, ids, len(ids)), top_layer_kv(out.past_key_values, len(ids))
         keys, values = entry.top_layer_kv
         config = self.model.config
         if (keys.shape[1], keys.dtype) != (config.num_key_value_heads, self.model.dtype):
             raise ModelError("the task's state is of another model: keep one cache of tasks for each model (`epoch`)")
-        tail = min(self.tail, len(ids))
-        tokens = generate_unsound(self.model, ids, (keys, values), tail, most)
-        return self._result(tokens, entry, ids, max(tail, len(ids) - entry.tokens)), None
+        first = taken_of(len(ids), entry.tokens, self.tail)
+        cache = filled_below(self.model, ids, (keys, values), first)
+        out = self.model.generate(prompt, past_key_values=cache, **decoding)
+        return self._result(self._until_end(out[0, len(ids) :].tolist()), entry, ids, len(ids) - first), None
 
     def _result(self, tokens: list[int], entry: TaskCacheEntry | None, ids: tuple[int, ...], rows: int) -> TaskResult:
         if entry is None:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from dejakv.engines.transformers.top_layer import moved_rows
 from dejakv.errors import ModelError
-from dejakv.models.lckv.attention import rotated
 from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache, held
 from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
-from dejakv.reuse.rope import turn
+from dejakv.reuse.top_layer import TakenRows
 from dejakv.sim_llm.entry import TaskCacheEntry
-from dejakv.sim_llm.rows import RowPlan
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Task:
 
     token_ids: tuple[int, ...]
     donor: TaskCacheEntry | None = None
-    plan: RowPlan | None = None
+    plan: TakenRows | None = None
 
 
 class TopLayerReuse:
@@ -82,14 +82,7 @@ class TopLayerReuse:
         assert task.plan is not None
         keys, values = (part.to(self.model.device) for part in task.donor.top_layer_kv)
         self._check(keys)
-        source = torch.from_numpy(task.plan.source).to(self.model.device).clamp(min=0)
-        keys, values = keys[:, :, source], values[:, :, source]
-        target = torch.arange(len(source), device=source.device)
-        if not torch.equal(target, source):
-            rotary, like = self.model.model.rotary_emb, torch.zeros(1, device=source.device)
-            cos, sin = turn(rotary(like, target[None]), rotary(like, source[None]))
-            keys = rotated(keys.float(), (cos, sin)).to(keys.dtype)
-        return list(zip(keys, values, strict=True))
+        return moved_rows(self.model, torch.stack([keys, values]), task.plan, np.arange(keys.shape[2]))
 
     def _check(self, keys: torch.Tensor) -> None:
         config = self.model.config

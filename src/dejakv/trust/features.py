@@ -79,11 +79,11 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
     """A number in [0, 1] that orders hits of a method, likelier wrong ones last. What is not known counts as the worst.
 
     blend  grows with the longest stretch that is new, the share of rows, the seams and the generation. On SmolLM2 the first orders as
-           well as any mixture of the four (docs/trust.md)
+           well as any mixture of the four (docs/trust.md); so does that of top_layer
     late   falls with the margin alone
     adopt  grows with 1 - score, and where the second donor's score is near (`margin`)
     """
-    if method == "blend":
+    if method in ("blend", "top_layer"):
         seams = features.get("seams", 8.0)
         parts = (
             (0.4, features.get("longest_new", 1.0)),

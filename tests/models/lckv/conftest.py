@@ -8,11 +8,12 @@ from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
 
 
 def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:
-    """Five layers of 32, 50 tokens."""
+    """Five layers of 32, 50 tokens, unless the settings say otherwise."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 5, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": None}
-    config = LCKVLlamaConfig(**shape, **heads, initializer_range=0.1, kv_layout=layout, **settings)
+    given = {**shape, **heads, "initializer_range": 0.1, **settings}
+    config = LCKVLlamaConfig(**given, kv_layout=layout)
     return LCKVLlamaForCausalLM(config).eval()
 
 

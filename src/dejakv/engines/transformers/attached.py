@@ -12,9 +12,9 @@ from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
 from dejakv.engines.transformers.batches import Row, joined, rows_of
-from dejakv.engines.transformers.blend import PlannedBlend
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.first_logits import asking
+from dejakv.engines.transformers.planned import Planned
 from dejakv.engines.transformers.prompts import check_length, spans_of
 from dejakv.errors import InputError
 from dejakv.records import Record
@@ -83,7 +83,7 @@ class AttachedModel(TransformersEngine):
     def _run(
         self,
         prepared: Prepared,
-        source: Start | PlannedBlend | None,
+        source: Start | Planned | None,
         sampling: Sampling | None,
         on_token: OnToken | None,
         accept: Accept | None = None,

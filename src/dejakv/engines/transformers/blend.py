@@ -17,6 +17,7 @@ from dejakv.engines.transformers.blend_rows import MadeOf, computed_rows
 from dejakv.engines.transformers.blend_seams import Seams
 from dejakv.errors import ModelError
 from dejakv.reuse.attention_probe import AttentionProbe
+from dejakv.reuse.blend import BlendReport
 from dejakv.reuse.need import Need
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
@@ -28,15 +29,24 @@ from dejakv.store.base import Tensor as Stored
 
 @dataclass
 class PlannedBlend:
-    """What `TransformersEngine.generate` takes. `made_of`: what it was planned from, where its rows are to be kept."""
+    """See `Planned`. `made_of`: what it was planned from, where its rows are to be kept."""
 
     cache: BlendCache
     made_of: MadeOf | None = None
+    label: str = ""
 
     def computed_tokens(self) -> int:
         """Prompt rows computed, the mean over layers rounded up."""
         trace = self.cache.trace
         return math.ceil(trace.share * trace.tokens - 1e-9)
+
+    def priced_rows(self) -> float:
+        return self.computed_tokens()
+
+    def told(self, report: BlendReport) -> BlendReport:
+        trace = self.cache.trace
+        active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
+        return replace(report, rows=tuple(trace.counts), active=active)
 
     def rows(self) -> ComputedRows | None:
         """After the run: what later blends may take from it."""

@@ -55,13 +55,6 @@ def plan_blend(
     return planned, report
 
 
-def told(planned: PlannedBlend, report: BlendReport) -> BlendReport:
-    """The report of a blend that has run: rows by layer."""
-    trace = planned.cache.trace
-    active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
-    return replace(report, rows=tuple(trace.counts), active=active)
-
-
 def places_by_picture(model: Any) -> bool:
     """Whether a picture shapes the positions of the tokens behind it (M-RoPE)."""
     text = model.config.get_text_config()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache
+from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.errors import ModelError
 
 ATTENTION = ("sdpa", "eager")
@@ -77,13 +77,14 @@ def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 1
         return found
     ids = some_tokens(model, tokens)
     try:
-        cache = plain_cache()
+        cache = empty_cache(model)
         whole = _last_logits(model, ids, cache)
         state = captured(cache, tokens)
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
             return found.without("capture", reason).without("reuse", reason)
-        resumed = _last_logits(model, ids[:, split:], filled_cache(state, split, ids.device, model.dtype), split)
+        held = filled_cache(state, split, ids.device, model.dtype, empty_cache(model))
+        resumed = _last_logits(model, ids[:, split:], held, split)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
         return found.without("capture", reason).without("reuse", reason)

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from dejakv.models.lckv.cache import LCKVCache
+
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 
 
@@ -39,9 +41,10 @@ def continuation(model: Any, cache: Cache | None, ids: torch.Tensor, place: torc
     return scored
 
 
-def copied(cache: Cache, tokens: int) -> DynamicCache | None:
+def copied(cache: Cache, tokens: int) -> Cache | None:
     """The first `tokens` rows as a cache of its own: its layers view the rows, and what is added is added beside them."""
-    own_cache = DynamicCache()
+    condensed = isinstance(cache, LCKVCache)
+    own_cache = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
     layers: list[Any] = []
     for layer in cache.layers:
         held: Any = layer

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from dejakv.costs import Costs, Rate
+from dejakv.engines.transformers.kv import empty_cache
+from dejakv.models.lckv.layout import layout_of
 
 FIRST, MORE = 8, 64
 """Rows of the first timed pass, and of the ones after it if they take no more than `LIMIT` seconds together."""
@@ -48,17 +50,21 @@ class Shape:
     @classmethod
     def of(cls, model: Any, attention: str) -> "Shape":
         """A GPU's kernels skip what an explicit mask hides, and eager attention computes it for whole prompts too: there
-        every prefix pays."""
+        every prefix pays. So it is with a layer-condensed model, which always has an explicit mask."""
         embeddings = model.get_input_embeddings().weight
         config = model.config.get_text_config(decoder=True)
         layers, heads = config.num_hidden_layers, config.num_attention_heads
+        layout = layout_of(model)
+        with_kv = len(layout.kv_layers) if layout is not None else layers
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         named = [(name, p.numel()) for name, p in model.named_parameters() if "vision" not in name]
         weights = sum(size for name, size in named if "layers." in name)
         weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
-        held = 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
+        held = 2 * with_kv * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
         masked = attention == "sdpa" and embeddings.device.type == "cpu"
-        return cls(2 * weights, 4 * layers * heads * width if masked else 0, 0.5 if masked else 1.0, held)
+        return cls(
+            2 * weights, 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0, held
+        )
 
 
 class CostMeter:
@@ -134,10 +140,12 @@ def _copy_seconds() -> float:
 
 
 def forward_of(model: Any, ids: Callable[[int], torch.Tensor]) -> Callable[[int], object]:
-    """Computes so many rows of a model; `ids(n)` are token ids `[1, n]`. Waits for the device."""
+    """Computes so many rows of a model, as an engine does; `ids(n)` are token ids `[1, n]`. Waits for the device."""
 
     @torch.inference_mode()
     def forward(rows: int) -> object:
-        return model(input_ids=ids(rows), use_cache=False).logits[0, -1].float().cpu()
+        return (
+            model(input_ids=ids(rows), past_key_values=empty_cache(model), use_cache=True).logits[0, -1].float().cpu()
+        )
 
     return forward

@@ -3,7 +3,8 @@
 import copy
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,10 +15,7 @@ from transformers.cache_utils import Cache
 from dejakv.config.reuse import PrunePolicy
 from dejakv.costs import Costs
 from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
-from dejakv.engines.blending import later
 from dejakv.engines.transformers import decoding
-from dejakv.engines.transformers.blend import PlannedBlend
-from dejakv.engines.transformers.blending import plan_blend, told
 from dejakv.engines.transformers.capabilities import (
     Capabilities,
     check_attention,
@@ -30,33 +28,32 @@ from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.continuation import continuation
 from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Clock
+from dejakv.engines.transformers.donors import FromDonors
 from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
-from dejakv.engines.transformers.first_logits import Declined, asking
-from dejakv.engines.transformers.kv import captured, filled_cache, plain_cache, usable
+from dejakv.engines.transformers.first_logits import asking
+from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, usable
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
+from dejakv.engines.transformers.planned import Planned
 from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, text_ids
 from dejakv.engines.transformers.pruning import may_prune, prefill_pruned, pruning_of
+from dejakv.engines.transformers.shared_kv import SharedKVPrefill, shares_kv
 from dejakv.engines.transformers.vision import Vision
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.engines.transformers.watched import WatchedModel
 from dejakv.errors import InputError
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.prune import PruneConfig
-from dejakv.store.base import Chunk
 
 
-class TransformersEngine(WatchedModel, Embeddings):
+class TransformersEngine(WatchedModel, Embeddings, FromDonors):
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
     """
 
     name = "transformers"
-    most_donors = None
-    tells_first_token = True
 
     def __init__(
         self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True
@@ -158,36 +155,10 @@ class TransformersEngine(WatchedModel, Embeddings):
         """
         return self._run(prepared, start, sampling, on_token)
 
-    def blend(
-        self,
-        prepared: Prepared,
-        donors: Sequence[Chunk],
-        config: BlendConfig,
-        *,
-        sampling: Sampling | None = None,
-        on_token: OnToken | None = None,
-        accept: Accept | None = None,
-    ) -> Completion | BlendReport:
-        """See `Blends`."""
-        begun = time.perf_counter()
-        planned, report = plan_blend(self, prepared, donors, config)
-        if planned is None:
-            return report
-        planning = time.perf_counter() - begun
-        try:
-            completion = self._run(prepared, planned, sampling, on_token, accept)
-        except Declined as declined:
-            return replace(report, reason=str(declined))
-        if not completion.encoder_runs:
-            self._meter.blended(completion.computed_tokens, report.tokens, planning + completion.ttft_s)
-        loaded = sum(chunk.tensor.nbytes for chunk in donors)
-        completion = replace(completion, bytes_loaded=completion.bytes_loaded + loaded)
-        return later(completion, planning, replace(told(planned, report), plan_s=planning))
-
     def _run(
         self,
         prepared: Prepared,
-        source: Start | PlannedBlend | None,
+        source: Start | Planned | None,
         sampling: Sampling | None,
         on_token: OnToken | None,
         accept: Accept | None = None,
@@ -205,11 +176,11 @@ class TransformersEngine(WatchedModel, Embeddings):
         self,
         prepared: Prepared,
         arguments: Mapping[str, Any],
-        source: Start | PlannedBlend | None = None,
+        source: Start | Planned | None = None,
         on_token: OnToken | None = None,
     ) -> Completion:
-        """`run` or `blend` with `generate`'s own arguments; what it returned is in `details["output"]`."""
-        planned = source if isinstance(source, PlannedBlend) else None
+        """A run with `generate`'s own arguments; what it returned is in `details["output"]`."""
+        planned = source if not isinstance(source, Start) else None
         start = source if isinstance(source, Start) else None
         clock = Clock()
         n = len(prepared.token_ids)
@@ -239,7 +210,7 @@ class TransformersEngine(WatchedModel, Embeddings):
                 with given_features(self._base, rows) as features:
                     used = prefill_pruned(self.model, ids, cache, held, place, features, self.pruning)
                 rows = None
-            with given_features(self._base, rows) as features:
+            with given_features(self._base, rows) as features, self._skipping():
                 output = decoding.generate(
                     self.model,
                     ids,
@@ -291,8 +262,14 @@ class TransformersEngine(WatchedModel, Embeddings):
         """See `KnowsCosts`."""
         self._meter.loaded(nbytes, seconds)
 
+    def _skipping(self) -> Any:
+        """While it is open, prompts skip layers that compute no KV of their own. Foreign code may want to see every row."""
+        return SharedKVPrefill(self.model) if self.epoch and shares_kv(self.model) else nullcontext()
+
     def _cache(self, start: Start | None, held: int) -> Cache | None:
         if not self.capabilities.reuse:
             return None  # the model's own cache: ours may not hold what its layers keep
-        tensor = start.chunk.tensor if start is not None and held else None
-        return filled_cache(tensor, held, self.device, self.model.dtype) if tensor is not None else plain_cache()
+        cache = empty_cache(self.model)
+        if start is None or not held:
+            return cache
+        return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype, cache)

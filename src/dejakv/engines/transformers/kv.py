@@ -8,6 +8,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from dejakv.engines.base import Start
 from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.errors import ModelError
+from dejakv.models.lckv.cache import LCKVCache
+from dejakv.models.lckv.layout import layout_of
 from dejakv.store.base import Tensor
 
 
@@ -20,8 +22,19 @@ def plain_cache() -> Cache:
     return DynamicCache()
 
 
-def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.dtype) -> Cache:
+def empty_cache(model: Any) -> Cache:
+    """The cache that a model's prompts are computed into. A layer-condensed model's has the layers that compute KV, and settles:
+    what a fixed number of iterations leaves depends on how the prompt was divided, and could not be reused exactly."""
+    layout = layout_of(model)
+    return LCKVCache(layout, settled=True) if layout is not None else plain_cache()
+
+
+def filled_cache(
+    state: Tensor, tokens: int, device: torch.device, dtype: torch.dtype, into: Cache | None = None
+) -> Cache:
     """A cache that already holds the first `tokens` tokens of a stacked state `[2, layers, heads, n, head_dim]`.
+
+    into  the empty cache that is filled; None: a plain one
 
     On the CPU nothing is copied here: the layers view the state's memory (a memory map is read page by page when a layer
     first attends), and the first new token copies it. Raises: ModelError if the state is not of this dtype or shape.
@@ -38,9 +51,14 @@ def filled_cache(state: Tensor, tokens: int, device: torch.device, dtype: torch.
     stacked = borrowed(state)[:, :, :, :tokens]
     if device.type != "cpu":
         stacked = stacked.contiguous().to(device, non_blocking=True)
-    cache = DynamicCache()
+    cache = plain_cache() if into is None else into
+    if cache.layers and len(cache.layers) != stacked.shape[1]:
+        raise ModelError(
+            f"a state of {stacked.shape[1]} layers cannot continue in a model with the KV of {len(cache.layers)}: it is of "
+            "another model; clear the cache directory"
+        )
     layers: list[Any] = [
-        _filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
+        filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
     ]
     cache.layers = layers
     return cache
@@ -80,7 +98,8 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())
 
 
-def _filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+def filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+    """A layer that holds these `[batch, heads, tokens, head_dim]`, and copies them at the first new token."""
     layer = DynamicLayer()
     layer.keys, layer.values = keys, values
     layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True

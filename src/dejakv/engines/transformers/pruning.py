@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 from dejakv.config.reuse import PrunePolicy
 from dejakv.engines.transformers.continuation import copied
 from dejakv.errors import ModelError
+from dejakv.models.lckv.layout import layout_of
 from dejakv.request import Request
 from dejakv.reuse.attention_probe import AttentionProbe
 from dejakv.reuse.prune import PrunableDynamicCache, PruneConfig, check_prunable, install_hooks
@@ -18,6 +19,10 @@ def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
     """The settings of a policy, None for `none`. Raises: ModelError for a model whose layers cannot be pruned."""
     if policy == "none":
         return None
+    if layout_of(model) is not None:
+        raise ModelError(
+            f"the layers of {type(model).__name__} share one layer's KV, which is pruned for none of them alone: leave out --prune"
+        )
     check_prunable(model)
     install_hooks(model)  # before the model is watched for changes
     return PruneConfig(policy=policy)

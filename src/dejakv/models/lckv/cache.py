@@ -23,18 +23,30 @@ class GivenRows:
     kv: dict[int, KV]
     rows: torch.Tensor
 
+    def widened(self, batch: int) -> "GivenRows":
+        """The same for `batch` prompts where it is for one: beams, or several samples of one prompt."""
+        if self.rows.shape[0] == batch:
+            return self
+
+        def wide(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.expand(batch, *tensor.shape[1:])
+
+        return GivenRows({layer: (wide(k), wide(v)) for layer, (k, v) in self.kv.items()}, wide(self.rows))
+
 
 class LCKVCache(Cache):
     """Keys and values of `layout.kv_layers`, each [batch, heads, tokens, dim], addressed by the layer's number.
 
-    given  rows of the next prefill that need not be computed; used once
+    given    rows of the next prefill that need not be computed; used once
+    settled  every prefill into it iterates until its KV changes by no more than rounding does, whatever the configuration says.
+             What it holds is then the KV of token-by-token decoding, however the prompt was divided
     """
 
-    def __init__(self, layout: KVLayout, given: GivenRows | None = None) -> None:
+    def __init__(self, layout: KVLayout, given: GivenRows | None = None, *, settled: bool = False) -> None:
         layers: list[Any] = [DynamicLayer() for _ in layout.kv_layers]
         super().__init__(layers=layers)
         self.slots = {layer: slot for slot, layer in enumerate(layout.kv_layers)}
-        self.given = given
+        self.layout, self.given, self.settled = layout, given, settled
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from dejakv.errors import ConfigError
 
@@ -91,3 +92,9 @@ class KVLayout:
     def task_layers(self) -> tuple[int, ...]:
         """Layers whose KV a similar task supplies: those with KV from the first condensed layer on."""
         return tuple(i for i in self.kv_layers if self.loop and i >= self.loop.start)
+
+
+def layout_of(model: Any) -> KVLayout | None:
+    """The layout of a model with condensed layers; None for every other model."""
+    layout = getattr(getattr(model, "model", None), "layout", None)
+    return layout if isinstance(layout, KVLayout) and layout.loop else None

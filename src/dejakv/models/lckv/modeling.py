@@ -83,16 +83,19 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = LCKVCache(self.layout)
-        given = None
+        given, how = None, self.iterations
         if isinstance(past_key_values, LCKVCache):
             given, past_key_values.given = past_key_values.given, None
+            if past_key_values.settled:
+                how = Iterations.to_the_end(embeds.shape[1])
         rows = self.rows(embeds, attention_mask, position_ids, length(past_key_values, self.layout))
         passes = self.passes(past_key_values, embeds.shape[1])
         rows = passes.once(rows, self.layout.bottom)
         if self.layout.loop:
             if given is not None:
+                given = given.widened(embeds.shape[0])
                 rows = rows.pick(given.rows)
-            rows = passes.settle(rows, self.iterations, given)
+            rows = passes.settle(rows, how, given)
             rows = passes.once(rows, self.layout.top)
         passes.commit()
         return BaseModelOutputWithPast(

@@ -7,7 +7,7 @@ first t tokens are exact, and others approach their value far sooner.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.cache_utils import Cache
@@ -19,19 +19,29 @@ from dejakv.models.lckv.masks import Masks
 
 Place = tuple[torch.Tensor, torch.Tensor]
 
+ROUNDING = 16
+"""Units in the last place of the largest element by which KV that has settled still changes: docs-lckv's by 6 in float32."""
+
 
 @dataclass(frozen=True)
 class Iterations:
-    """How often the loop runs: `without_gradient`, then `with_gradient`; it stops early at a change of at most `tolerance`."""
+    """How often the loop runs: `without_gradient`, then `with_gradient`; it stops early at a change of at most `tolerance`, or,
+    `until_settled`, at one that rounding alone can make."""
 
     without_gradient: int
     with_gradient: int
     tolerance: float = 0.0
+    until_settled: bool = False
+
+    @classmethod
+    def to_the_end(cls, tokens: int) -> "Iterations":
+        """As many as a prompt of so many tokens takes until nothing changes."""
+        return cls(tokens - 1, 1, until_settled=True)
 
     def for_tokens(self, tokens: int) -> "Iterations":
         """No more than there are tokens: then every one is exact. Those with gradient come last and stay."""
         after = max(1, min(self.with_gradient, tokens))
-        return Iterations(min(self.without_gradient, max(0, tokens - after)), after, self.tolerance)
+        return replace(self, without_gradient=min(self.without_gradient, max(0, tokens - after)), with_gradient=after)
 
 
 @dataclass
@@ -98,7 +108,7 @@ class Passes:
             with torch.no_grad() if blind else nullcontext():
                 after = self.once(rows, self.layout.loop)
             self.iterations = number + 1
-            if how.tolerance and not torch.is_grad_enabled() and self._change(before) <= how.tolerance:
+            if not torch.is_grad_enabled() and self._is_settled(before, how):
                 break
         return after
 
@@ -137,6 +147,12 @@ class Passes:
             return past or new
         return torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2)
 
-    def _change(self, before: dict[int, KV]) -> float:
+    def _is_settled(self, before: dict[int, KV], how: Iterations) -> bool:
+        if not how.tolerance and not how.until_settled:
+            return False
         pairs = [(a, b) for i, kv in before.items() for a, b in zip(kv, self.new[i], strict=True)]
-        return max((a.float() - b.float()).abs().max().item() for a, b in pairs)
+        change = max((a.float() - b.float()).abs().max().item() for a, b in pairs)
+        if not how.until_settled:
+            return change <= how.tolerance
+        largest = max(now.abs().max().item() for _, now in pairs)
+        return change <= ROUNDING * torch.finfo(pairs[0][1].dtype).eps * largest

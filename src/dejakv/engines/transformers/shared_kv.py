@@ -12,6 +12,11 @@ import torch
 from dejakv.errors import ModelError
 
 
+def shares_kv(model: Any) -> int:
+    """How many upper layers of a model take a lower layer's KV; 0 for an ordinary one."""
+    return int(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0) or 0)
+
+
 class SharedKVPrefill:
     """A context manager: while it is open, `generate` and forwards with `logits_to_keep=1` skip the sharing layers for all
     rows but the last. Forwards that want more logits, hidden states or attentions run as ever.
@@ -22,8 +27,7 @@ class SharedKVPrefill:
     """
 
     def __init__(self, model: Any) -> None:
-        config = model.config.get_text_config(decoder=True)
-        shared = int(getattr(config, "num_kv_shared_layers", 0) or 0)
+        shared = shares_kv(model)
         if not shared:
             raise ModelError(
                 f"{type(model).__name__} has no layers that share KV (num_kv_shared_layers): there is nothing to skip; "
@@ -31,7 +35,9 @@ class SharedKVPrefill:
             )
         self.model = model
         decoder = model.get_decoder()
-        self.layers = list(decoder.layers)[config.num_hidden_layers - shared : config.num_hidden_layers]
+        layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.layers = list(decoder.layers)[layers - shared : layers]
+        self._signatures = {layer: inspect.signature(layer.forward) for layer in self.layers}
         self.skipped = 0
         self._last_only = False
         self._hooks: list[Any] = []
@@ -57,7 +63,7 @@ class SharedKVPrefill:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self._last_only:
             return None
-        bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+        bound = self._signatures[layer].bind(*args, **kwargs)
         given = bound.arguments
         rows = given["position_embeddings"][0].shape[1]
         hidden = given["hidden_states"]

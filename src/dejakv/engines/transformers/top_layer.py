@@ -1,0 +1,139 @@
+"""Top-layer reuse of the transformers engine: whether a model takes it, and a cache that begins with donors' top-layer rows.
+
+Ordinary bottom layers run over the whole prompt. The donors' rows fill the layers that the condensed ones attend to, and only
+the rows that are computed pass those.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dejakv.engines.base import ComputedRows, Prepared
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.transformers.planned import Planned
+from dejakv.engines.transformers.unsound import plan_unsound, why_not_unsound
+from dejakv.models.lckv.attention import rotated
+from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache
+from dejakv.models.lckv.layout import KVLayout, layout_of
+from dejakv.reuse.blend import BlendReport
+from dejakv.reuse.rope import turn
+from dejakv.reuse.sentences import sentence_ends
+from dejakv.reuse.token_map import Donors
+from dejakv.reuse.top_layer import TakenRows, TopLayerConfig, take_rows
+from dejakv.store.base import KV as EXACT
+from dejakv.store.base import Chunk
+
+UNSOUND = (
+    "in an ordinary model every layer attends to its own KV. A prompt that skips the layers below the top leaves them empty, "
+    "so that generated tokens do not see it there (docs/sim-llm.md has the measured answers)"
+)
+
+
+def why_not(engine: Any, *, unsound: bool) -> str:
+    """Why an engine's model takes no top-layer state; empty if it does. See `engines.base.TakesTopLayer`."""
+    if layout_of(engine.model) is None:
+        name = type(engine.model).__name__
+        return (
+            why_not_unsound(engine.model) if unsound else f"{name} cannot take the top layer's KV of others: {UNSOUND}"
+        )
+    return "" if engine.capabilities.reuse else engine.capabilities.reasons["reuse"]
+
+
+@dataclass
+class PlannedTopLayer:
+    """An LCKV model's run; see `Planned`. Nothing of it is kept: its rows stand on other prompts' state."""
+
+    cache: LCKVCache
+    layout: KVLayout
+    tokens: int
+    computed: tuple[int, ...]
+    label: str = ""
+
+    def counts(self) -> list[int]:
+        """Rows of each layer."""
+        rows = len(self.computed)
+        return [self.tokens if layer in self.layout.bottom else rows for layer in range(self.layout.layers)]
+
+    def computed_tokens(self) -> int:
+        counts = self.counts()
+        return math.ceil(sum(counts) / len(counts))
+
+    def priced_rows(self) -> float:
+        """The condensed layers', which iterate; the others run once."""
+        return len(self.computed)
+
+    def rows(self) -> ComputedRows | None:
+        return None
+
+    def told(self, report: BlendReport) -> BlendReport:
+        counts = self.counts()
+        active = tuple(None if count == self.tokens else self.computed for count in counts)
+        return replace(report, rows=tuple(counts), active=active)
+
+
+def plan_top_layer(
+    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: TopLayerConfig, beams: int = 1
+) -> tuple[Planned | None, BlendReport]:
+    """The planned cache, or None with the reason in the report."""
+    tokens = len(prepared.token_ids)
+    if any(chunk.meta.epoch not in ("", engine.epoch) for chunk in chunks):
+        return None, BlendReport(tokens, reason="a donor's state is of another model")
+    if any(chunk.meta.kind != EXACT for chunk in chunks):
+        return None, BlendReport(tokens, reason="a donor's state is a part of a prompt's")
+    if reason := why_not(engine, unsound=config.unsound):
+        return None, BlendReport(tokens, reason=reason)
+    layout = layout_of(engine.model)
+    if layout is None:
+        return plan_unsound(engine.model, prepared, chunks[0], config, beams)
+    begun = time.perf_counter()
+    donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
+    ends = sentence_ends(engine.tokenizer)
+    taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
+    computed = taken.computed
+    report = BlendReport(tokens, forced_share=len(computed) / tokens, map_s=time.perf_counter() - begun)
+    if reason := config.not_worth(len(computed), tokens):
+        return None, replace(report, reason=reason)
+    states = [borrowed(chunk.tensor) for chunk in chunks]
+    if wrong := _foreign(states, donors, layout, engine.model):
+        return None, replace(report, reason=wrong)
+    slots = [layout.kv_layers.index(layer) for layer in layout.task_layers]
+    stacked = torch.cat([state[:, slots].to(engine.device) for state in states], dim=3)
+    kv = moved_rows(engine.model, stacked, taken, donors.positions)
+    given = GivenRows(
+        {layer: (keys[None], values[None]) for layer, (keys, values) in zip(layout.task_layers, kv, strict=True)},
+        torch.from_numpy(computed)[None].to(engine.device),
+    )
+    cache = LCKVCache(layout, given, settled=True)
+    return PlannedTopLayer(cache, layout, tokens, tuple(computed.tolist())), report
+
+
+def moved_rows(model: Any, state: torch.Tensor, taken: TakenRows, positions: np.ndarray) -> list[KV]:
+    """For each stored layer the donors' keys and values `[kv heads, n, dim]` in the target's order, keys turned to its positions.
+    What stands in rows that are computed is of no account.
+
+    state      `[2, layers, kv heads, donor tokens, dim]`, all donors in a row
+    positions  `[donor tokens]` at which each was computed
+    """
+    source = torch.from_numpy(np.maximum(taken.source, 0))
+    here, there = torch.arange(len(source)), torch.from_numpy(positions)[source]
+    rows = state.index_select(3, source.to(state.device))
+    keys, values = rows[0], rows[1]
+    if not torch.equal(here, there):
+        rotary, like = model.model.rotary_emb, torch.zeros(1, device=state.device)
+        tables = turn(rotary(like, here[None].to(state.device)), rotary(like, there[None].to(state.device)))
+        keys = rotated(keys.float(), tables).to(keys.dtype)
+    return list(zip(keys, values, strict=True))
+
+
+def _foreign(states: Sequence[torch.Tensor], donors: Donors, layout: KVLayout, model: Any) -> str:
+    """Why these states are not of this model; empty if they are."""
+    layers, heads, dim = len(layout.kv_layers), model.config.num_key_value_heads, model.config.head_dim
+    for state, length in zip(states, donors.lengths, strict=True):
+        if state.dtype != model.dtype or state.shape != (2, layers, heads, length, dim):
+            return f"a donor's state of shape {tuple(state.shape)} in {state.dtype} is of another model"
+    return ""

@@ -1,0 +1,224 @@
+"""Top-layer reuse over the whole path, on the bundled layer-condensed model: what is served, kept, counted, bounded and refused."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.asking import EXACT, uncached
+from tests.bounded import BOUNDED, answers_to, hits, says, taught
+
+from dejakv import attach
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.datasets import docs
+from dejakv.engines.choice import ModelChoice
+from dejakv.engines.open import open_engine
+from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.pipeline import Pipeline
+from dejakv.records import UNSOUND_LABEL
+from dejakv.request import Request, Sampling
+from dejakv.store.selection import Selection
+from dejakv.trust.grid import PILOT
+
+RNG = random.Random(5)
+DOCUMENT = docs.make_document(RNG, facts=16)
+EDIT = docs.edit(DOCUMENT, RNG, facts=2, questions=2)
+MOVED = " ".join(sentence.text for sentence in [*DOCUMENT.sentences[8:], *DOCUMENT.sentences[:8]])
+TOP = replace(EXACT, reuse="top_layer", similarity_threshold=0.6)
+
+LABELS = 45
+"""More than enough for the strictest rule, of whose band every fifth hit is."""
+
+
+def request(context: str, question: str = "Who?", **more: Any) -> Request:
+    prompt = docs.prompt_of(context, question)
+    return Request("r", prompt, prompt, sampling=Sampling(4), **more)
+
+
+@pytest.fixture(scope="module")
+def condensed() -> Any:
+    """docs-lckv in fp32."""
+    return open_engine(ModelChoice("docs-lckv", dtype="fp32", device="cpu"), EXACT)
+
+
+@pytest.fixture
+def pipeline(condensed: Any) -> Any:
+    """With the document as it was, and its state stored."""
+    made = Pipeline(condensed, build_cache(TOP, condensed, background=False), promotes=True)
+    assert made.answer(request(DOCUMENT.text)).record.stored
+    yield made
+    made.cache.close()
+
+
+def test_the_same_prompt_again_is_an_exact_hit(condensed: Any, pipeline: Any) -> None:
+    again = pipeline.answer(request(DOCUMENT.text))
+    assert (again.record.method, again.record.approximate, again.record.computed_tokens) == ("exact", False, 1)
+    assert again.token_ids == uncached(condensed, request(DOCUMENT.text)).token_ids
+
+
+def test_a_prompt_that_goes_on_runs_behind_its_exact_prefix(condensed: Any) -> None:
+    pipeline = Pipeline(condensed, build_cache(EXACT, condensed, background=False))
+    pipeline.answer(request(DOCUMENT.text))
+    wanted = request(DOCUMENT.text, EDIT.questions[0].text)
+    answer = pipeline.answer(wanted)
+    assert (answer.record.method, answer.record.approximate) == ("prefix", False)
+    assert answer.record.computed_tokens < 0.2 * answer.record.prompt_tokens
+    assert answer.token_ids == uncached(condensed, wanted).token_ids
+
+
+@pytest.mark.parametrize("question", EDIT.questions)
+def test_an_edited_document_takes_the_top_layer_and_says_what_it_says(pipeline: Any, question: Any) -> None:
+    answer = pipeline.answer(request(EDIT.target.text, question.text))
+    record = answer.record
+    assert answer.text == question.answer
+    assert (record.method, record.level, record.approximate, record.label) == ("top_layer", "copied", True, "")
+    assert record.statuses["kv_cache"] == "hit"
+    assert record.plans.endswith(": top layer")
+    report = answer.completion.details["blend"]
+    assert report.rows[0] == record.prompt_tokens
+    assert report.rows[-1] < 0.5 * record.prompt_tokens
+
+
+def test_passages_in_another_order_take_it_from_where_they_stood(pipeline: Any) -> None:
+    fact = DOCUMENT.facts[0]
+    answer = pipeline.answer(request(MOVED, docs.ask(fact, random.Random(1))))
+    assert answer.record.method == "top_layer"
+    assert answer.text == fact.value
+
+
+def test_rewritten_text_is_found_by_similarity(pipeline: Any) -> None:
+    changed = docs.change("paraphrase", DOCUMENT, random.Random(2), questions=1)
+    answer = pipeline.answer(request(changed.target.text, changed.questions[0].text))
+    assert (answer.record.method, answer.record.level) == ("top_layer", "semantic_text")
+    assert answer.text == changed.questions[0].answer
+
+
+def test_nothing_approximate_is_kept_and_idle_time_makes_it_exact(condensed: Any, pipeline: Any) -> None:
+    wanted = request(EDIT.target.text, EDIT.questions[0].text)
+    first = pipeline.answer(wanted)
+    assert not first.record.stored
+    assert [meta.id for meta in pipeline.cache.store.metas()] == [first.record.donor]
+    assert pipeline.promote_one()
+    again = pipeline.answer(wanted)
+    assert (again.record.method, again.record.approximate) == ("exact", False)
+    assert again.token_ids == uncached(condensed, wanted).token_ids
+
+
+def test_no_store_and_partitions_hold(pipeline: Any) -> None:
+    wanted = request(EDIT.target.text, EDIT.questions[0].text)
+    other = pipeline.answer(replace(wanted, partition="other"))
+    assert (other.record.method, other.record.donor) == ("none", None)
+    kept_out = pipeline.answer(replace(wanted, no_store=True))
+    assert kept_out.record.method == "top_layer"
+    assert not pipeline.waiting
+    assert pipeline.answer(replace(wanted, reuse="exact")).record.method in ("none", "prefix")
+
+
+def test_a_donor_that_is_purged_serves_nobody(pipeline: Any) -> None:
+    assert pipeline.purge(Selection("default", donors=tuple(m.id for m in pipeline.cache.store.metas()))).prompts
+    assert pipeline.answer(request(EDIT.target.text)).record.method == "none"
+
+
+def test_a_donor_that_cannot_be_read_costs_a_miss(condensed: Any, pipeline: Any, monkeypatch: Any) -> None:
+    wanted = request(EDIT.target.text, EDIT.questions[0].text)
+    monkeypatch.setattr(type(pipeline.cache.store), "get", lambda *_: None)
+    answer = pipeline.answer(wanted)
+    assert answer.record.method in ("none", "prefix")
+    assert "could not be read" in answer.record.reason
+    assert answer.token_ids == uncached(condensed, wanted).token_ids
+
+
+def test_another_models_entries_are_never_found(docs_engine: Any, pipeline: Any) -> None:
+    epoch = docs_engine.epoch
+    prepared = replace(docs_engine.prepare(request(EDIT.target.text)), epoch=epoch)
+    assert epoch != pipeline.engine.epoch
+    assert pipeline.cache.find(prepared).plan.method == "none"
+
+
+def test_an_ordinary_model_is_refused_at_the_start(docs_engine: Any) -> None:
+    cache = build_cache(TOP, docs_engine, background=False)
+    with pytest.raises(ModelError, match="every layer attends to its own KV"):
+        Pipeline(docs_engine, cache)
+    cache.close()
+
+
+def test_a_request_that_asks_an_ordinary_model_is_answered_exactly(docs_engine: Any, served: Any) -> None:
+    pipeline = served(EXACT)
+    pipeline.answer(request(DOCUMENT.text))
+    wanted = request(EDIT.target.text, reuse="top_layer")
+    answer = pipeline.answer(wanted)
+    assert not answer.record.approximate
+    assert "every layer attends to its own KV" in answer.record.reason
+    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+def test_a_study_of_an_ordinary_model_is_labelled(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(TOP, unsound=True))
+    assert not pipeline.answer(request(DOCUMENT.text)).text.startswith(UNSOUND_LABEL)
+    pieces: list[str] = []
+    question = EDIT.questions[0]
+    answer = pipeline.answer(request(EDIT.target.text, question.text), on_token=lambda _, text: pieces.append(text))
+    assert answer.text.startswith(UNSOUND_LABEL)
+    assert pieces[0].startswith(UNSOUND_LABEL)
+    assert (answer.record.method, answer.record.label, answer.record.stored) == ("top_layer", UNSOUND_LABEL, False)
+    assert answer.record.computed_tokens <= TOP.top_layer_tail + 1
+
+
+def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any) -> None:
+    bounded = replace(BOUNDED, reuse="top_layer", differs=says(iter(lambda: False, None)))
+    pipeline = Pipeline(condensed, build_cache(bounded, condensed, background=False))
+    taught(pipeline)
+    stream, answers = hits(), []
+    while not answers or not answers[-1].record.approximate:
+        answers += answers_to(pipeline, stream, 1)
+        assert len(answers) < PILOT + LABELS
+    closed, opened = answers[:-1], answers[-1]
+    assert sum(answer.record.reason.startswith("error bound: ") for answer in closed) > PILOT
+    assert not any(answer.record.approximate for answer in closed)
+    assert (opened.record.method, opened.record.stored) == ("top_layer", False)
+    assert pipeline.cache is not None
+    report = pipeline.cache.trust("default")
+    assert report is not None
+    assert (report.gate, report.served, report.wrong) == ("open", 1, 0)
+    pipeline.cache.close()
+
+
+def test_a_prompt_longer_than_the_context_is_refused(pipeline: Any) -> None:
+    with pytest.raises(InputError, match="2048"):
+        pipeline.answer(request(" ".join([DOCUMENT.text] * 20)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reuse": "blend", "unsound": True}, "unsound=True is about reuse=top_layer"),
+        ({"reuse": "top_layer", "prune": "attention"}, "prune=attention"),
+        ({"reuse": "top_layer", "unsound": True, "error_bound": 0.1}, "for study"),
+        ({"reuse": "top_layer", "top_layer_tail": 0}, "top_layer_tail=0"),
+        ({"reuse": "top"}, "exact, adopt, blend, top_layer"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SemanticCacheConfig(**settings)
+
+
+def test_vllm_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="--reuse top_layer is of the transformers engine"):
+        open_engine(ModelChoice("docs-lckv", engine="vllm"), TOP)
+
+
+def test_an_attached_model_takes_it_and_is_not_studied(condensed: Any, docs_engine: Any) -> None:
+    records: list[Any] = []
+    with attach(condensed.model, condensed.tokenizer, TOP, on_record=records.append) as cache:
+        for text in (DOCUMENT.text, EDIT.target.text):
+            ids = condensed.tokenizer(docs.prompt_of(text, "Who?"), return_tensors="pt")["input_ids"]
+            condensed.model.generate(ids, max_new_tokens=2)
+            cache.flush()
+    assert [record.method for record in records] == ["none", "top_layer"]
+    study = replace(TOP, unsound=True)
+    with pytest.raises(ConfigError, match="labels texts"), attach(docs_engine.model, docs_engine.tokenizer, study):
+        pass
+    with pytest.raises(ModelError, match="own KV"), attach(docs_engine.model, docs_engine.tokenizer, TOP):
+        pass
