@@ -6,7 +6,7 @@ rows stay only while prompts that begin with them stay.
 
 import heapq
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dejakv.errors import StoreError
@@ -64,8 +64,14 @@ class ExpiringStore(WrapperStore):
             self._look()
 
     def put(self, chunk: Chunk) -> bool:
+        return self._put(chunk, self.inner.put)
+
+    def put_part(self, chunk: Chunk) -> bool:
+        return self._put(chunk, super().put_part)
+
+    def _put(self, chunk: Chunk, put: Callable[[Chunk], bool]) -> bool:
         meta = chunk.meta if chunk.meta.created else replace(chunk.meta, created=self._clock())
-        stored = self.inner.put(replace(chunk, meta=meta))
+        stored = put(replace(chunk, meta=meta))
         if stored:
             self._learn(meta)
         return stored

@@ -1,6 +1,6 @@
 """A store around another: all behaviour is the inner store's, except for a subclass's own methods."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from dejakv.store.base import (
     Admits,
@@ -11,6 +11,7 @@ from dejakv.store.base import (
     Rows,
     Store,
     StoreStats,
+    TakesParts,
     Touches,
     load_rows,
 )
@@ -25,6 +26,7 @@ class WrapperStore:
         self._touches = inner if isinstance(inner, Touches) else None
         self._pins = inner if isinstance(inner, Pinning) else None
         self._parents = inner if isinstance(inner, Parents) else None
+        self._parts = inner if isinstance(inner, TakesParts) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether this prompt's state should be captured; True if the inner store does not decide."""
@@ -48,6 +50,15 @@ class WrapperStore:
         """See `Parents`."""
         if self._parents is not None:
             self._parents.discard(id)
+
+    def put_part(self, chunk: Chunk) -> bool:
+        """See `TakesParts`; False if the inner store takes no parts."""
+        return self._parts is not None and self._parts.put_part(chunk)
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        """See `TakesParts`."""
+        if self._parts is not None:
+            self._parts.drop_parts(meta, ends)
 
     def meta(self, id: str) -> ChunkMeta | None:
         return self.inner.meta(id)

@@ -138,6 +138,12 @@ def block_tokens(kv_cache_config: Any) -> int:
     return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
 
+def bytes_per_token(kv_cache_config: Any) -> int:
+    """Bytes of KV for one token in all layers, on one rank."""
+    group = kv_cache_config.kv_cache_groups[0]
+    return len(group.layer_names) * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+
+
 def attention_layers(vllm_config: Any, names: Any) -> dict[str, Any]:
     """The attention modules behind the registered KV caches, in the model's order."""
     context = vllm_config.compilation_config.static_forward_context
