@@ -13,6 +13,7 @@ from weakref import WeakSet
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
 from dejakv.counts import CacheCounts
+from dejakv.encoders.base import Closes
 from dejakv.engines.base import Completion, ComputedRows, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
@@ -293,4 +294,7 @@ class HierarchicalCache:
         self._writer.close()
         if self.fusing is not None:
             self.fusing.close()
+        for level in self.finder.levels:
+            if isinstance(level, Closes):
+                level.close()
         self.store.close()
