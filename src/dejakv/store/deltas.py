@@ -11,6 +11,7 @@ refuses a chunk whose parent has left meanwhile, and the chunk is then stored wh
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Store, StoreStats, as_node
 from dejakv.store.codec import CorruptChunk
@@ -98,6 +99,10 @@ class DeltaStore(WrapperStore):
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return (meta for meta in self.inner.metas(partition, epoch) if meta.kind != NODE)
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        metas, mark = super().added(mark)
+        return [meta for meta in metas if meta.kind != NODE], mark
 
     def delete(self, id: str) -> bool:
         return self.meta(id) is not None and self.inner.delete(id)

@@ -8,6 +8,7 @@ import heapq
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from dejakv.errors import StoreError
 from dejakv.store.age import SKEW, Clock, is_older
@@ -88,6 +89,10 @@ class ExpiringStore(WrapperStore):
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return (meta for meta in self.inner.metas(partition, epoch) if self._usable(meta))
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        metas, mark = super().added(mark)
+        return [meta for meta in metas if self._usable(meta)], mark
 
     def pin(self, id: str) -> bool:
         return self.meta(id) is not None and super().pin(id)

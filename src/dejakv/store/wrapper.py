@@ -1,6 +1,7 @@
 """A store around another: all behaviour is the inner store's, except for a subclass's own methods."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from dejakv.store.base import (
     Admits,
@@ -12,6 +13,7 @@ from dejakv.store.base import (
     Store,
     StoreStats,
     TakesParts,
+    TellsNew,
     Touches,
     load_rows,
 )
@@ -26,6 +28,7 @@ class WrapperStore:
         self._touches = inner if isinstance(inner, Touches) else None
         self._pins = inner if isinstance(inner, Pinning) else None
         self._parents = inner if isinstance(inner, Parents) else None
+        self._news = inner if isinstance(inner, TellsNew) else None
         self._parts = inner if isinstance(inner, TakesParts) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
@@ -65,6 +68,10 @@ class WrapperStore:
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return self.inner.metas(partition, epoch)
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """See `TellsNew`; everything, if the inner store cannot tell."""
+        return self._news.added(mark) if self._news is not None else (list(self.inner.metas()), None)
 
     def delete(self, id: str) -> bool:
         return self.inner.delete(id)
