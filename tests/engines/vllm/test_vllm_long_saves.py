@@ -1,13 +1,20 @@
 """Prompts larger than what saves may hold in memory: stored in parts, and no request's blocks are kept for nothing."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm_harness import running, tokens, worker_side
 
+from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.long_saves import PATIENCE_S, LongSaves, PartSize
 from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.saver import BACKLOG
+from dejakv.engines.vllm.scheduler import SchedulerSide
+from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tracked import Tracked
 from dejakv.identity import Span
 from dejakv.store.base import NODE, ChunkMeta
 from dejakv.store.disk import DiskStore
@@ -97,7 +104,7 @@ def test_a_request_that_loses_its_blocks_is_not_stored(how: str, ordered: bool) 
     saving = Saving().begin()
     assert not ordered or saving.rows() == (0, 32)
     if how == "aborted":
-        assert saving.long.finished("r", aborted=True) is False
+        assert saving.long.finished("r", lost=True) is False
     else:
         assert saving.long.preempted("r")
         assert not saving.long.preempted("r")
@@ -114,8 +121,8 @@ def test_a_request_that_loses_its_blocks_is_not_stored(how: str, ordered: bool) 
 def test_a_request_that_is_over_keeps_its_blocks_until_the_last_part() -> None:
     saving = Saving().begin()
     assert saving.rows() == (0, 32)
-    assert saving.long.finished("r", aborted=False) is True
-    assert saving.long.finished("other", aborted=False) is False
+    assert saving.long.finished("r", lost=False) is True
+    assert saving.long.finished("other", lost=False) is False
     for _ in range(2):
         assert saving.long.heard("long", "") is None
         assert not saving.releases() or saving.rows()
@@ -132,6 +139,27 @@ def test_what_was_stored_to_the_end_is_stored_whatever_came_meanwhile() -> None:
     assert saving.rows() == (64, 100)
     assert saving.long.preempted("r")
     assert saving.long.heard("long", "") == ""
+
+
+def test_blocks_that_a_wrapped_connector_frees_are_not_waited_for() -> None:
+    index = SimpleNamespace(drop_parts=lambda meta, ends: None)
+    adapters = SimpleNamespace(base="e", may_store=lambda lora: True)
+    lookups: Any = SimpleNamespace(adapters=adapters, index=index)
+    side = SchedulerSide(ConnectorSettings(), lookups, 32, Counts(), size=PartSize(32, 16))
+    request = SimpleNamespace(
+        request_id="r", lora_request=None, kv_transfer_params=None, status=None, num_computed_tokens=100,
+        num_prompt_tokens=100, num_output_tokens=1,
+    )  # fmt: skip
+    for block_ids, held in (((1, 2, 3, 4), True), ((), False)):
+        tracked = Tracked(request, Wish(), None, 0.0, found=Found(save=META))
+        side.requests["r"] = tracked
+        side.saves.order(tracked, (1, 2, 3, 4), release=False)
+        assert side.finished(request, block_ids)[0] is held
+        assert bool(side.saves.take()[0]) is held
+        side.reset()
+        side.saves.heard("long", "error")
+        side.generations.problem, side.generations.number = "", 0
+    assert not side.saves.pending
 
 
 def test_which_prompts_are_stored_in_parts() -> None:

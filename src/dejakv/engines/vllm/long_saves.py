@@ -133,14 +133,14 @@ class LongSaves:
         self.drop(save.meta, save.ends)
         return "" if complete else save.over
 
-    def finished(self, request_id: str, *, aborted: bool) -> bool:
-        """The request is over. Whether its blocks must wait for a copy."""
+    def finished(self, request_id: str, *, lost: bool) -> bool:
+        """The request is over; `lost`: its blocks cannot be kept. Whether they must wait for a copy."""
         save = self._of(request_id)
         if save is None:
             return False
-        if aborted:
+        if lost:
             self._end(save, "the request was ended while its state was being stored")
-        save.held = not aborted
+        save.held = not lost
         return save.held
 
     def preempted(self, request_id: str) -> bool:

@@ -77,9 +77,9 @@ class Saves:
         """Whether prompts are being stored in parts."""
         return len(self._long) > 0
 
-    def finished(self, request_id: str, *, aborted: bool) -> bool:
-        """A request is over whose state may be under way. Whether its blocks must wait for a copy."""
-        return self._long.finished(request_id, aborted=aborted)
+    def finished(self, request_id: str, *, lost: bool) -> bool:
+        """A request is over whose state may be under way; `lost`: its blocks cannot be kept. Whether they must wait for a copy."""
+        return self._long.finished(request_id, lost=lost)
 
     def heard(self, chunk_id: str, problem: str) -> None:
         """A rank has stored its part of a chunk, or has not, and why."""

@@ -182,14 +182,15 @@ class SchedulerSide:
             self.reset(CHANGED)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
-        """The request is over. True if its blocks must wait for a copy; and what the client is told."""
+        """The request is over. True if its blocks must wait for a copy; and what the client is told. `block_ids`: none where a
+        wrapped connector has them, and frees them when it likes."""
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return False, {}
         if tracked.repeats and tracked.rekeyed is not None:
             self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
         aborted = was_aborted(request)
-        holds = self.saves.finished(request.request_id, aborted=aborted)
+        holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
