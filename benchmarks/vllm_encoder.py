@@ -5,7 +5,8 @@
 No engine runs. A loop works as an engine's does on the CPU's side: some Python (building a list and sorting it, about half a
 millisecond), then a wait in which the interpreter is free, as during a forward pass. Meanwhile a thread has MiniLM encode texts of
 about 300 and 2,000 tokens, one after the other, as the connector's thread for text does. "late" is by how much a step took longer
-than the median step of a loop that is alone. The arms take turns.
+than the median step of a loop that is alone, less the time for which it waited for a core (`/proc/thread-self/schedstat`): what is
+left is mostly the wait for the interpreter. "with cores" has both. The arms take turns.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,18 +39,37 @@ def step() -> float:
     return time.perf_counter() - began
 
 
-def looped(seconds: float) -> list[float]:
-    steps: list[float] = []
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step after the forward pass, and for how many of them it waited for a core."""
+
+    wall: float
+    queued: float
+
+    @property
+    def free(self) -> float:
+        return max(0.0, self.wall - self.queued)
+
+
+def queued() -> float:
+    """Seconds for which this thread has waited for a core since it began."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def looped(seconds: float) -> list[Step]:
+    steps: list[Step] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
+        before = queued()
         woken = time.perf_counter() + FORWARD_S
         time.sleep(FORWARD_S)
         late = max(0.0, time.perf_counter() - woken)
-        steps.append(late + step())
+        took = late + step()
+        steps.append(Step(took, queued() - before))
     return steps
 
 
-def beside(encode: Callable[[str], object], words: int, seconds: float) -> tuple[list[float], list[float]]:
+def beside(encode: Callable[[str], object], words: int, seconds: float) -> tuple[list[Step], list[float]]:
     """Steps of the loop while texts are encoded, and what each text took."""
     stop, took = threading.Event(), list[float]()
 
@@ -89,8 +110,8 @@ def measure(seconds: float, rounds: int) -> dict[str, Any]:
     arms: dict[str, Callable[[str], object]] = {"this process": here.encode, "a process of its own": apart.encode}
     for encode in arms.values():
         encode(text_of(300, 0))
-    alone: list[float] = []
-    steps: dict[tuple[str, str], list[float]] = {}
+    alone: list[Step] = []
+    steps: dict[tuple[str, str], list[Step]] = {}
     took: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         alone += looped(seconds)
@@ -101,10 +122,13 @@ def measure(seconds: float, rounds: int) -> dict[str, Any]:
                 steps.setdefault((arm, name), []).extend(found)
                 took.setdefault((arm, name), []).extend(texts)
     apart.close()
-    usual = statistics.median(alone)
+    usual = statistics.median(one.free for one in alone)
     return {
-        "step_alone_ms": spread(alone),
-        "late": {f"{arm}, {name}": spread(found, usual) for (arm, name), found in steps.items()},
+        "step_alone_ms": spread([one.free for one in alone]),
+        "late": {f"{arm}, {name}": spread([one.free for one in v], usual) for (arm, name), v in steps.items()},
+        "late, with cores": {
+            f"{arm}, {name}": spread([one.wall for one in v], usual) for (arm, name), v in steps.items()
+        },
         "steps_a_second": {f"{arm}, {name}": round(len(v) / seconds / rounds) for (arm, name), v in steps.items()},
         "text": {f"{arm}, {name}": spread(found) for (arm, name), found in took.items()},
     }
