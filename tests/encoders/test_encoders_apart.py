@@ -102,6 +102,19 @@ def test_one_that_does_not_answer_is_ended(encoder: EncoderProcess, monkeypatch:
     assert len(encoder.encode("a lamp")) == 384
 
 
+def test_an_interrupted_call_leaves_no_answer_behind(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    expected, deaths = encoder.encode("a lamp"), encoder.deaths
+    with monkeypatch.context() as patch:
+        patch.setattr(apart, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            encoder.encode("something else")
+    np.testing.assert_allclose(encoder.encode("a lamp"), expected, atol=1e-5)
+    assert encoder.deaths == deaths
+
+
 def test_other_weights_after_a_death_are_refused(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "fingerprint", "that of the weights before")
     monkeypatch.setattr(encoder, "_closed", False)

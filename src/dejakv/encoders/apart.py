@@ -29,7 +29,7 @@ class EncoderProcess:
     """As `SentenceTransformerEncoder`, of which it has the fingerprint and the vectors. Thread-safe: one text after the other.
 
     threads  torch threads of that process
-    deaths   how often it ended by itself, or was ended since it did not answer
+    deaths   how often it ended by itself, did not start, or was ended since it did not answer
 
     A call in which it ends raises, and so do calls until it is started again: not sooner than after a second, and twice as long
     after each further death. It ends with `close`, and with this process however that ends.
@@ -61,13 +61,16 @@ class EncoderProcess:
             process = self._running()
             try:
                 message, body = self._ask(process, {"texts": list(texts)}, ANSWER_S)
-                if "refused" in message:
-                    raise InputError(str(message["refused"]))
-                if "error" in message:
-                    raise ModelError(f"the encoder {self.name!r} failed on a text: {message['error']}")
-                return self._vectors(body, len(texts))
+                if "refused" not in message and "error" not in message:
+                    return self._vectors(body, len(texts))
             except Broken as error:
                 raise self._died(str(error)) from error
+            except BaseException:  # interrupted: the answer to come must not be taken for the next one
+                self._stop()
+                raise
+            if "refused" in message:
+                raise InputError(str(message["refused"]))
+            raise ModelError(f"the encoder {self.name!r} failed on a text: {message['error']}")
 
     def close(self) -> None:
         """Ends the process."""
@@ -103,7 +106,7 @@ class EncoderProcess:
         env = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         env["PYTHONSAFEPATH"] = "1"  # no module is taken from the working folder
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        self._process, self._end = process, weakref.finalize(self, _end, process)
+        self._process, self._end = process, weakref.finalize(self, _end, process, os.getpid())
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -112,7 +115,7 @@ class EncoderProcess:
         except Broken as error:
             raise self._died(f"it did not start: {error}") from error
         if "error" in hello:
-            self._stop()
+            self._died("it cannot load the model")
             raise ModelError(str(hello["error"]))
         fingerprint, dim = str(hello["fingerprint"]), int(hello["dim"])
         if self.fingerprint and (fingerprint, dim) != (self.fingerprint, self.dim):
@@ -135,7 +138,7 @@ class EncoderProcess:
 
     def _died(self, why: str) -> ModelError:
         self._stop()
-        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**self.deaths)
+        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.deaths, 10))
         self.deaths += 1
         self._not_before = time.monotonic() + wait
         log.warning("the process of the encoder %r is ended (%s), and started again after %.0f s", self.name, why, wait)
@@ -147,8 +150,10 @@ class EncoderProcess:
         self._process = self._end = None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Nothing it does is worth waiting for."""
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """Nothing it does is worth waiting for. A forked child of its owner leaves it alone."""
+    if os.getpid() != owner:
+        return
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
