@@ -12,7 +12,7 @@ import os
 import random
 import tempfile
 import threading
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import vllm_bench
@@ -22,10 +22,10 @@ BATCH = 8
 NAMED = ("MainThread", "dejakv-save", "dejakv-lookup", "dejakv-index", "dejakv-refresh")
 
 
-def spent() -> Counter[str]:
+def spent() -> dict[str, float]:
     """CPU seconds of this process's threads so far, by name; those that Python does not know are `native`."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for task in Path("/proc/self/task").iterdir():
         fields = (task / "stat").read_text().rpartition(")")[2].split()
         name = names.get(int(task.name), "native")
@@ -44,7 +44,7 @@ def measure(prompts: int) -> dict[str, object]:
         for first in range(BATCH, len(load), BATCH):
             server.run(load[first : first + BATCH])
         server.stored()
-        took = spent() - before
+        took = {name: seconds - before.get(name, 0.0) for name, seconds in spent().items()}
     whole = sum(took.values())
     return {
         "model": vllm_bench.MODEL,
