@@ -297,4 +297,5 @@ class HierarchicalCache:
         self._writer.close()
         if self.fusing is not None:
             self.fusing.close()
+        self.finder.close()
         self.store.close()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dejakv.encoders.fingerprint import module_fingerprint
-from dejakv.encoders.threads import one_torch_thread
+from dejakv.encoders.threads import torch_threads
 from dejakv.errors import ModelError
 
 _SAME = ("entail", "duplicate", "paraphrase", "equivalent", "similar", "same")
@@ -40,7 +40,7 @@ class CrossEncoder:
         """Probability that the second text says what the first one does, in [0, 1]. What is too long is cut, the longer text first."""
         import torch
 
-        with self._lock, one_torch_thread(), torch.inference_mode():
+        with self._lock, torch_threads(), torch.inference_mode():
             inputs = self._tokenizer(one, other, truncation=True, return_tensors="pt").to(self._device)
             logits = self._model(**inputs).logits[0].float()
             found = torch.sigmoid(logits[0]) if self._same is None else torch.softmax(logits, -1)[self._same]

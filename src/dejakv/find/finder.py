@@ -15,6 +15,7 @@ from dataclasses import replace
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
 from dejakv.counts import PartitionCounts
+from dejakv.encoders.base import Closes
 from dejakv.engines.base import Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.bound import bound_by
@@ -131,6 +132,12 @@ class Finder:
             self._prefix.add(meta)
         for level in self.levels:
             level.add(meta.id, query)
+
+    def close(self) -> None:
+        """Ends what levels have running."""
+        for level in self.levels:
+            if isinstance(level, Closes):
+                level.close()
 
     def remove(self, donor: str) -> None:
         """Makes a chunk unfindable."""

@@ -93,7 +93,7 @@ class Lookups:
         try:
             if indexed is not None:
                 indexed.result()
-            prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request))
+            prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request), wish.ttl)
             if wish.apart:
                 lookup.answer.set_result(self._apart(prepared, wish))
                 return
@@ -176,7 +176,8 @@ class Lookups:
                 again = self._told(decision, prepared, wish)
                 found = replace(again, key=found.key, save=found.save)
         except Exception as error:
-            found = replace(found, reason=f"prompts could not be compared: {type(error).__name__}: {error}")
+            kind = type(error).__name__
+            found = replace(found, reason=f"prompts could not be compared: {kind}: {error}", failed=kind)
         finally:
             self._room.release()
         if ask is not None:

@@ -44,12 +44,14 @@ class Save:
 
     generation  in which the prompt was computed: the copy of another one is not made
     release     request whose blocks wait for this copy, if any
+    rows        tokens of one part of a long prompt, `[first, stop)`, of which the first begins a block; None: all
     """
 
     meta: ChunkMeta
     block_ids: tuple[int, ...]
     generation: int
     release: str | None = None
+    rows: tuple[int, int] | None = None
 
 
 @dataclass
@@ -59,6 +61,8 @@ class StepPlan(KVConnectorMetadata):
     idle        nothing is computed in this step, so waiting a moment costs nobody
     computing   prompt tokens are computed in this step
     room        tokens that vLLM's budget for the step has left
+    releases    requests whose blocks are not waited for any more
+    storing     parts of long prompts are being stored, of which the next can only be ordered when they are
     generation  a number that the worker has not seen yet makes it read its weights (`watch`)
     """
 
@@ -68,6 +72,8 @@ class StepPlan(KVConnectorMetadata):
     computing: bool = False
     generation: int = 0
     room: int = 0
+    releases: frozenset[str] = frozenset()
+    storing: bool = False
     inner: Any = None
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.long_saves import LongSaves, PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.ranks import Answers
+from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.tracked import Tracked
 from dejakv.store.base import ChunkMeta
 
@@ -19,6 +21,7 @@ class Saves:
     """Orders to the worker, and what becomes of them.
 
     ranks     workers that each store their part of the heads
+    size      which prompts are stored in parts
     pending   what was ordered and is not confirmed, by chunk id
     """
 
@@ -26,12 +29,14 @@ class Saves:
     counts: Counts
     generations: Generations
     ranks: int
+    size: PartSize = field(default_factory=PartSize)
     pending: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
     _orders: list[Save] = field(default_factory=list[Save])
     _outdated: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self._heard = Answers[str](self.ranks)
+        self._long = LongSaves(lambda meta, ends: self.lookups.index.drop_parts(meta, ends), self._over)
 
     def order(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
         """Has the state of a computed prompt stored, if it is wanted; `release`: its blocks wait for the copy. True if they do."""
@@ -45,23 +50,55 @@ class Saves:
         if why:
             self.counts.add("saves_dropped", why)
             return False
+        request_id, ends, generation = tracked.request.request_id, self.size.ends(meta), self.generations.number
+        if len(ends) == 1:
+            waits = request_id if release else None
+            self._orders.append(Save(meta, tuple(block_ids), generation, waits))
+        elif self.size.most and meta.num_tokens > self.size.most:
+            self.counts.add("saves_dropped", "too large: the prompt's state is larger than max_bytes")
+            return False
+        else:
+            self._long.add(meta, request_id, block_ids, ends, generation, held=release)
         self.pending[meta.id] = meta
-        waits = tracked.request.request_id if release else None
-        self._orders.append(Save(meta, tuple(block_ids), self.generations.number, waits))
         return True
 
-    def take(self) -> list[Save]:
-        """This step's orders."""
+    def preempted(self, request_id: str) -> bool:
+        """A request has lost its blocks. True if its state was being stored, and is not any more."""
+        return self._long.preempted(request_id)
+
+    def take(self) -> tuple[list[Save], frozenset[str]]:
+        """This step's orders, and requests whose blocks need not wait any more."""
         orders, self._orders = self._orders, []
-        return orders
+        parts, releases = self._long.take()
+        return orders + parts, frozenset(releases)
+
+    @property
+    def storing(self) -> bool:
+        """Whether prompts are being stored in parts."""
+        return len(self._long) > 0
+
+    def finished(self, request_id: str, *, lost: bool) -> bool:
+        """A request is over whose state may be under way; `lost`: its blocks cannot be kept. Whether they must wait for a copy."""
+        return self._long.finished(request_id, lost=lost)
 
     def heard(self, chunk_id: str, problem: str) -> None:
         """A rank has stored its part of a chunk, or has not, and why."""
         problems = self._heard.add(chunk_id, problem)
         if problems is None:
             return
+        severe = sorted(filter(None, problems), key=BACKLOG.__eq__)  # another problem is not mended by another try
+        why = self._long.heard(chunk_id, severe[0] if severe else "")
+        if why is not None:
+            self._over(chunk_id, why)
+
+    def outdate(self) -> None:
+        """The weights may have changed: what is under way is not indexed."""
+        self._outdated.update(self.pending)
+        self._long.end_all(RESET)
+
+    def _over(self, chunk_id: str, why: str) -> None:
+        """Nothing more comes of a save. `why` it was not made, if it was not."""
         meta = self.pending.pop(chunk_id, None)
-        why = next(filter(None, problems), "")
         if why:
             self.counts.add("saves_dropped", why)
         elif chunk_id in self._outdated and meta is not None:
@@ -71,10 +108,6 @@ class Saves:
             self.lookups.index.stored(meta)
             self.counts.add("saves")
         self._outdated.discard(chunk_id)
-
-    def outdate(self) -> None:
-        """The weights may have changed: what is under way is not indexed."""
-        self._outdated.update(self.pending)
 
     def of_no_use(self, tracked: Tracked) -> str:
         """Why a request's state is neither stored nor put together from what is stored; empty if it may be."""

@@ -13,7 +13,7 @@ from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.watch import Watch
@@ -72,6 +72,9 @@ class WorkerSide:
                 self.saver.drop(save.meta.id, "a reset: the weights may have changed")
             if save.release is not None:
                 self._released.add(save.release)
+        self._released |= plan.releases
+        if plan.idle and plan.storing and not len(self.loads):
+            self.saver.wait_for_one(IDLE_WAIT_S)  # nothing is computed: leave the processor to it
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
@@ -102,31 +105,34 @@ class WorkerSide:
             self.saver.drop(save.meta.id, self.watch.problem)
             return
         tokens = save.meta.num_tokens
-        nbytes = tokens * self.paged.bytes_per_token
-        if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens, save.meta.partition):
+        first, stop = save.rows or (0, tokens)
+        nbytes = (stop - first) * self.paged.bytes_per_token
+        wants = self.store.wants if isinstance(self.store, AdmittingStore) and not first else None
+        if wants is not None and not wants(save.meta.id, tokens, save.meta.partition):
             self.saver.drop(save.meta.id, "admission: the store does not want it")
             return
         if not self.saver.has_room(save.meta.id, nbytes):
             return
         try:
-            made = self._made(save, nbytes)
+            made = self._made(save, first, stop - first)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             log.warning("no memory to copy the state of a prompt of %d tokens: %s", tokens, error)
             self.saver.drop(save.meta.id, "out of memory: the copy of the state could not be made")
             return
-        self.saver.submit(save.meta.id, nbytes, made)
+        self.saver.submit(save.meta.id, nbytes, made, part=save.rows is not None)
 
-    def _made(self, save: Save, nbytes: int) -> Make:
+    def _made(self, save: Save, first: int, tokens: int) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
         assert self.paged is not None
-        paged, tokens = self.paged, save.meta.num_tokens
+        paged, blocks = self.paged, save.block_ids[first // self.paged.block_tokens :]
+        described = replace(save.meta, nbytes=tokens * paged.bytes_per_token, rows_from=first)
         if paged.device.type == "cuda":
-            lent, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens))
+            lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
         else:
             lent, event = self.buffers.lend(paged.pages_shape(tokens), paged.dtype), None
-            pages = paged.copy_pages(save.block_ids, tokens, lent.tensor)
+            pages = paged.copy_pages(blocks, tokens, lent.tensor)
 
         @contextmanager
         def make() -> Generator[Chunk]:
@@ -135,7 +141,7 @@ class WorkerSide:
             state = self.buffers.lend(paged.shape(tokens), paged.dtype)
             try:
                 paged.unpack(pages, tokens, state.tensor)
-                yield Chunk(replace(save.meta, nbytes=nbytes), to_store(state.tensor))
+                yield Chunk(described, to_store(state.tensor))
             finally:
                 self.buffers.take_back(state)
                 if lent is not None:
