@@ -149,15 +149,9 @@ class HierarchicalCache:
 
     def _keep_rows(self, prepared: Prepared, key: str, completion: Completion, rows: ComputedRows) -> None:
         """Hands a blend's own rows to the writer, each run as a chunk."""
-        if rows.generation > self.config.max_generation:
-            return
         partition = prepared.request.partition
-        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
-        ttl = shortest(
-            self._lifetime(prepared.request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors)
-        )
-        for first, stop in rows.runs:
-            described = described_rows(prepared, key, rows, first, stop, ttl)
+        for described in self.describe_rows(prepared, key, rows):
+            first, stop = described.position, described.position + described.num_tokens
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
@@ -195,6 +189,16 @@ class HierarchicalCache:
             nbytes=nbytes,
             metadata={"request": request.id},
         )
+
+    def describe_rows(self, prepared: Prepared, key: str, rows: ComputedRows) -> list[ChunkMeta]:
+        """The same of a blend's own rows, one for each run; none if too much approximate state went into them."""
+        if rows.generation > self.config.max_generation:
+            return []
+        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
+        ttl = shortest(
+            self._lifetime(prepared.request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors)
+        )
+        return [described_rows(prepared, key, rows, first, stop, ttl) for first, stop in rows.runs]
 
     def derived(self, donor: str) -> list[str]:
         """Ids of the stored rows that hold a prompt's text or were computed from its state, through all generations."""

@@ -5,8 +5,7 @@ from typing import Literal
 
 from dejakv.config.blend import BlendSettings
 from dejakv.errors import ConfigError
-from dejakv.reuse.quality import MAX_GENERATION
-from dejakv.settings import Count, Seconds, shown
+from dejakv.settings import Seconds, shown
 
 ReuseMethod = Literal["exact", "adopt", "blend"]
 PrunePolicy = Literal["none", "attention", "snapkv", "random"]
@@ -23,15 +22,12 @@ class ReuseSettings(BlendSettings):
                     that must choose alike; empty: measured, which follows the machine
     prune           answers are decoded from the tokens that matter most, layer by layer (`reuse.prune.PruneConfig`), unless a
                     request asks for exact reuse; they are approximate
-    max_generation  rows that a blend computed may serve later blends: how often approximate state may have gone into them;
-                    0: they are not kept
     """
 
     reuse: ReuseMethod = "exact"
     free_order: bool = True
     costs: tuple[Seconds, ...] = ()
     prune: PrunePolicy = "none"
-    max_generation: Count = MAX_GENERATION
 
     def check_costs(self) -> None:
         """Raises ConfigError for a wrong number of constants."""

@@ -23,7 +23,6 @@ class RowPlan:
     scores      `[tokens]` scores made elsewhere (selector `query`)
     left        `[tokens]` bool: rows not worth choosing, since the budget does not pay for the rest of their sentence
     exact       rows from the beginning whose state is exact; a layer's share is of the others
-    runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     first       rows before it are there already, and are computed in no layer
     runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
     stop        rows from it on are computed by somebody else, in every layer; None: there are none

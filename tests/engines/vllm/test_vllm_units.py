@@ -159,7 +159,6 @@ def test_refusals():
         ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
         ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
         ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
-        ({"tp": 2, "extra": {"modes": ["exact", "blend"]}}, plain, "mode blend with tensor parallelism"),
         (
             {"dp": 2, "moe": True, "extra": {"mode": "blend"}},
             plain,

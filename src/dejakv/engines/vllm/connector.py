@@ -55,6 +55,7 @@ class DejaKVConnector(Forwarding, SupportsHMA):
             compat.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
             self._scheduler.fail_loads = partial(compat.fail_loads, scheduler)
+            self._scheduler.leave_room = partial(compat.leave_room, scheduler)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 

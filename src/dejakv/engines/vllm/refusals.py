@@ -64,11 +64,6 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     Refusal(
-        "mode blend with tensor parallelism",
-        "its forward would run the ranks' collectives outside of a step; leave blend out of mode and modes",
-        lambda config, kv: rank_count(config) > 1 and _settings(config).may_blend,
-    ),
-    Refusal(
         "mode blend with data parallelism of a mixture of experts",
         "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
         lambda config, kv: (

@@ -9,7 +9,7 @@ from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.tracked import Tracked
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import ROWS, ChunkMeta
 
 RESET = "a reset: the weights may have changed"
 
@@ -34,10 +34,11 @@ class Saves:
         self._heard = Answers[str](self.ranks)
 
     def order(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
-        """Has the state of a computed prompt stored, if it is wanted; `release`: its blocks wait for the copy. True if they do."""
+        """Has the state of a computed prompt stored, if it is wanted, of a blended one its new text alone; `release`: its blocks wait
+        for the copy. True if they do."""
         tracked.saved = True
-        meta = tracked.to_save()
-        if meta is None or tracked.approximate or meta.id in self.pending:
+        metas = [meta for meta in self._to_save(tracked) if meta.id not in self.pending]
+        if not metas:
             return False
         why = self.of_no_use(tracked)
         if not why and not self.lookups.adapters.may_store(tracked.request.lora_request):
@@ -45,10 +46,20 @@ class Saves:
         if why:
             self.counts.add("saves_dropped", why)
             return False
-        self.pending[meta.id] = meta
-        waits = tracked.request.request_id if release else None
-        self._orders.append(Save(meta, tuple(block_ids), self.generations.number, waits))
+        for meta in metas:
+            self.pending[meta.id] = meta
+            waits = tracked.request.request_id if release and meta is metas[-1] else None
+            self._orders.append(Save(meta, tuple(block_ids), self.generations.number, waits))
         return True
+
+    def _to_save(self, tracked: Tracked) -> list[ChunkMeta]:
+        meta, loaded = tracked.to_save(), tracked.loaded
+        if meta is None or not tracked.approximate:
+            return [] if meta is None else [meta]
+        if loaded is None or loaded.kept is None:
+            return []
+        tracked.kept = self.lookups.rows_of(meta, loaded.kept)
+        return tracked.kept
 
     def take(self) -> list[Save]:
         """This step's orders."""
@@ -69,7 +80,10 @@ class Saves:
             self.lookups.index.drop(meta.id)
         elif meta is not None:
             self.lookups.index.stored(meta)
-            self.counts.add("saves")
+            if meta.kind == ROWS:
+                self.counts.add("rows_kept", amount=meta.num_tokens)
+            else:
+                self.counts.add("saves")
         self._outdated.discard(chunk_id)
 
     def outdate(self) -> None:

@@ -20,6 +20,7 @@ from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tracked import Tracked
+from dejakv.engines.vllm.underway import UnderWay
 from dejakv.engines.vllm.watch import CHANGED
 
 
@@ -31,6 +32,7 @@ class SchedulerSide:
     no_blend     why blend is not possible here, empty if it is
     max_tokens   tokens that vLLM computes in a step at most
     ranks        workers that each carry out every order for their part of the heads, and answer it
+    leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
     repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted nor
@@ -44,6 +46,7 @@ class SchedulerSide:
     no_blend: str = ""
     max_tokens: int = 0
     ranks: int = 1
+    leave_room: Callable[[int], None] = lambda tokens: None
     fail_loads: Callable[[set[str]], None] = lambda ids: None
     unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
     repeating: Found | None = None
@@ -53,6 +56,7 @@ class SchedulerSide:
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks)
+        self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
@@ -131,6 +135,7 @@ class SchedulerSide:
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
             tracked.approximate = True
+            self.blends.ordered(request.request_id)
         self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
         return tracked.approximate
@@ -154,7 +159,9 @@ class SchedulerSide:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
-        return StepPlan(loads, saves, idle, computing, self.generations.number, room)
+        self.leave_room(self.blends.room)
+        begin, drop = self.blends.orders()
+        return StepPlan(loads, saves, idle, computing, self.generations.number, room, begin, drop)
 
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
@@ -162,6 +169,8 @@ class SchedulerSide:
             self.saves.heard(chunk_id, "")
         for chunk_id, why in report.dropped:
             self.saves.heard(chunk_id, why)
+        for request_id, mark in report.fetched:
+            self.blends.fetched(request_id, mark)
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
@@ -198,6 +207,7 @@ class SchedulerSide:
         self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
     def _heard_load(self, loaded: Loaded) -> None:
+        self.blends.ended(loaded.request_id)
         tracked = self.requests.get(loaded.request_id)
         if tracked is None or not tracked.repeats:
             self.counts.loaded(loaded)

@@ -1,6 +1,6 @@
 """What the connector's scheduler side knows of one live request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dejakv.engines.vllm.found import Found
@@ -17,6 +17,7 @@ class Tracked:
     used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
     rekeyed   hash block from which on its blocks are private, None: none is
     loaded    what the worker said of the last load
+    kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
     generation in which the request came; after a reset its state is of no use (`generations`)
     repeats   it repeats a request to measure it (see `SchedulerSide.repeating`)
@@ -32,6 +33,7 @@ class Tracked:
     rekeyed: int | None = None
     used: int = 0
     loaded: Loaded | None = None
+    kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
     reason: str = ""
     saved: bool = False
     inner: bool = False
@@ -71,6 +73,7 @@ class Tracked:
             "bytes_loaded": loaded.nbytes,
             "load_s": loaded.seconds,
             "approximate": self.approximate,
+            "rows_kept": sum(meta.num_tokens for meta in self.kept),
             "reason": self.reason,
             "prompt_key": found.key,
         }
