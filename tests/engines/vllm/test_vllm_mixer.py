@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.engines.vllm.lockstep import ALONE, Ranks
-from dejakv.engines.vllm.mixer import ELSEWHERE, Blending, Mixer
+from dejakv.engines.vllm.mixer import ELSEWHERE, MOST_BEGUN, Blending, Mixer
 from dejakv.engines.vllm.underway import LEAST_ROWS, NOT_ALIKE, UnderWay
 from dejakv.errors import ModelError
 
@@ -82,6 +82,17 @@ def test_a_question_waits_for_a_step_that_has_room_for_it() -> None:
     assert [item.over for item in blends] == [False, True]
     mixer.mix(blends[:1], 400)
     assert blends[0].over
+
+
+@pytest.mark.parametrize(("idle", "begun"), [(True, 10), (False, MOST_BEGUN)])
+def test_few_blends_begin_in_a_step_in_which_others_decode(idle: bool, begun: int) -> None:
+    blends = [blend(str(number), asks=3, rows=5) for number in range(10)]
+    mixer = Mixer(Planned())  # type: ignore[arg-type]
+    mixer.mix(blends, 1000, idle=idle)
+    assert sum(item.over for item in blends) == begun
+    for _ in range(2):
+        mixer.mix([item for item in blends if not item.over], 1000, idle=idle)
+    assert all(item.over for item in blends)
 
 
 def test_a_blend_that_fails_fails_alone_and_a_wrong_model_is_told() -> None:

@@ -180,16 +180,6 @@ def _private(block_hash: Any) -> bytes:
     return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
 
 
-def leave_room(scheduler: Any, tokens: int) -> None:
-    """Keeps so many tokens of the next steps' budget free, but for those that running requests need to go on decoding
-    (`v1/core/sched/scheduler.py` reads the attribute at the beginning of each step). A prompt that is not computed in chunks needs the
-    whole budget, so that none is kept free there."""
-    config = scheduler.scheduler_config
-    whole = config.max_num_scheduled_tokens or config.max_num_batched_tokens
-    most = whole - config.max_num_seqs if config.enable_chunked_prefill else 0
-    scheduler.max_num_scheduled_tokens = whole - max(0, min(tokens, most))
-
-
 def ranks_group() -> Any:
     """The process group of the tensor-parallel ranks, of tensors in host memory (`distributed/parallel_state.py`)."""
     from vllm.distributed import get_tp_group

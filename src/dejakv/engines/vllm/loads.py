@@ -228,7 +228,9 @@ class Loads:
                 item.told = True
                 self._told.append((item.load.request_id, item.draft.mark))
         blending = [item for item in self._loading if item.blending is not None and not item.problem]
-        self.mixer.mix([item.blending for item in blending if item.blending is not None], plan.room, refused)
+        self.mixer.mix(
+            [item.blending for item in blending if item.blending is not None], plan.room, refused, idle=plan.idle
+        )
         for item in blending:
             item.problem = item.blending.problem if item.blending is not None else ""
 

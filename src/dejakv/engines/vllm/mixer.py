@@ -8,6 +8,10 @@ from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.errors import ModelError
 
+MOST_BEGUN = 4
+"""Blends that begin in a step in which others decode: each has a pass of its own for its question, and its donors' state to move, which
+take time beside their rows."""
+
 ELSEWHERE = "another rank could not go on"
 
 
@@ -42,9 +46,10 @@ class Mixer:
     blender: Blender
     problem: str = ""
 
-    def mix(self, blends: Sequence[Blending], room: int, refused: str = "") -> None:
+    def mix(self, blends: Sequence[Blending], room: int, refused: str = "", *, idle: bool = False) -> None:
         """Computes at most `room` rows: checks of the model, questions, and the rows of all that have begun, in one forward.
 
+        idle     nothing else is computed in the step
         refused  why nothing may be put into blocks by this rank
         """
         if not blends:
@@ -53,8 +58,11 @@ class Mixer:
             for blend in blends:
                 blend.problem = refused or ELSEWHERE
             return
+        left = len(blends) if idle else MOST_BEGUN
         for blend in blends:
-            room -= self._begun(blend, room)
+            if blend.mixing is None and left:
+                room -= self._begun(blend, room)
+                left -= blend.mixing is not None
         self._agree(blends)
         begun = [blend for blend in blends if not blend.over and blend.mixing is not None]
         if begun:
@@ -71,7 +79,7 @@ class Mixer:
                 return 0
             self._attempt([blend], lambda: blender.check(blend.draft, blend.block_ids))
             blend.checked, spent = True, rows
-        if blend.mixing is None and not blend.problem and blender.rows_asked(blend.draft) <= room - spent:
+        if not blend.problem and blender.rows_asked(blend.draft) <= room - spent:
             self._attempt([blend], lambda: self._begin(blend))
             spent += blend.mixing.asked if blend.mixing is not None else 0
         return spent

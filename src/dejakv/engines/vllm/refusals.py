@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.engines.vllm.model_check import CHECKED_ROWS
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
@@ -61,6 +62,13 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda config, kv: (
             rank_count(config) > 1
             and (config.parallel_config.nnodes > 1 or config.parallel_config.distributed_executor_backend != "mp")
+        ),
+    ),
+    Refusal(
+        f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
+        "no step would have room for the check of the model",
+        lambda config, kv: (
+            config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS and _settings(config).may_blend
         ),
     ),
     Refusal(

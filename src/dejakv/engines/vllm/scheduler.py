@@ -16,6 +16,7 @@ from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
+from dejakv.engines.vllm.promoting import Promoting
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -56,11 +57,14 @@ class SchedulerSide:
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks)
+        self.promoting = Promoting()
         self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
+        if not self.promoting.owns(request.request_id):
+            self.promoting.came()
         self.lookups.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
@@ -106,7 +110,8 @@ class SchedulerSide:
                 tracked.found = tracked.lookup.by_now(
                     f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
                 )
-            self.counts.looked_up(tracked.found)
+            if not self.promoting.owns(request.request_id):
+                self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
 
@@ -157,6 +162,9 @@ class SchedulerSide:
             waiting = [t.lookup.answer for t in self.requests.values() if t.lookup is not None and t.found is None]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
+            elif self.promoting.pending:
+                time.sleep(IDLE_WAIT_S)
+        self.promoting.step(idle=idle and not self.requests and not saves)
         loads, self._loads = self._loads, []
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
         self.leave_room(self.blends.room)
@@ -190,9 +198,13 @@ class SchedulerSide:
             return False, {}
         if tracked.repeats and tracked.rekeyed is not None:
             self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
-        holds = False
+        holds, aborted = False, was_aborted(request)
+        if self.promoting.ended(request.request_id, aborted=aborted):
+            self.counts.add("promotions")
+        if self.settings.promote and tracked.approximate and not aborted and tracked.to_save() is not None:
+            self.promoting.note(tracked.found.key if tracked.found else "", request)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
-        if computed and not tracked.saved and block_ids and not was_aborted(request):
+        if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
         return holds, {"dejakv": tracked.told()} if tracked.tells else {}
 

@@ -37,6 +37,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
     index_encoder      `none`: only copied text is looked for, and donors that a request names
+    promote            prompts that were blended are computed exactly, and stored, when nothing else runs
     blend_max_share    share of rows above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
     inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
@@ -54,6 +55,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
     index_encoder: str = NO_ENCODER
+    promote: bool = False
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])

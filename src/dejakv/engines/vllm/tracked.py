@@ -8,6 +8,7 @@ from dejakv.engines.vllm.lookups import Lookup
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
 from dejakv.store.base import ChunkMeta
+from dejakv.store.lineage import DONORS
 
 
 @dataclass
@@ -74,6 +75,16 @@ class Tracked:
             "load_s": loaded.seconds,
             "approximate": self.approximate,
             "rows_kept": sum(meta.num_tokens for meta in self.kept),
+            "kept": self._kept(),
             "reason": self.reason,
             "prompt_key": found.key,
         }
+
+    def _kept(self) -> dict[str, Any]:
+        """What is stored of its rows: first, stop and id of each run, the donors whose state they attended to, and their
+        generation."""
+        if not self.kept:
+            return {}
+        first = self.kept[0]
+        runs = [(meta.position, meta.position + meta.num_tokens, meta.id) for meta in self.kept]
+        return {"runs": runs, "donors": list(first.metadata[DONORS]), "generation": first.generation}
