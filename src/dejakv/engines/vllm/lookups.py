@@ -80,7 +80,7 @@ class Lookups:
 
     def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
         """How the new text of a blended prompt would be stored, whose exact state would be stored as `meta`."""
-        request = Request(id=meta.metadata["request"], prompt="", chunk="", partition=meta.partition)
+        request = Request(meta.metadata["request"], "", "", partition=meta.partition, ttl=meta.ttl or None)
         rows = ComputedRows(kept.runs, kept.donors, kept.generation, lambda first, stop: None)
         return self.cache.describe_rows(Prepared(request, meta.token_ids, epoch=meta.epoch), meta.id, rows)
 
