@@ -1,12 +1,11 @@
 """New text of blended prompts in `dejakv run --engine vllm`: kept by the connector, found by the pipeline, and named in the next blend."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm_facts import PEOPLE, PLACES
-from vllm_harness import worker_side
+from tests.asking import COSTS
+from vllm_harness import tokens, worker_side
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
@@ -16,7 +15,7 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.base import ROWS
 
-CONFIG = SemanticCacheConfig(reuse="blend", min_gain=0)
+CONFIG = SemanticCacheConfig(reuse="blend", index_encoder="model", min_gain=0, costs=COSTS)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +25,10 @@ def engine() -> Iterator[VLLMEngine]:
     made.close()
 
 
-def facts(seed: int, count: int) -> str:
-    rng = random.Random(seed)
-    return " ".join(f"{rng.choice(PEOPLE)} lives in {rng.choice(PLACES)} ." for _ in range(count))
+def words(engine: VLLMEngine, seed: int, count: int) -> str:
+    """Sentences of random words, so that no two texts have runs in common."""
+    decode = engine._shared.llm.get_tokenizer().decode
+    return " ".join(f"{decode(tokens(9, 100 * seed + number))} ." for number in range(count // 10))
 
 
 def asked(number: int, *parts: str) -> Request:
@@ -49,9 +49,10 @@ def test_rows_that_the_connector_keeps_are_donors_of_the_pipelines_next_blend(
         return done
 
     monkeypatch.setattr(VLLMEngine, "blend", noted)
-    document, new, newer = facts(1, 24), facts(2, 14), facts(3, 14)
+    document, new, newer = words(engine, 1, 240), words(engine, 2, 80), words(engine, 3, 80)
     assert pipeline.answer(asked(1, document)).record.method == "none"
-    assert pipeline.answer(asked(2, new, document)).record.method == "blend"
+    first = pipeline.answer(asked(2, new, document)).record
+    assert first.method == "blend", first.reason
     (kept,) = (meta for meta in pipeline.cache.store.metas() if meta.kind == ROWS)
     assert kept.generation == 1
     theirs = {meta.id: meta for meta in worker_side().store.metas() if meta.kind == ROWS}
@@ -59,7 +60,7 @@ def test_rows_that_the_connector_keeps_are_donors_of_the_pipelines_next_blend(
     assert (same.token_ids, same.position, same.generation) == (kept.token_ids, kept.position, kept.generation)
 
     second = pipeline.answer(asked(3, newer, new, document)).record
-    assert second.method == "blend"
+    assert second.method == "blend", second.reason
     assert id in told[1]["donors"]
     assert sorted(meta.generation for meta in pipeline.cache.store.metas() if meta.kind == ROWS) == [1, 2]
     pipeline.cache.close()
