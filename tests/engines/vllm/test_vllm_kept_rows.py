@@ -124,9 +124,9 @@ def test_rows_of_a_donor_that_was_removed_meanwhile_are_not_stored(engine: Engin
     engine.settle()
     (meta,) = (meta for meta in store.metas() if list(meta.token_ids) == donor)
 
-    def late(*save: Any) -> None:
+    def late(*save: Any, **options: Any) -> None:
         store.delete(meta.id)
-        submit(*save)
+        submit(*save, **options)
 
     saver.submit = late
     try:
