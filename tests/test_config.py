@@ -133,4 +133,4 @@ def test_every_setting_stands_once() -> None:
         for item in fields(ConnectorSettings)
         if item.name in own and item.default != getattr(SemanticCacheConfig, item.name)
     }
-    assert other == {"min_tokens", "index_encoder"}
+    assert other == {"min_tokens", "index_encoder", "encoder_threads"}

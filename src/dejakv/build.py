@@ -81,7 +81,8 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
         levels.append(EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index))
     if config.semantic_text:
         embed = getattr(engine, "embed_text", None)
-        encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=getattr(engine, "epoch", ""))
+        epoch, threads = getattr(engine, "epoch", ""), config.encoder_threads
+        encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=epoch, threads=threads)
         window = config.chunk_window
         levels.append(SemanticTextCache(encoder, config.similarity_threshold, window, index=config.index))
     levels += [

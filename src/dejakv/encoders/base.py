@@ -1,7 +1,7 @@
 """The seams of encoders: a text or a picture in, a unit vector out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,3 +40,10 @@ class ImageEncoder(Protocol):
         Vectors of pictures are remembered only within their partition.
         """
         ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An encoder, or a level over one, that holds what must be ended."""
+
+    def close(self) -> None: ...

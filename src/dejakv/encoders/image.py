@@ -11,7 +11,7 @@ import numpy as np
 from dejakv.encoders.base import ImageEncoder, Vector
 from dejakv.encoders.fingerprint import module_fingerprint
 from dejakv.encoders.text import load_sentence_transformer
-from dejakv.encoders.threads import one_torch_thread
+from dejakv.encoders.threads import torch_threads
 from dejakv.errors import ConfigError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
@@ -33,7 +33,7 @@ class ClipEncoder:
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
         picture = decoded(media)
-        with self._lock, one_torch_thread():
+        with self._lock, torch_threads():
             row: Any = self._model.encode([picture], normalize_embeddings=True, show_progress_bar=False)[0]
         return unit(row, len(row), f"the encoder {self.name!r}")
 

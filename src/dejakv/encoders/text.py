@@ -9,9 +9,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dejakv.config.text import DEFAULT_ENCODER
-from dejakv.encoders.base import Vector
+from dejakv.encoders.apart import EncoderProcess
+from dejakv.encoders.base import TextEncoder, Vector
 from dejakv.encoders.fingerprint import module_fingerprint
-from dejakv.encoders.threads import one_torch_thread
+from dejakv.encoders.threads import torch_threads
 from dejakv.errors import InputError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
 from dejakv.index.base import unit
@@ -20,14 +21,15 @@ from dejakv.index.base import unit
 class SentenceTransformerEncoder:
     """A sentence-transformers model by hub name or local folder. Needs the extra `embed`.
 
-    Encoding uses one torch thread: a short text takes 8 ms on one thread and 300 ms on two contended ones. A text longer
+    Encoding uses one torch thread by default: a short text takes 8 ms on one thread and 300 ms on two contended ones. A text longer
     than the model's limit is cut into pieces whose vectors are averaged, so that all of it counts.
 
     Raises MissingExtraError without the package, ModelError if the model cannot be loaded.
     """
 
-    def __init__(self, name_or_path: str = DEFAULT_ENCODER, *, device: str = "cpu") -> None:
+    def __init__(self, name_or_path: str = DEFAULT_ENCODER, *, device: str = "cpu", threads: int = 1) -> None:
         self.name = name_or_path
+        self._threads = threads
         self._model = load_sentence_transformer(name_or_path, device)
         self._lock = threading.Lock()
         self.fingerprint = epoch_of(
@@ -41,7 +43,7 @@ class SentenceTransformerEncoder:
     def encode_many(self, texts: Sequence[str]) -> list[Vector]:
         cut = [self._pieces(text) for text in texts]
         flat = [piece for pieces in cut for piece in pieces]
-        with self._lock, one_torch_thread():
+        with self._lock, torch_threads(self._threads):
             rows: Any = self._model.encode(flat, normalize_embeddings=True, show_progress_bar=False)
         vectors: list[Vector] = []
         start = 0
@@ -100,13 +102,16 @@ class ModelTextEncoder:
         return [self.encode(text) for text in texts]
 
 
-def text_encoder(name: str, *, embed: Callable[[str], Any] | None = None, fingerprint: str = "") -> Any:
+def text_encoder(
+    name: str, *, embed: Callable[[str], Any] | None = None, fingerprint: str = "", threads: int = 0
+) -> TextEncoder:
     """The encoder that `--index-encoder` names: `model`, or a sentence-transformers name or folder.
 
     embed, fingerprint  `engine.embed_text` and `engine.epoch`, for `model`
+    threads             of a sentence encoder in a process of its own; 0: it runs in this one
     """
     if name != "model":
-        return SentenceTransformerEncoder(name)
+        return EncoderProcess(name, threads=threads) if threads else SentenceTransformerEncoder(name)
     if embed is None:
         raise ModelError(
             "the index encoder 'model' needs the served model's embeddings, which this engine does not provide: "

@@ -51,6 +51,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         max_bytes=config.max_bytes,
         memory_bytes=config.memory_bytes,
         policy=config.policy,
+        ttl=config.lifetime(config.ttl_prompts),
         min_tokens=0,
         min_new_tokens=0,
         min_gain=config.min_gain,

@@ -6,7 +6,7 @@ from typing import overload
 from cachetools import LRUCache
 
 from dejakv.config.text import SIMILARITY_THRESHOLD
-from dejakv.encoders.base import TextEncoder
+from dejakv.encoders.base import Closes, TextEncoder
 from dejakv.encoders.window import varying_part
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
@@ -65,6 +65,11 @@ class SemanticTextCache:
         return epoch_of(
             {"encoder": self.encoder.fingerprint, "window": self.chunk_window, "preamble": self.preamble.strip()}
         )
+
+    def close(self) -> None:
+        """Ends the encoder's process, if it has one."""
+        if isinstance(self.encoder, Closes):
+            self.encoder.close()
 
     @property
     def thresholds(self) -> dict[str, float]:

@@ -64,8 +64,9 @@ class Gate:
                 return "first_sight"
         return None
 
-    def overrate(self, nbytes: int) -> str | None:
-        """`rate` if the bytes of the last second have used up the limit; otherwise books the bytes and returns None."""
+    def overrate(self, nbytes: int, *, refuse: bool = True) -> str | None:
+        """`rate` if the bytes of the last second have used up the limit; otherwise, or if they come all the same, books the bytes and
+        returns None."""
         rate = self._rules.max_write_rate
         if not rate:
             return None
@@ -73,7 +74,7 @@ class Gate:
             now = self._clock()
             self._allowance = min(float(rate), self._allowance + rate * (now - self._filled))
             self._filled = now
-            if self._allowance <= 0:
+            if refuse and self._allowance <= 0:
                 return "rate"
             self._allowance -= nbytes
         return None
@@ -102,6 +103,14 @@ class AdmittingStore(WrapperStore):
             self._counters.refused(meta.partition, reason)
             return False
         return self.inner.put(chunk)
+
+    def put_part(self, chunk: Chunk) -> bool:
+        """A prompt is admitted with its first part; the others are booked."""
+        meta = chunk.meta
+        if self._gate.overrate(chunk.tensor.nbytes, refuse=not meta.rows_from) is not None:
+            self._counters.refused(meta.partition, "rate")
+            return False
+        return super().put_part(chunk)
 
     def stats(self, partition: str | None = None) -> StoreStats:
         inner = self.inner.stats(partition)

@@ -223,6 +223,22 @@ class Parents(Protocol):
 
 
 @runtime_checkable
+class TakesParts(Protocol):
+    """A store that takes a prompt's state in several deliveries, its first rows first. Nobody finds the prompt before the last."""
+
+    def put_part(self, chunk: Chunk) -> bool:
+        """Takes some of a prompt's rows: those from `rows_from` of its description on. No part may end inside a medium.
+
+        False if they cannot be stored, or those before them have left: then the prompt is not stored, and the caller calls
+        `drop_parts`."""
+        ...
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        """Removes what was delivered of a prompt, but for rows that stored prompts need. `ends`: row behind each part."""
+        ...
+
+
+@runtime_checkable
 class TellsNew(Protocol):
     """A store that can tell what came since it was asked last, without reading all that is there."""
 

@@ -9,8 +9,9 @@ refuses a chunk whose parent has left meanwhile, and the chunk is then stored wh
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Store, StoreStats, as_node
 from dejakv.store.codec import CorruptChunk
@@ -19,6 +20,7 @@ from dejakv.store.parts import (
     Assembly,
     beginning_of,
     cut,
+    delivered,
     follows,
     has_its_rows,
     is_exact,
@@ -65,6 +67,26 @@ class DeltaStore(WrapperStore):
             self._counters.put(meta.partition)
         return stored
 
+    def put_part(self, chunk: Chunk) -> bool:
+        """See `TakesParts`: each part is a node below the one before it, and the last is the prompt. Refused: `invalid`, or `parent`
+        where the rows before it have left."""
+        part = delivered(chunk)
+        if part is None or self._parents is None:
+            logger.warning("chunk %s is no part of a prompt's exact state, or this store takes none", chunk.meta.id)
+            self._counters.refused(chunk.meta.partition, "invalid")
+            return False
+        stored = self._put_delivered(part)
+        if stored and part.meta.kind != NODE:
+            self._counters.put(part.meta.partition)
+        return stored
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        """See `TakesParts`."""
+        for end in reversed(ends):
+            held = self.inner.meta(beginning_of(meta, end).id)
+            if held is not None and held.kind == NODE:
+                self.inner.delete(held.id)  # nothing happens while others need its rows
+
     def get(self, id: str) -> Chunk | None:
         return self._load(id, None)
 
@@ -77,6 +99,10 @@ class DeltaStore(WrapperStore):
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return (meta for meta in self.inner.metas(partition, epoch) if meta.kind != NODE)
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        metas, mark = super().added(mark)
+        return [meta for meta in metas if meta.kind != NODE], mark
 
     def delete(self, id: str) -> bool:
         return self.meta(id) is not None and self.inner.delete(id)
@@ -108,6 +134,32 @@ class DeltaStore(WrapperStore):
             index.add(chunk.meta)
         return stored
 
+    def _put_delivered(self, part: Chunk) -> bool:
+        meta = part.meta
+        known = self.inner.meta(meta.id)
+        if known is not None:
+            return meta.kind == NODE or known.kind == meta.kind or self._show(known, meta)
+        index = self._begin()
+        parent = self._parent_for(index, part)
+        if parent is None or parent.num_tokens < meta.rows_from:
+            if meta.rows_from:
+                self._counters.refused(meta.partition, "parent")
+                return False
+            stored = self.inner.put(part)
+        elif parent.id == meta.id:
+            stored = True
+        else:
+            stored = self.inner.put(cut(part, meta, parent, meta.num_tokens))
+        if stored:
+            index.add(meta)
+        return stored
+
+    def _show(self, node: ChunkMeta, prompt: ChunkMeta) -> bool:
+        """Makes a node the prompt whose rows it ends."""
+        held = self.inner.get(node.id)
+        described = replace(prompt, parent=node.parent, rows_from=node.rows_from)
+        return held is not None and self.inner.put(replace(held, meta=described))
+
     def _begin(self) -> PrefixIndex:
         """The index of stored prefixes, made when the first chunk is stored: who only reads needs none."""
         with self._beginning:
@@ -131,7 +183,11 @@ class DeltaStore(WrapperStore):
         held = self.inner.meta(hit.donor)
         while held is not None and shared <= held.rows_from:
             held = self._above(held)
-        if held is None or shared < LEAST_SHARED or row_bytes(held) != chunk.tensor.nbytes / meta.num_tokens:
+        if (
+            held is None
+            or shared < LEAST_SHARED
+            or row_bytes(held) != row_bytes(replace(meta, nbytes=chunk.tensor.nbytes))
+        ):
             return None
         if shared == held.num_tokens:
             return held

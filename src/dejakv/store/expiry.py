@@ -6,8 +6,9 @@ rows stay only while prompts that begin with them stay.
 
 import heapq
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from dejakv.errors import StoreError
 from dejakv.store.age import SKEW, Clock, is_older
@@ -64,8 +65,14 @@ class ExpiringStore(WrapperStore):
             self._look()
 
     def put(self, chunk: Chunk) -> bool:
+        return self._put(chunk, self.inner.put)
+
+    def put_part(self, chunk: Chunk) -> bool:
+        return self._put(chunk, super().put_part)
+
+    def _put(self, chunk: Chunk, put: Callable[[Chunk], bool]) -> bool:
         meta = chunk.meta if chunk.meta.created else replace(chunk.meta, created=self._clock())
-        stored = self.inner.put(replace(chunk, meta=meta))
+        stored = put(replace(chunk, meta=meta))
         if stored:
             self._learn(meta)
         return stored
@@ -82,6 +89,10 @@ class ExpiringStore(WrapperStore):
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return (meta for meta in self.inner.metas(partition, epoch) if self._usable(meta))
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        metas, mark = super().added(mark)
+        return [meta for meta in metas if self._usable(meta)], mark
 
     def pin(self, id: str) -> bool:
         return self.meta(id) is not None and super().pin(id)

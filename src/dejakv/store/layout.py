@@ -14,6 +14,7 @@ from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
 from dejakv.store.files import remove_chunk
+from dejakv.store.filesystem import refuse_network
 from dejakv.store.in_use import InUse
 from dejakv.store.marker import FORMAT, Marker, update_marker, write_marker
 
@@ -40,6 +41,7 @@ def open_folder(folder: Path, *, in_front: bool = False) -> tuple[Layout, Catalo
 
     Raises: StoreError if the folder cannot be used.
     """
+    refuse_network(folder)
     try:
         with entrance(folder, make=True) as inside:
             marker = identify(inside)

@@ -7,7 +7,7 @@ import numpy as np
 
 from dejakv.errors import InputError
 from dejakv.identity import Span, exact_key
-from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Tensor
+from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Tensor, as_node
 from dejakv.store.codec import CorruptChunk
 
 AXIS = 3
@@ -30,6 +30,41 @@ def has_its_rows(chunk: Chunk) -> bool:
     """Whether the tensor has a row for each token that the description says it has."""
     shape = chunk.tensor.shape
     return len(shape) == _DIMENSIONS and shape[AXIS] == chunk.meta.num_tokens - chunk.meta.rows_from
+
+
+def delivered(chunk: Chunk) -> Chunk | None:
+    """What one delivery (`TakesParts.put_part`) brings, described as what it is: a node, or with the last rows the prompt. None if
+    it is no part of a prompt's exact state."""
+    meta, shape = chunk.meta, chunk.tensor.shape
+    if meta.kind != KV or meta.parent or meta.position or meta.generation or len(shape) != _DIMENSIONS:
+        return None
+    stop = meta.rows_from + shape[AXIS]
+    if not 0 <= meta.rows_from < stop <= meta.num_tokens or outside_media(stop, meta.spans) != stop:
+        return None
+    try:
+        if meta.id != _key(meta, meta.token_ids, meta.spans):
+            return None
+        return chunk if stop == meta.num_tokens else replace(chunk, meta=as_node(beginning_of(meta, stop)))
+    except InputError:
+        return None
+
+
+def part_ends(tokens: int, most: int, align: int, spans: Sequence[Span] = ()) -> tuple[int, ...]:
+    """Where the parts of a prompt end: each is at most so many tokens long and ends at a multiple of `align`, outside media. One is
+    longer where a medium leaves no other place. The last part ends with the prompt."""
+    ends, start = list[int](), 0
+    step = max(align, most // align * align)
+    while start + step < tokens:
+        end = start + step
+        while end > start and outside_media(end, spans) != end:
+            end -= align
+        if end == start:
+            end = start + step
+            while end < tokens and outside_media(end, spans) != end:
+                end += align
+        start = min(end, tokens)
+        ends.append(start)
+    return tuple(ends) if ends and ends[-1] == tokens else (*ends, tokens)
 
 
 def outside_media(tokens: int, spans: Sequence[Span]) -> int:

@@ -1,6 +1,7 @@
 """A store around another: all behaviour is the inner store's, except for a subclass's own methods."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from dejakv.store.base import (
     Admits,
@@ -11,6 +12,8 @@ from dejakv.store.base import (
     Rows,
     Store,
     StoreStats,
+    TakesParts,
+    TellsNew,
     Touches,
     load_rows,
 )
@@ -25,6 +28,8 @@ class WrapperStore:
         self._touches = inner if isinstance(inner, Touches) else None
         self._pins = inner if isinstance(inner, Pinning) else None
         self._parents = inner if isinstance(inner, Parents) else None
+        self._news = inner if isinstance(inner, TellsNew) else None
+        self._parts = inner if isinstance(inner, TakesParts) else None
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether this prompt's state should be captured; True if the inner store does not decide."""
@@ -49,11 +54,24 @@ class WrapperStore:
         if self._parents is not None:
             self._parents.discard(id)
 
+    def put_part(self, chunk: Chunk) -> bool:
+        """See `TakesParts`; False if the inner store takes no parts."""
+        return self._parts is not None and self._parts.put_part(chunk)
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        """See `TakesParts`."""
+        if self._parts is not None:
+            self._parts.drop_parts(meta, ends)
+
     def meta(self, id: str) -> ChunkMeta | None:
         return self.inner.meta(id)
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         return self.inner.metas(partition, epoch)
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """See `TellsNew`; everything, if the inner store cannot tell."""
+        return self._news.added(mark) if self._news is not None else (list(self.inner.metas()), None)
 
     def delete(self, id: str) -> bool:
         return self.inner.delete(id)

@@ -1,6 +1,8 @@
 """Prompts that begin alike, with state as a model would give it, for tests of what shares it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,15 @@ def part(chunk: Chunk, parent: Chunk | None = None, *, tokens: int = 0, node: bo
     """A chunk's rows after those of its parent, or those of its first tokens as a node."""
     meta = beginning_of(chunk.meta, tokens) if tokens else chunk.meta
     return cut(chunk, as_node(meta) if node else meta, parent.meta if parent else None, meta.num_tokens)
+
+
+def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
+    """A prompt's state in parts, as `TakesParts.put_part` takes them."""
+    data, dtype = chunk.tensor.data, chunk.tensor.dtype
+    return [
+        Chunk(replace(chunk.meta, rows_from=start), Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype))
+        for start, end in pairwise((0, *ends))
+    ]
 
 
 def told_by(store: Store) -> list[str]:

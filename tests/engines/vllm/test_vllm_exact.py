@@ -1,6 +1,9 @@
 """Exact reuse through a real engine: what was computed once is not computed again, and nothing else changes."""
 
-from vllm_harness import EXTENSION, running, tokens, worker_side
+import shutil
+
+from safetensors.torch import load_file, save_file
+from vllm_harness import DOCS, EXTENSION, running, tokens, worker_side
 
 A = tokens(501, 1)
 
@@ -85,3 +88,23 @@ def test_who_did_not_ask_is_told_of_what_is_approximate_alone():
         engine.reset_prefix_cache()
         (blended,) = engine.llm.generate([{"prompt_token_ids": moved}], greedy, use_tqdm=False)
         assert blended.kv_transfer_params["dejakv"]["approximate"]
+
+
+def test_engines_of_other_weights_share_a_folder(tmp_path):
+    """Each finds its own state alone, whoever stored last, and the other's stays."""
+    changed = tmp_path / "changed"
+    shutil.copytree(DOCS, changed)
+    weights = load_file(changed / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    weights[name] = weights[name] * 1.5
+    save_file(weights, changed / "model.safetensors", {"format": "pt"})
+    models, truth = (DOCS, changed), {}
+    for model in models:
+        with running(model, connector=False) as engine:
+            (output,) = engine.ask([A])
+            truth[model] = output.tokens
+    for model, method in [*((model, "none") for model in models), *((model, "exact") for model in models)]:
+        with running(model, {"store_dir": str(tmp_path / "store")}) as engine:
+            (output,) = engine.ask([A])
+            assert (output.told["method"], output.tokens) == (method, truth[model])
+            engine.settle()

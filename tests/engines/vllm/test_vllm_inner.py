@@ -1,16 +1,21 @@
 """A wrapped exact connector, shown with vLLM's example disk connector: it first, ours when it has nothing, no poison in it."""
 
+import inspect
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from counting_connector import CountingStats
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm.connector import DejaKVConnector
 from dejakv.engines.vllm.forwarding import Forwarding
 from dejakv.engines.vllm.inner import Inner
+from dejakv.engines.vllm.stats import DejaKVStats
 from dejakv.errors import ConfigError
 
 A = tokens(330, 71)  # its key is of whole blocks before the last token
@@ -65,6 +70,37 @@ def test_inner_connector(tmp_path):
         assert worker_side().paged is not None
 
 
+COUNTING = {"kv_connector": "CountingConnector", "kv_connector_module_path": "counting_connector"}
+
+
+def test_figures_of_the_wrapped_connector_reach_the_metrics(tmp_path):
+    inner = {**COUNTING, "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    with running(extra={"inner": inner}, disable_hybrid_kv_cache_manager=True) as engine:
+        engine.ask([A])
+        metrics = engine.metrics()
+    assert metrics["vllm:counted_steps"] >= 6
+    assert metrics["vllm:dejakv_lookups"] >= 1
+
+
+def test_figures_of_both_survive_the_way_to_another_process():
+    one, two = (DejaKVStats({"loads": n}, CountingStats({"steps": n}), COUNTING) for n in (1, 2))
+    sent = json.loads(json.dumps(one.aggregate(two).to_dict()))
+    found = DejaKVConnector.build_kv_connector_stats(sent)
+    assert found == DejaKVStats({"loads": 3}, CountingStats({"steps": 3}), COUNTING)
+    assert found.reduce() == {"loads": 3, "inner:steps": 3}
+    alone = DejaKVStats({"loads": 1})
+    assert alone.aggregate(two).reduce() == two.aggregate(alone).reduce() == {"loads": 3, "inner:steps": 2}
+    assert DejaKVConnector.build_kv_connector_stats(alone.to_dict()) == alone
+    assert DejaKVStats(inner=CountingStats()).is_empty()
+    assert not DejaKVStats(inner=CountingStats({"steps": 1})).is_empty()
+
+
+def test_figures_are_found_below_multi_connector():
+    """vLLM goes by the connector's name there, and its logger ends the server if it does not know it."""
+    sent = {"DejaKVConnector": {"loads": 2}}
+    assert MultiConnector.build_kv_connector_stats(sent).data == {"DejaKVConnector": DejaKVStats({"loads": 2})}
+
+
 def test_unknown_inner_connector():
     with (
         pytest.raises(ConfigError, match="inner connector 'Nobody'"),
@@ -83,10 +119,25 @@ def test_the_whole_interface_is_wrapped():
         "get_loaded_kv_cache_group_ids",  # one group, see `refusals`
         "supports_divergent_local_hybrid_hits",  # hybrid models are refused
         "set_xfer_handshake_metadata_pp_aware",  # pipeline parallelism is refused
-        "get_external_cache_hit_sources",  # one tier
         "register_finished_partial_tail",  # for recurrent layers, which are refused
     }  # fmt: skip
     assert asked - ours == left
+
+
+FORWARDED = [name for name, each in vars(Forwarding).items() if inspect.isfunction(each)]
+
+
+@pytest.mark.parametrize("name", FORWARDED)
+def test_each_call_that_is_not_ours_reaches_the_wrapped_connector(name):
+    ours = object.__new__(DejaKVConnector)
+    given = [SimpleNamespace(request_id="r") for _ in list(inspect.signature(getattr(Forwarding, name)).parameters)[1:]]
+    noted = []
+    ours._inner = Inner(SimpleNamespace(**{name: lambda *args: noted.append(args) or True}), isolated=True)
+    ours._inner._chosen["r"] = 1
+    answer = getattr(ours, name)(*given)
+    assert noted == [tuple(given)]
+    returns = inspect.signature(getattr(KVConnectorBase_V1, name)).return_annotation
+    assert answer is True or returns is None or returns is inspect.Signature.empty
 
 
 def test_class_methods_are_those_of_the_wrapped_class(monkeypatch):

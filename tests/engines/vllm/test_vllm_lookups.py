@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dejakv.cache import HierarchicalCache
+from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.guards.threshold import ThresholdGuard
@@ -18,6 +19,7 @@ from dejakv.store.memory import MemoryStore
 STORED = tuple(range(100, 300))
 LONGER = (*STORED[:160], *range(400, 480))
 OTHER = tuple(range(600, 800))
+ADAPTERS: Any = SimpleNamespace(epoch_of=lambda lora: "e")
 BLEND = ConnectorSettings(mode="blend", lookup_timeout_s=30.0)
 
 
@@ -66,7 +68,7 @@ def level() -> SlowText:
 def lookups(level: SlowText) -> Any:
     guards = (ThresholdGuard({level.name: 0.8}),)
     cache = HierarchicalCache(MemoryStore(), [level], guards, BLEND.cache_config())
-    made = Lookups(cache, BLEND, SimpleNamespace(epoch_of=lambda lora: "e"), lambda ids: f"a text of {len(ids)}")
+    made = Lookups(cache, BLEND, ADAPTERS, lambda ids: f"a text of {len(ids)}")
     yield made
     level.go.set()
     made.close()
@@ -129,6 +131,9 @@ def test_an_encoder_that_fails_costs_its_own_hits(lookups: Lookups, level: SlowT
     assert (found.method, found.level) == ("exact", "prefix")
     assert found.save is not None
     assert "ZeroDivisionError" in found.reason
+    counts = Counts()
+    counts.looked_up(found)
+    assert counts.take()["comparisons_failed|ZeroDivisionError"] == 1
 
 
 def test_what_was_evicted_before_it_was_confirmed_is_not_found_and_stored_again(lookups: Lookups) -> None:
@@ -151,3 +156,13 @@ def test_a_confirmation_is_seen_by_the_next_lookup(lookups: Lookups, monkeypatch
     assert not lookup.answer.done()
     slow.set()
     assert lookup.answer.result(5).level == "exact_text"
+
+
+def test_what_is_kept_has_the_lifetime_of_the_settings_or_the_requests_shorter_one() -> None:
+    settings = ConnectorSettings(ttl=60)
+    lookups = Lookups(HierarchicalCache(MemoryStore(), config=settings.cache_config()), settings, ADAPTERS)
+    for wish, ttl in ((Wish("exact"), 60), (Wish("exact", ttl=5), 5), (Wish("exact", ttl=500), 60)):
+        meta = lookups.submit(request(STORED), wish).answer.result(5).save
+        assert meta is not None
+        assert meta.ttl == ttl
+    lookups.close()

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 
 from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.found import Found
+from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.messages import Loaded, StepReport
 from dejakv.engines.vllm.ranks import Answers, EveryRank, settings_of_rank
+from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.scheduler import SchedulerSide
-from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tracked import Tracked
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
+from dejakv.testing.prompts import check_whole, deliveries, prompt_chunk
 
 META = ChunkMeta("a", "default", "e", (1, 2), "", "")
 
@@ -138,4 +144,46 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
     assert {meta.id for meta in view.metas()} == {"b"}
     assert view.delete("b")
     assert not list(view.metas())
+    view.close()
+
+
+def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
+    """One that has no room yet makes all repeat the part, which the others take as stored; one that fails ends it for all."""
+    ranks = [DeltaStore(DiskStore(tmp_path / str(rank))) for rank in range(2)]
+    view, long = EveryRank(ranks), prompt_chunk(range(100))
+    indexed, counts = [], Counts()
+    side = _side(stored=indexed.append, drop_parts=view.drop_parts)
+    side.saves.counts, side.saves.size = counts, PartSize(32, 16)
+    request = SimpleNamespace(request_id="r", lora_request=None)
+    side.lookups.adapters.may_store = lambda lora: True
+    parts = dict(zip([(0, 32), (32, 64), (64, 96), (96, 100)], deliveries(long, (32, 64, 96, 100)), strict=True))
+
+    def ordered():
+        (save,), _ = side.saves.take()
+        return save.rows
+
+    def tried(fails=None):
+        tracked = Tracked(request, Wish(), None, 0.0, found=Found(save=long.meta))
+        assert side.saves.order(tracked, (1, 2, 3), release=True)
+        for rows in parts:
+            assert ordered() == rows
+            if rows == (32, 64):
+                assert ranks[0].put_part(parts[rows])
+                side.heard(StepReport([long.meta.id], [(long.meta.id, BACKLOG)]))
+                assert ordered() == rows
+                if fails:
+                    side.heard(StepReport([long.meta.id], [(long.meta.id, fails)]))
+                    return
+            for store in ranks:
+                assert store.put_part(parts[rows])
+            side.heard(StepReport([long.meta.id, long.meta.id]))
+
+    tried(fails="error: disk full")
+    assert [list(store.inner.metas()) for store in ranks] == [[], []]
+    assert (side.saves.take(), side.saves.pending) == (([], frozenset({"r"})), {})
+    tried()
+    assert indexed == [long.meta]
+    assert [meta.id for meta in view.metas()] == [long.meta.id]
+    check_whole(ranks[0], [long])
+    assert counts.take() == {"saves_dropped|error": 1, "saves": 1}
     view.close()

@@ -1,6 +1,7 @@
 # pyright: reportMissingImports=false
 """Puts the two sides of the connector together from a vLLM config. Whatever is wrong with the settings is said here."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
 from dejakv.engines.vllm.lockstep import ALONE, Ranks
+from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
@@ -25,6 +27,7 @@ from dejakv.engines.vllm.settings import NO_ENCODER, ConnectorSettings
 from dejakv.engines.vllm.stores import open_store
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError
+from dejakv.identity import BLOCK_TOKENS
 from dejakv.identity import epoch_of as fingerprint_of
 from dejakv.reuse.sentences import sentence_ends
 
@@ -58,7 +61,18 @@ def make_scheduler_side(
         lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     tokens = compat.hash_block_tokens(kv_cache_config)
-    return SchedulerSide(settings, lookups, tokens, counts, max_tokens=budget, ranks=ranks)
+    size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
+    return SchedulerSide(settings, lookups, tokens, counts, max_tokens=budget, ranks=ranks, size=size)
+
+
+def part_size(settings: ConnectorSettings, kv_cache_config: Any) -> PartSize:
+    """Which prompts one rank stores in parts: those whose copy is larger than `max_pending_bytes`. A part is half of that, since its
+    state is put in order in memory of its own."""
+    row = compat.bytes_per_token(kv_cache_config)
+    align = math.lcm(compat.block_tokens(kv_cache_config), BLOCK_TOKENS)
+    most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
+    tokens = settings.max_pending_bytes // 2 // row
+    return PartSize(max(align, tokens) if settings.max_pending_bytes else 0, align, most)
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:

@@ -54,15 +54,15 @@ def require_usable(*, blend: bool, version: str | None = None) -> None:
     log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
 
 
-def recompute_failed_loads(scheduler: Any) -> None:
-    """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
-    policy right after it made the connector; vLLM's default is to fail the request)."""
-    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+def register(connector: type) -> None:
+    """Makes a connector known by its name: MultiConnector looks up the classes of statistics by that alone
+    (`v1/multi_connector.py`), and an unknown one ends the server."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-
-def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
-    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
-    scheduler._handle_failed_recving(request_ids)
+    try:
+        KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
+    except ValueError:
+        log.debug("%s is registered already", connector.__name__)
 
 
 def calling_scheduler() -> Any:
@@ -136,6 +136,12 @@ def hash_block_tokens(kv_cache_config: Any) -> int:
 def block_tokens(kv_cache_config: Any) -> int:
     """Tokens in one KV block."""
     return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+
+
+def bytes_per_token(kv_cache_config: Any) -> int:
+    """Bytes of KV for one token in all layers, on one rank."""
+    group = kv_cache_config.kv_cache_groups[0]
+    return len(group.layer_names) * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
 
 
 def attention_layers(vllm_config: Any, names: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "vllm.v1.core.sched.output",
         "SchedulerOutput",
-        ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_cached_reqs"),
+        ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_cached_reqs", "preempted_req_ids"),
     ),
     ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "num_computed_tokens")),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("block_pool", "get_block_ids")),

@@ -1,8 +1,19 @@
 # pyright: reportMissingImports=false
-"""The part of `compat` that acts on vLLM's scheduler: its budget, and requests that nobody sent. Read for 0.32."""
+"""The part of `compat` that acts on vLLM's scheduler: its budget, failed loads, and requests that nobody sent. Read for 0.32."""
 
 import sys
 from typing import Any
+
+
+def recompute_failed_loads(scheduler: Any) -> None:
+    """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
+    policy right after it made the connector; vLLM's default is to fail the request)."""
+    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
+    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
+    scheduler._handle_failed_recving(request_ids)
 
 
 def leave_room(scheduler: Any, tokens: int) -> None:

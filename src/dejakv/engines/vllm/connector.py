@@ -25,7 +25,7 @@ from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.forwarding import Forwarding
 from dejakv.engines.vllm.generations import UNCLEAN
-from dejakv.engines.vllm.inner import open_inner
+from dejakv.engines.vllm.inner import inner_config, open_inner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.promoting import Promoting
@@ -53,9 +53,9 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         self._worker: WorkerSide | None = None
         if scheduling:
             scheduler = compat.calling_scheduler()
-            compat.recompute_failed_loads(scheduler)
+            compat_scheduler.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
-            self._scheduler.fail_loads = partial(compat.fail_loads, scheduler)
+            self._scheduler.fail_loads = partial(compat_scheduler.fail_loads, scheduler)
             self._scheduler.leave_room = partial(compat_scheduler.leave_room, scheduler)
             self._scheduler.promoting = Promoting(
                 partial(compat_scheduler.add_again, scheduler),
@@ -218,8 +218,9 @@ class DejaKVConnector(Forwarding, SupportsHMA):
     # Both
 
     def get_kv_connector_stats(self) -> DejaKVStats | None:
-        values = self._counts.take()
-        return DejaKVStats(data=values) if values else None
+        theirs = None if self._inner is None else self._inner.connector.get_kv_connector_stats()
+        stats = DejaKVStats(self._counts.take(), theirs, self.settings.inner)
+        return None if stats.is_empty() else stats
 
     def shutdown(self) -> None:
         if self._scheduler is not None:
@@ -231,10 +232,19 @@ class DejaKVConnector(Forwarding, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DejaKVStats:
-        return DejaKVStats(data=data or {})
+        return DejaKVStats.of(data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> DejaKVPromMetrics:
-        return DejaKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        config = inner_config(vllm_config, vllm_config.kv_transfer_config.kv_connector_extra_config)
+        inner = (
+            None
+            if config is None
+            else config[0].build_prom_metrics(config[1], metric_types, labelnames, per_engine_labelvalues)
+        )
+        return DejaKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, inner)
+
+
+compat.register(DejaKVConnector)

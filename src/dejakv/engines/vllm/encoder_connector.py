@@ -25,6 +25,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorWorkerMetadata,
 )
 
+from dejakv.config.expiry import LifetimeSettings
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
@@ -39,8 +40,8 @@ from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
 
 
 @dataclass(frozen=True)
-class EncoderSettings:
-    """Keys of `ec_connector_extra_config`.
+class EncoderSettings(LifetimeSettings):
+    """Keys of `ec_connector_extra_config`, beside `ttl` (`LifetimeSettings`).
 
     store_dir         folder for outputs that outlive the process; without it they live in this process's memory
     max_bytes         budget in memory, max_entries likewise; disk_bytes of the folder
@@ -64,7 +65,7 @@ class EncoderSettings:
 
     def open(self) -> VisualKVCache:
         disk = DiskTier.open(Path(self.store_dir).expanduser(), self.disk_bytes) if self.store_dir else None
-        return VisualKVCache(self.max_entries, self.max_bytes, policy=self.policy, disk=disk)
+        return VisualKVCache(self.max_entries, self.max_bytes, policy=self.policy, disk=disk, ttl=self.ttl)
 
 
 @dataclass

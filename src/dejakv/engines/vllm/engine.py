@@ -170,8 +170,8 @@ class VLLMEngine(ModelEmbeddings):
         ran = asked(self._shared.llm.llm_engine, str(next(self._shared.numbers)), rendered, params, began, on_token)
         latency = time.perf_counter() - began
         answer, told = ran.output.outputs[0], (ran.output.kv_transfer_params or {}).get("dejakv") or {}
-        if self.arm == "cache" and len(answer.token_ids) == 1:
-            compat.settle(self._shared.llm)  # over in the step of its prefill: the copy of its state is the next step's
+        if self.arm == "cache":
+            compat.settle(self._shared.llm)  # the copy of its state, or of parts of it, may be the next steps'
         tokens = tuple(int(token) for token in answer.token_ids)
         return Completion(
             text=answer.text.strip(),

@@ -56,6 +56,12 @@ class Forwarding(KVConnectorBase_V1):
         if self._inner is not None:
             self._inner.connector.set_xfer_handshake_metadata(metadata)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """By tier: the wrapped connector's, where it loads the request's state."""
+        if self._inner is not None and self._inner.loads(request.request_id):
+            return self._inner.connector.get_external_cache_hit_sources(request, num_external_tokens)
+        return super().get_external_cache_hit_sources(request, num_external_tokens)
+
     # Worker side
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:

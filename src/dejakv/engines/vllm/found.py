@@ -15,6 +15,7 @@ class Found:
     tokens  leading tokens of the prompt that the donors' state covers (for blend: all that is mapped)
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
+    failed  what went wrong when prompts were compared as text, if something did
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
     """
 
@@ -27,6 +28,7 @@ class Found:
     key: str = ""
     save: ChunkMeta | None = None
     seconds: float = 0.0
+    failed: str = ""
     instead: "Found | None" = None
 
     @property

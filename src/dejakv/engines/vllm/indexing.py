@@ -2,10 +2,11 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dejakv.cache import HierarchicalCache
-from dejakv.store.base import ChunkMeta, TellsNew
+from dejakv.store.base import ChunkMeta, TakesParts, TellsNew
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -37,6 +38,11 @@ class Indexing:
     def drop(self, id: str) -> None:
         """Takes a chunk out of the store, since nobody is to find it."""
         self._pool.submit(self._cache.store.delete, id)
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        """Removes what was delivered of a prompt, but for what others need."""
+        if isinstance(self._cache.store, TakesParts):
+            self._pool.submit(self._cache.store.drop_parts, meta, ends)
 
     @property
     def last(self) -> "Future[None] | None":

@@ -32,16 +32,27 @@ def inner_class(extra: Mapping[str, Any]) -> type[KVConnectorBase_V1] | None:
     return _class_of(_config(config, "kv_both", None), config) if config else None
 
 
+def inner_config(vllm_config: Any, extra: Mapping[str, Any]) -> tuple[type[KVConnectorBase_V1], Any] | None:
+    """The class of the connector that `inner` names, and the configuration that it is made with; None if it names none.
+
+    Raises: ConfigError for a name or fields that vLLM does not know.
+    """
+    inner = extra.get("inner")
+    if not inner:
+        return None
+    config, outer = copy.copy(vllm_config), vllm_config.kv_transfer_config
+    config.kv_transfer_config = _config(inner, outer.kv_role, outer.engine_id)
+    return _class_of(config.kv_transfer_config, inner), config
+
+
 def open_inner(
     settings: ConnectorSettings, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
 ) -> "Inner | None":
     """The connector that `settings.inner` names, None if it names none. Raises ConfigError if it cannot be made."""
-    if not settings.inner:
+    found = inner_config(vllm_config, {"inner": settings.inner})
+    if found is None:
         return None
-    config = copy.copy(vllm_config)
-    outer = vllm_config.kv_transfer_config
-    config.kv_transfer_config = _config(settings.inner, outer.kv_role, outer.engine_id)
-    made = _class_of(config.kv_transfer_config, settings.inner)
+    made, config = found
     try:
         return Inner(made(config, role, kv_cache_config), settings.inner_isolated)
     except _ERRORS as error:
@@ -124,6 +135,10 @@ class Inner:
         mine = external if self._chosen.get(request.request_id) == external and external > 0 else 0
         self.connector.update_state_after_alloc(request, blocks, mine)
         return mine
+
+    def loads(self, request_id: str) -> bool:
+        """Whether the state that is loaded for this request is the inner connector's."""
+        return self._chosen.get(request_id, 0) > 0
 
     def plan_step(self, output: Any) -> Any:
         """The inner connector's orders for this step; requests that it may not see are taken out of what it is shown."""

@@ -99,7 +99,7 @@ class Lookups:
         try:
             if indexed is not None:
                 indexed.result()
-            prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request))
+            prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request), wish.ttl)
             ask, instead = wish.ask(), ""
             if ask.mode == "blend" and prepared.spans:
                 ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
@@ -141,7 +141,8 @@ class Lookups:
                 again = told(decision)
                 found = replace(again, key=found.key, save=found.save)
         except Exception as error:
-            found = replace(found, reason=f"prompts could not be compared: {type(error).__name__}: {error}")
+            kind = type(error).__name__
+            found = replace(found, reason=f"prompts could not be compared: {kind}: {error}", failed=kind)
         finally:
             self._room.release()
         if ask is not None:

@@ -44,12 +44,14 @@ class Save:
 
     generation  in which the prompt was computed: the copy of another one is not made
     release     request whose blocks wait for this copy, if any
+    rows        tokens of one part of a long prompt, `[first, stop)`, of which the first begins a block; None: all
     """
 
     meta: ChunkMeta
     block_ids: tuple[int, ...]
     generation: int
     release: str | None = None
+    rows: tuple[int, int] | None = None
 
 
 @dataclass
@@ -61,6 +63,8 @@ class StepPlan(KVConnectorMetadata):
     room        tokens that vLLM's budget for the step has left
     begin       requests whose blends all ranks have fetched and begin now; a single rank begins by itself
     drop        requests whose blends are given up by all ranks, and why
+    releases    requests whose blocks are not waited for any more
+    storing     parts of long prompts are being stored, of which the next can only be ordered when they are
     generation  a number that the worker has not seen yet makes it read its weights (`watch`)
     """
 
@@ -72,6 +76,8 @@ class StepPlan(KVConnectorMetadata):
     room: int = 0
     begin: list[str] = field(default_factory=list[str])
     drop: dict[str, str] = field(default_factory=dict[str, str])
+    releases: frozenset[str] = frozenset()
+    storing: bool = False
     inner: Any = None
 
 

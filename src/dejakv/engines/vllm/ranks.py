@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats, TellsNew
+from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats, TakesParts, TellsNew
 
 Answer = TypeVar("Answer")
 
@@ -65,6 +65,15 @@ class EveryRank:
     def put(self, chunk: Chunk) -> bool:
         """Refused: a rank's worker stores its own part."""
         return False
+
+    def put_part(self, chunk: Chunk) -> bool:
+        """Refused, as `put`."""
+        return False
+
+    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
+        for store in self._stores:
+            if isinstance(store, TakesParts):
+                store.drop_parts(meta, ends)
 
     def get(self, id: str) -> Chunk | None:
         """None: a rank's worker reads its own part."""

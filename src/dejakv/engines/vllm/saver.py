@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from dejakv.store.base import Chunk, Store
+from dejakv.store.base import Chunk, Store, TakesParts
 
 log = logging.getLogger("dejakv.vllm")
+
+BACKLOG = "backlog: the store is slower than the prompts"
 
 Make = Callable[[], AbstractContextManager[Chunk]]
 """Makes the chunk; its memory may be used for something else when the context ends."""
@@ -18,13 +20,13 @@ class Saver:
     """Takes copies of KV and stores them one after the other. What does not fit the queue is dropped, with the reason.
 
     max_pending_bytes  copies that wait; more would only pile up in memory behind a slow store. A larger one is taken where none
-                       waits: no other time is better
+                       waits: no other time is better. The scheduler's side orders prompts that are larger in parts (`long_saves`)
     """
 
     def __init__(self, store: Store, max_pending_bytes: int) -> None:
         self._store = store
         self._limit = max_pending_bytes
-        self._queue: deque[tuple[str, int, Make]] = deque()
+        self._queue: deque[tuple[str, int, Make, bool]] = deque()
         self._pending = 0
         self._stored: list[str] = []
         self._dropped: dict[str, str] = {}
@@ -38,7 +40,7 @@ class Saver:
         with self._ready:
             if not self._closing and (not self._pending or self._pending + nbytes <= self._limit):
                 return True
-            self._dropped[chunk_id] = "backlog: the store is slower than the prompts"
+            self._dropped[chunk_id] = BACKLOG
             return False
 
     def drop(self, chunk_id: str, why: str) -> None:
@@ -46,9 +48,10 @@ class Saver:
         with self._ready:
             self._dropped[chunk_id] = why
 
-    def submit(self, chunk_id: str, nbytes: int, make: Make) -> None:
+    def submit(self, chunk_id: str, nbytes: int, make: Make, *, part: bool = False) -> None:
+        """Stores a chunk that is made then; `part`: some rows of it (`TakesParts`)."""
         with self._ready:
-            self._queue.append((chunk_id, nbytes, make))
+            self._queue.append((chunk_id, nbytes, make, part))
             self._pending += nbytes
             self._ready.notify_all()
 
@@ -58,6 +61,12 @@ class Saver:
             stored, self._stored = self._stored, []
             dropped, self._dropped = self._dropped, {}
         return stored, dropped
+
+    def wait_for_one(self, timeout: float) -> None:
+        """Waits until one of those that are pending is stored, at most so many seconds."""
+        with self._ready:
+            before = self._pending
+            self._ready.wait_for(lambda: not self._pending or self._pending < before, timeout)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until nothing is pending; False if that took longer than `timeout` seconds."""
@@ -72,16 +81,21 @@ class Saver:
             self._ready.notify_all()
         self._thread.join(1.0)
 
+    def _put(self, chunk: Chunk, part: bool) -> bool:
+        if not part:
+            return self._store.put(chunk)
+        return isinstance(self._store, TakesParts) and self._store.put_part(chunk)
+
     def _run(self) -> None:
         while True:
             with self._ready:
                 self._ready.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return
-                chunk_id, nbytes, make = self._queue.popleft()
+                chunk_id, nbytes, make, part = self._queue.popleft()
             try:
                 with make() as chunk:
-                    why = "" if self._store.put(chunk) else "refused: the store did not take it"
+                    why = "" if self._put(chunk, part) else "refused: the store did not take it"
             except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
                 why = f"error: {type(error).__name__}: {error}"
                 log.warning("the state of a prompt was not stored: %s", why)

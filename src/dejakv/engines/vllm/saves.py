@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.long_saves import LongSaves, PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.ranks import Answers
+from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.tracked import Tracked
-from dejakv.store.base import ROWS, ChunkMeta
+from dejakv.store.base import KV, ROWS, ChunkMeta
 
 RESET = "a reset: the weights may have changed"
 
@@ -19,6 +21,7 @@ class Saves:
     """Orders to the worker, and what becomes of them.
 
     ranks     workers that each store their part of the heads
+    size      which prompts are stored in parts
     pending   what was ordered and is not confirmed, by chunk id
     """
 
@@ -26,12 +29,14 @@ class Saves:
     counts: Counts
     generations: Generations
     ranks: int
+    size: PartSize = field(default_factory=PartSize)
     pending: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
     _orders: list[Save] = field(default_factory=list[Save])
     _outdated: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self._heard = Answers[str](self.ranks)
+        self._long = LongSaves(lambda meta, ends: self.lookups.index.drop_parts(meta, ends), self._over)
 
     def order(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
         """Has the state of a computed prompt stored, if it is wanted, of a blended one its new text alone; `release`: its blocks wait
@@ -47,9 +52,9 @@ class Saves:
             self.counts.add("saves_dropped", why)
             return False
         for meta in metas:
+            if not self._ordered(meta, tracked.request.request_id, block_ids, release=release, last=meta is metas[-1]):
+                return False
             self.pending[meta.id] = meta
-            waits = tracked.request.request_id if release and meta is metas[-1] else None
-            self._orders.append(Save(meta, tuple(block_ids), self.generations.number, waits))
         return True
 
     def _to_save(self, tracked: Tracked) -> list[ChunkMeta]:
@@ -61,18 +66,58 @@ class Saves:
         tracked.kept = self.lookups.rows_of(meta, loaded.kept)
         return tracked.kept
 
-    def take(self) -> list[Save]:
-        """This step's orders."""
+    def _ordered(
+        self, meta: ChunkMeta, request_id: str, block_ids: Sequence[int], *, release: bool, last: bool
+    ) -> bool:
+        """Orders one save, or its first part; False if it is too large. Blocks are released by the `last` one of a request."""
+        generation, ends = self.generations.number, self.size.ends(meta) if meta.kind == KV else (meta.num_tokens,)
+        if len(ends) == 1:
+            waits = request_id if release and last else None
+            self._orders.append(Save(meta, tuple(block_ids), generation, waits))
+        elif self.size.most and meta.num_tokens > self.size.most:
+            self.counts.add("saves_dropped", "too large: the prompt's state is larger than max_bytes")
+            return False
+        else:
+            self._long.add(meta, request_id, block_ids, ends, generation, held=release)
+        return True
+
+    def preempted(self, request_id: str) -> bool:
+        """A request has lost its blocks. True if its state was being stored, and is not any more."""
+        return self._long.preempted(request_id)
+
+    def take(self) -> tuple[list[Save], frozenset[str]]:
+        """This step's orders, and requests whose blocks need not wait any more."""
         orders, self._orders = self._orders, []
-        return orders
+        parts, releases = self._long.take()
+        return orders + parts, frozenset(releases)
+
+    @property
+    def storing(self) -> bool:
+        """Whether prompts are being stored in parts."""
+        return len(self._long) > 0
+
+    def finished(self, request_id: str, *, lost: bool) -> bool:
+        """A request is over whose state may be under way; `lost`: its blocks cannot be kept. Whether they must wait for a copy."""
+        return self._long.finished(request_id, lost=lost)
 
     def heard(self, chunk_id: str, problem: str) -> None:
         """A rank has stored its part of a chunk, or has not, and why."""
         problems = self._heard.add(chunk_id, problem)
         if problems is None:
             return
+        severe = sorted(filter(None, problems), key=BACKLOG.__eq__)  # another problem is not mended by another try
+        why = self._long.heard(chunk_id, severe[0] if severe else "")
+        if why is not None:
+            self._over(chunk_id, why)
+
+    def outdate(self) -> None:
+        """The weights may have changed: what is under way is not indexed."""
+        self._outdated.update(self.pending)
+        self._long.end_all(RESET)
+
+    def _over(self, chunk_id: str, why: str) -> None:
+        """Nothing more comes of a save. `why` it was not made, if it was not."""
         meta = self.pending.pop(chunk_id, None)
-        why = next(filter(None, problems), "")
         if why:
             self.counts.add("saves_dropped", why)
         elif chunk_id in self._outdated and meta is not None:
@@ -85,10 +130,6 @@ class Saves:
             else:
                 self.counts.add("saves")
         self._outdated.discard(chunk_id)
-
-    def outdate(self) -> None:
-        """The weights may have changed: what is under way is not indexed."""
-        self._outdated.update(self.pending)
 
     def of_no_use(self, tracked: Tracked) -> str:
         """Why a request's state is neither stored nor put together from what is stored; empty if it may be."""

@@ -14,6 +14,7 @@ from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
 from dejakv.engines.vllm.promoting import Promoting
@@ -32,6 +33,7 @@ class SchedulerSide:
     hash_tokens  tokens behind one entry of `Request.block_hashes`
     no_blend     why blend is not possible here, empty if it is
     max_tokens   tokens that vLLM computes in a step at most
+    size         which prompts are stored in parts
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
@@ -47,6 +49,7 @@ class SchedulerSide:
     no_blend: str = ""
     max_tokens: int = 0
     ranks: int = 1
+    size: PartSize = field(default_factory=PartSize)
     leave_room: Callable[[int], None] = lambda tokens: None
     fail_loads: Callable[[set[str]], None] = lambda ids: None
     unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
@@ -56,7 +59,7 @@ class SchedulerSide:
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
-        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks)
+        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
         self.promoting = Promoting()
         self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
         self._loads_heard = Answers[Loaded](self.ranks)
@@ -147,6 +150,9 @@ class SchedulerSide:
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """This step's orders. `blocks_of(request_id)` are a request's block ids."""
+        for request_id in output.preempted_req_ids or ():
+            if self.saves.preempted(request_id):
+                self.requests[request_id].saved = False
         cached = output.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             tracked = self.requests.get(request_id)
@@ -157,7 +163,8 @@ class SchedulerSide:
         running = [tracked for tracked in scheduled if tracked is not None]
         self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
         computing = any(not tracked.saved for tracked in running)
-        idle, saves = output.total_num_scheduled_tokens == 0, self.saves.take()
+        idle = output.total_num_scheduled_tokens == 0
+        saves, releases = self.saves.take()
         if idle:
             waiting = [t.lookup.answer for t in self.requests.values() if t.lookup is not None and t.found is None]
             if waiting and not self._loads and not saves:
@@ -169,7 +176,8 @@ class SchedulerSide:
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
         self.leave_room(self.blends.room)
         begin, drop = self.blends.orders()
-        return StepPlan(loads, saves, idle, computing, self.generations.number, room, begin, drop)
+        number, storing = self.generations.number, self.saves.storing
+        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing)
 
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
@@ -192,13 +200,15 @@ class SchedulerSide:
             self.reset(CHANGED)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
-        """The request is over. True if its blocks must wait for a copy; and what the client is told."""
+        """The request is over. True if its blocks must wait for a copy; and what the client is told. `block_ids`: none where a
+        wrapped connector has them, and frees them when it likes."""
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return False, {}
         if tracked.repeats and tracked.rekeyed is not None:
             self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
-        holds, aborted = False, was_aborted(request)
+        aborted = was_aborted(request)
+        holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         if self.promoting.ended(request.request_id, aborted=aborted):
             self.counts.add("promotions")
         if self.settings.promote and tracked.approximate and not aborted and tracked.to_save() is not None:

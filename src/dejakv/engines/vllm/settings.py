@@ -1,5 +1,6 @@
 """All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.config.blend import BlendSettings
+from dejakv.config.expiry import LifetimeSettings
 from dejakv.config.keep import BudgetSettings
 from dejakv.config.text import TextSettings
 from dejakv.errors import ConfigError
@@ -23,8 +25,8 @@ Timeout = Annotated[float, Within(0, above=True)]
 
 
 @dataclass(frozen=True)
-class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
-    """Keys of `kv_connector_extra_config`, beside those of the three classes it is made of.
+class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSettings):
+    """Keys of `kv_connector_extra_config`, beside those of the four classes it is made of.
 
     mode               what a request gets that asks for nothing: `exact` or `blend`
     modes              what a request may choose; by default `off`, `exact` and `mode`
@@ -32,12 +34,13 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
     min_tokens         shorter prompts are neither looked up nor stored
     max_tokens         longer prompts are not stored; 0 for no limit
     min_new_tokens     a prompt is stored only if no stored chunk covers all but this many of its tokens
-    max_pending_bytes  saves under way; a save beyond it is dropped and counted
+    max_pending_bytes  saves under way; a save beyond it is dropped and counted, and a larger one made in parts
     refresh_s          how often other processes' chunks are looked for; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
     index_encoder      `none`: only copied text is looked for, and donors that a request names
     promote            prompts that were blended are computed exactly, and stored, when nothing else runs
+    encoder_threads    of a sentence encoder, which runs in a process of its own: the engine loop is this one's
     blend_max_share    share of rows above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
     inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
@@ -56,6 +59,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
     load_timeout_s: Timeout = 10.0
     index_encoder: str = NO_ENCODER
     promote: bool = False
+    encoder_threads: Positive = 1
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
     inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -103,7 +107,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings):
         """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
         shared = {
             item.name: getattr(self, item.name)
-            for part in (TextSettings, BlendSettings, BudgetSettings)
+            for part in (TextSettings, BlendSettings, BudgetSettings, LifetimeSettings)
             for item in fields(part)
         }
         if self.max_bytes:
@@ -135,6 +139,7 @@ class Wish:
     threshold: float | None = None
     no_store: bool = False
     donors: tuple[str, ...] = ()
+    ttl: float | None = None
     problem: str = ""
 
     def ask(self) -> Ask:
@@ -155,9 +160,9 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor", "donors"})
+        unknown = sorted(str(name) for name in set(asked) - {"mode", "threshold", "no_store", "donor", "donors", "ttl"})
         if unknown:
-            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donors")
+            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store, ttl and donors")
         mode = asked.get("mode", settings.mode)
         if mode not in MODES:
             return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
@@ -171,6 +176,9 @@ class Wish:
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
+        ttl = asked.get("ttl")
+        if ttl is not None and not (isinstance(ttl, int | float) and not isinstance(ttl, bool) and 0 < ttl < math.inf):
+            return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
         donor, donors = asked.get("donor"), asked.get("donors")
         if donor is not None and not isinstance(donor, str):
             return refuse("donor is no string")
@@ -185,4 +193,10 @@ class Wish:
             return refuse(
                 f"{len(named)} donors: the server takes state of at most blend_donors={settings.blend_donors}"
             )
-        return cls(cast(Mode, mode), None if threshold is None else float(threshold), no_store, named)
+        return cls(
+            cast(Mode, mode),
+            None if threshold is None else float(threshold),
+            no_store,
+            named,
+            None if ttl is None else float(ttl),
+        )

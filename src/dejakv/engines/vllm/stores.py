@@ -9,6 +9,7 @@ from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
+from dejakv.store.expiry import ExpiringStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.open import store_of
 
@@ -56,8 +57,8 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
         # Most prompts are never asked for again: only what is read is worth a place in memory.
         if writing:
             return store_of(config, memory_fill="read")
-        return DeltaStore(DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy))
+        return ExpiringStore(DeltaStore(DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)))
     if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
         raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
-    shared = DeltaStore(_memory.open(vllm_config.kv_transfer_config.engine_id, settings))
+    shared = ExpiringStore(DeltaStore(_memory.open(vllm_config.kv_transfer_config.engine_id, settings)))
     return AdmittingStore(shared, Admission(0, config.second_sight, config.max_write_rate)) if writing else shared

@@ -13,7 +13,7 @@ from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.mixer import Mixer
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
@@ -76,6 +76,9 @@ class WorkerSide:
                 self.saver.drop(save.meta.id, "a reset: the weights may have changed")
             if save.release is not None:
                 self._released.add(save.release)
+        self._released |= plan.releases
+        if plan.idle and plan.storing and not len(self.loads):
+            self.saver.wait_for_one(IDLE_WAIT_S)  # nothing is computed: leave the processor to it
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
@@ -106,28 +109,31 @@ class WorkerSide:
             self.saver.drop(save.meta.id, self.watch.problem)
             return
         tokens = save.meta.num_tokens
-        nbytes = tokens * self.paged.bytes_per_token
-        if isinstance(self.store, AdmittingStore) and not self.store.wants(save.meta.id, tokens, save.meta.partition):
+        first, stop = save.rows or (0, tokens)
+        nbytes = (stop - first) * self.paged.bytes_per_token
+        wants = self.store.wants if isinstance(self.store, AdmittingStore) and not first else None
+        if wants is not None and not wants(save.meta.id, tokens, save.meta.partition):
             self.saver.drop(save.meta.id, "admission: the store does not want it")
             return
         if not self.saver.has_room(save.meta.id, nbytes):
             return
         try:
-            made = self._made(save, nbytes)
+            made = self._made(save, first, stop - first)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             log.warning("no memory to copy the state of a prompt of %d tokens: %s", tokens, error)
             self.saver.drop(save.meta.id, "out of memory: the copy of the state could not be made")
             return
-        self.saver.submit(save.meta.id, nbytes, made)
+        self.saver.submit(save.meta.id, nbytes, made, part=save.rows is not None)
 
-    def _made(self, save: Save, nbytes: int) -> Make:
+    def _made(self, save: Save, first: int, tokens: int) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
         assert self.paged is not None
-        paged = self.paged
-        first, skip = divmod(save.meta.position, paged.block_tokens)
-        blocks, tokens = save.block_ids[first:], skip + save.meta.num_tokens
+        paged, meta = self.paged, save.meta
+        block, skip = divmod(meta.position + first, self.paged.block_tokens)
+        described = replace(meta, nbytes=tokens * paged.bytes_per_token, rows_from=first)
+        blocks, tokens = save.block_ids[block:], skip + tokens
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
         else:
@@ -141,11 +147,10 @@ class WorkerSide:
             state = self.buffers.lend(paged.shape(tokens), paged.dtype)
             try:
                 paged.unpack(pages, tokens, state.tensor)
-                if any(self.store.meta(donor) is None for donor in save.meta.metadata.get(DONORS, ())):
-                    raise StoreError(
-                        "a prompt that these rows were computed from was removed"
-                    )  # they would have to leave with it
-                yield Chunk(replace(save.meta, nbytes=nbytes), to_store(state.tensor[:, :, :, skip:].contiguous()))
+                if any(self.store.meta(donor) is None for donor in meta.metadata.get(DONORS, ())):
+                    # They would have had to leave with it.
+                    raise StoreError("a prompt that these rows were computed from was removed")
+                yield Chunk(described, to_store(state.tensor[:, :, :, skip:].contiguous()))
             finally:
                 self.buffers.take_back(state)
                 if lent is not None:
