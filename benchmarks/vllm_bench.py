@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_models import DOCS, NAMES, dtype_of, folder_of
+from vllm_models import DOCS, NAMES, folder_of, options_of
 
 MODEL = DOCS
 VOCABULARY = range(8, 480)
@@ -62,7 +62,7 @@ class Server:
             options["kv_transfer_config"] = KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=extra)
             options["worker_extension_cls"] = EXTENSION
         defaults = {
-            "dtype": dtype_of(MODEL),
+            **options_of(MODEL),
             "max_model_len": 2048,
             "enforce_eager": True,
             "max_num_seqs": 8,

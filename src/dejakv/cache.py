@@ -17,7 +17,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows, rows_maker
+from dejakv.find.rows import described_rows, rows_lifetime, rows_maker
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -31,7 +31,7 @@ from dejakv.request import Request
 from dejakv.retention import forget
 from dejakv.store.age import now
 from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
-from dejakv.store.expiry import remaining, shortest
+from dejakv.store.expiry import shortest
 from dejakv.store.lineage import derived
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.purging import purge
@@ -158,20 +158,13 @@ class HierarchicalCache:
 
     def _keep_rows(self, prepared: Prepared, key: str, completion: Completion, rows: ComputedRows) -> None:
         """Hands a blend's own rows to the writer, each run as a chunk."""
-        if rows.generation > self.config.max_generation:
-            return
         partition = prepared.request.partition
-        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
-        ttl = shortest(
-            self._lifetime(prepared.request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors)
-        )
-        for first, stop in rows.runs:
-            described = described_rows(prepared, key, rows, first, stop, ttl)
+        for described in self.describe_rows(prepared, key, rows):
+            first, stop = described.position, described.position + described.num_tokens
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
-            make = rows_maker(self.store, described, rows, first, stop, taken)
-            if self._writer.submit(make, after=self.stored):
+            if self._writer.submit(rows_maker(self.store, described, rows, first, stop, taken), after=self.stored):
                 self.finder.counts.kept(partition, stop - first)
 
     def _lifetime(self, request: Request, own: float | None) -> float:
@@ -204,6 +197,13 @@ class HierarchicalCache:
             nbytes=nbytes,
             metadata={"request": request.id},
         )
+
+    def describe_rows(self, prepared: Prepared, key: str, rows: ComputedRows) -> list[ChunkMeta]:
+        """The same of a blend's own rows, one for each run; none if too much approximate state went into them."""
+        if rows.generation > self.config.max_generation:
+            return []
+        ttl = rows_lifetime(self.store, rows, self._lifetime(prepared.request, self.config.ttl_rows))
+        return [described_rows(prepared, key, rows, first, stop, ttl) for first, stop in rows.runs]
 
     def derived(self, donor: str) -> list[str]:
         """Ids of the stored rows that hold a prompt's text or were computed from its state, through all generations."""

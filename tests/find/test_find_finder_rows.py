@@ -20,7 +20,7 @@ def rows_of(made: Finder, tokens: tuple[int, ...], generation: int = 1, name: st
 
 
 def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
-    """Not by a prompt that begins with them or equals them, not by a level, and not by name."""
+    """Not by a prompt that begins with them or equals them, and not by a level; by name by a blend."""
     level = Likes({"rows": 1.0})
     made = finder_of(level=level)
     rows_of(made, WORDS[:100])
@@ -30,9 +30,10 @@ def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
             assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
         assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
         assert made.exactly(copied(tokens)).plan.method == "none"
-    for mode in ("exact", "adopt", "blend", "top_layer"):
+    for mode in ("exact", "adopt", "top_layer"):
         decision = made.find(ASKED, Ask(mode, named=("rows",)))
         assert "not known" in decision.plan.reason
+    assert [meta.id for meta in made.find(ASKED, Ask("blend", named=("rows",))).plan.donors] == ["rows"]
     assert made.find(ASKED, Ask("adopt")).plan.donors == ()
 
 
@@ -43,6 +44,7 @@ def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found()
     rows_of(made, WORDS[:100], generation=3, name="d")
     asked = copied((7, 8), WORDS[:100])
     assert made.find(asked, Ask("blend")).plan.method == "none"
+    assert made.find(ASKED, Ask("blend", named=("b", "c", "d"))).plan.method == "none"
     kept = rows_of(made, WORDS[:100], generation=2, name="a")
     assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [kept.id]
 

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from dejakv.reuse.quality import DEFAULT, MAP, BlendMap, BlendQuality, BlendSelector, Quality, quality_of
+from dejakv.reuse.quality import (
+    DEFAULT,
+    MAP,
+    MAX_GENERATION,
+    BlendMap,
+    BlendQuality,
+    BlendSelector,
+    Quality,
+    quality_of,
+)
 from dejakv.settings import Count, Positive, Share
 
 
@@ -19,6 +28,8 @@ class BlendSettings:
     blend_selector  what ranks rows (see `dejakv.reuse.selector`). None: the quality's
     blend_map       token map (see `dejakv.reuse.blend.BlendConfig`)
     blend_donors    of how many prompts a blend takes state at most
+    max_generation  rows that a blend computed may serve later blends: how often approximate state may have gone into them;
+                    0: they are not kept
     """
 
     min_gain: Count = 16
@@ -27,6 +38,7 @@ class BlendSettings:
     blend_selector: BlendSelector | None = None
     blend_map: BlendMap = MAP
     blend_donors: Positive = 16
+    max_generation: Count = MAX_GENERATION
 
     @property
     def blend(self) -> Quality:

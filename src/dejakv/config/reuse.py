@@ -5,8 +5,8 @@ from typing import Literal
 
 from dejakv.config.blend import BlendSettings
 from dejakv.errors import ConfigError
-from dejakv.reuse.quality import MAX_GENERATION, TOP_LAYER_TAIL
-from dejakv.settings import Count, Positive, Seconds, shown
+from dejakv.reuse.quality import TOP_LAYER_TAIL
+from dejakv.settings import Positive, Seconds, shown
 
 ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
 PrunePolicy = Literal["none", "attention", "snapkv", "random"]
@@ -26,8 +26,6 @@ class ReuseSettings(BlendSettings):
                     that must choose alike; empty: measured, which follows the machine
     prune           answers are decoded from the tokens that matter most, layer by layer (`reuse.prune.PruneConfig`), unless a
                     request asks for exact reuse; they are approximate
-    max_generation  rows that a blend computed may serve later blends: how often approximate state may have gone into them;
-                    0: they are not kept
     """
 
     reuse: ReuseMethod = "exact"
@@ -36,7 +34,6 @@ class ReuseSettings(BlendSettings):
     free_order: bool = True
     costs: tuple[Seconds, ...] = ()
     prune: PrunePolicy = "none"
-    max_generation: Count = MAX_GENERATION
 
     def check_method(self) -> None:
         """Raises ConfigError for what does not go with the method."""

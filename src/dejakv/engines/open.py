@@ -68,6 +68,7 @@ def connector_settings(config: SemanticCacheConfig) -> Any:
         blend_share=config.blend_share,
         blend_map=config.blend_map,
         blend_selector=config.blend_selector,
+        max_generation=config.max_generation,
     )
 
 

@@ -262,8 +262,9 @@ class Finder:
         """The donors that the caller named, or the prompt's own state, which is always better."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
-        metas = [self._of_caller(id, request, epoch) for id in dict.fromkeys(ask.named)]
-        donors = tuple(meta for meta in metas if meta is not None)[: self._most(ask)]
+        described = self._known if ask.method == "blend" else self._of_caller
+        metas = [described(id, request, epoch) for id in dict.fromkeys(ask.named)]
+        donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))[: self._most(ask)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
         verdicts = (unknown,) * metas.count(None)
         return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=verdicts)

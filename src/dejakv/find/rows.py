@@ -7,6 +7,7 @@ from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
 from dejakv.store.age import now
 from dejakv.store.base import ROWS, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.expiry import remaining, shortest
 from dejakv.store.lineage import DONORS, PROMPT
 
 
@@ -33,6 +34,12 @@ def described_rows(
         generation=rows.generation,
         ttl=ttl,
     )
+
+
+def rows_lifetime(store: Store, rows: ComputedRows, ttl: float) -> float:
+    """Seconds for which these rows may be used: no longer than any donor whose state they attended to."""
+    donors = [meta for meta in map(store.meta, rows.donors) if meta is not None]
+    return shortest(ttl, *(remaining(meta, now()) for meta in donors))
 
 
 def rows_maker(

@@ -2,17 +2,12 @@
 
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm_harness import EXTENSION, running, tokens, worker_side
 
-from dejakv.engines.vllm.buffers import Buffers
-from dejakv.engines.vllm.loads import Loads, _Fetched, _Loading
-from dejakv.engines.vllm.messages import Load
 from dejakv.engines.vllm.reads import Reads
 
 A = tokens(501, 201)
@@ -129,30 +124,6 @@ def test_blends_wait_for_memory() -> None:
         outputs = engine.ask(moved, wish={"mode": "blend", "no_store": True})
         assert [output.told["method"] for output in outputs] == ["blend"] * 4
         assert most <= 1
-
-
-def test_questions_count_against_the_budget() -> None:
-    """Three drafts arrive at once, and the questions of two fill the step: the third begins in the next one."""
-    begun: list[str] = []
-
-    class Blender:
-        def begin(self, draft: Any, block_ids: tuple[int, ...]) -> Any:
-            begun.append(draft.name)
-            return SimpleNamespace(asked=100, rows=[1, 2])
-
-        def advance(self, blends: Any, room: int) -> int:
-            return len(blends)
-
-    loads = Loads(Slow(), 60.0, Buffers(1), 1, paged=SimpleNamespace(bytes_per_token=1), blender=Blender())  # type: ignore[arg-type]
-    for number in range(3):
-        fetched: Any = Future()
-        fetched.set_result(_Fetched(draft=SimpleNamespace(name=f"draft {number}")))  # type: ignore[arg-type]
-        load = Load(str(number), ("a",), (1,), 0, 8, blend=(1, 2))
-        loads._loading.append(_Loading(load, time.monotonic() + 60, 0.0, fetched))
-    assert loads.finish(idle=False, room=150) == []
-    assert begun == ["draft 0", "draft 1"]
-    assert loads.finish(idle=False, room=150) == []
-    assert begun == ["draft 0", "draft 1", "draft 2"]
 
 
 def test_blends_keep_to_the_token_budget() -> None:

@@ -145,7 +145,9 @@ def test_what_others_share_is_not_written(engine):
     paged.scatter(BLOCKS, 0, shared)
     chunk = worker_side().store.get(next(iter(worker_side().store.metas(partition="default"))).id)
     blender.model_check.checked = 0
-    mixing = blender.begin(replace(draft, proof=chunk), BLOCKS)
+    draft = replace(draft, proof=chunk)
+    blender.check(draft, BLOCKS)
+    mixing = blender.begin(draft, BLOCKS)
     assert blender.model_check.checked == len(BLOCKS[2:]) * paged.block_tokens or blender.model_check.checked == len(A)
     blender.advance([mixing], 10_000)
     assert torch.equal(paged.gather(BLOCKS, 64), shared)

@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from vllm_harness import running, tokens
+from vllm_harness import EXTENSION, running, tokens
 
 A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
 RANKS = ("tp-0-of-2", "tp-1-of-2")
@@ -89,3 +89,52 @@ def test_two_ranks(tmp_path):
     assert later.tokens == truth[1].tokens
     assert metrics["vllm:dejakv_load_failures"] == 1
     assert metrics["vllm:dejakv_loads"] == 1
+
+
+def _moved(head, seed):
+    """A document behind another beginning, with its parts in another order."""
+    return tokens(12, seed) + head[120:240] + tokens(10, seed + 1) + head[20:130]
+
+
+@pytest.mark.parametrize("selector", ["similarity", "prophet"])
+def test_blend_two_ranks(tmp_path, selector):
+    """Blended by two ranks as by one: the same rows of the same donors, the same answer. A part that one rank lost costs the blend,
+    and neither the answer nor the engine."""
+    moved = [_moved(A, 91), _moved(B, 95)]
+    extra = {
+        "modes": ["off", "exact", "blend"],
+        "blend_max_share": 1.0,
+        "blend_selector": selector,
+        "blend_share": 0.4,
+        "memory_bytes": 0,
+        "lookup_timeout_s": 60,
+        "load_timeout_s": 60,
+    }
+    blend, off = {"mode": "blend", "no_store": True}, {"mode": "off", "no_store": True}
+    with running(extra=extra | {"store_dir": str(tmp_path / "one")}, worker_extension_cls=EXTENSION, **ONE) as one:
+        truth = [one.ask([prompt], wish=off, salt="truth")[0] for prompt in moved]
+        one.ask([A, B])
+        one.settle()
+        one.reset_prefix_cache()
+        wanted = one.ask(moved, wish=blend)
+    assert [output.told["method"] for output in wanted] == ["blend"] * 2
+
+    store = tmp_path / "two"
+    with running(extra=extra | {"store_dir": str(store)}, worker_extension_cls=EXTENSION, **TWO) as two:
+        two.ask([A, B])
+        _confirmed(two)
+        two.reset_prefix_cache()
+        got = two.ask(moved, wish=blend)
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert mine.told["method"] == "blend", mine.told["reason"]
+            assert mine.told["tokens_recomputed"] == theirs.told["tokens_recomputed"]
+            assert mine.told["bytes_loaded"] == theirs.told["bytes_loaded"]
+            assert mine.tokens == theirs.tokens
+        two.reset_prefix_cache()
+        _chunk_of(store, RANKS[1], B)[0].unlink()
+        lost, fine = two.ask(moved[::-1], wish=blend)
+        assert (lost.told["method"], lost.cached) == ("none", 0)
+        assert lost.told["reason"] == "the donor's state is gone or cannot be read"
+        assert lost.tokens == truth[1].tokens
+        assert fine.told["method"] == "blend"
+        assert fine.tokens == wanted[0].tokens

@@ -114,7 +114,7 @@ def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
         "speculative": None, "kv_role": "kv_both", "dcp": 1, "nodes": 1, "backend": "mp", "extra": {},
-        "dp": 1, "moe": None,
+        "dp": 1, "moe": None, "budget": 2048,
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -127,6 +127,7 @@ def _config(**changes):
             decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
             data_parallel_size=values["dp"], is_moe_model=values["moe"],
         ),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=values["budget"]),
         speculative_config=values["speculative"],
         kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"], kv_connector_extra_config=values["extra"]),
     )  # fmt: skip
@@ -152,6 +153,8 @@ def test_refusals():
     refuse_unsupported(_config(extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=True), plain)
+    refuse_unsupported(_config(tp=2, extra={"modes": ["exact", "blend"]}), plain)
+    refuse_unsupported(_config(budget=64), plain)
     cases = [
         ({"use_mla": True}, plain, "MLA"),
         ({"cache_dtype": "fp8"}, plain, "quantized KV"),
@@ -159,13 +162,13 @@ def test_refusals():
         ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
         ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
         ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
-        ({"tp": 2, "extra": {"modes": ["exact", "blend"]}}, plain, "mode blend with tensor parallelism"),
         (
             {"dp": 2, "moe": True, "extra": {"mode": "blend"}},
             plain,
             "blend with data parallelism of a mixture of experts",
         ),
         ({"tp": 2, "extra": {"inner": {"kv_connector": "X"}}}, plain, "inner connector with tensor parallelism"),
+        ({"budget": 127, "extra": {"mode": "blend"}}, plain, "blend with max_num_batched_tokens below 128"),
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),
         ({"speculative": object()}, plain, "speculative decoding"),

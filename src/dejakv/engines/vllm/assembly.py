@@ -14,6 +14,7 @@ from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
+from dejakv.engines.vllm.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.paged import PagedKV
@@ -97,7 +98,16 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
     rotary = Rotary.of(model, list(paged.layers.values()))
     forward = RowForward(runner, model, paged.layers, paged.block_tokens)
     ends = sentence_ends(tokenizer_of(vllm_config))
-    return Blender(forward, rotary, paged, settings.blend_config(), vllm_config.model_config.max_model_len, ends)
+    return Blender(
+        forward,
+        rotary,
+        paged,
+        settings.blend_config(),
+        vllm_config.model_config.max_model_len,
+        vllm_config.scheduler_config.max_num_batched_tokens,
+        ends,
+        Ranks(compat.ranks_group()) if rank_count(vllm_config) > 1 else ALONE,
+    )
 
 
 def tokenizer_of(vllm_config: Any) -> Any:

@@ -15,19 +15,26 @@ from numpy.typing import NDArray
 
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft, Drafting, Read
+from dejakv.engines.vllm.lockstep import ALONE, Lockstep
 from dejakv.engines.vllm.mixing import Mixing, Part
 from dejakv.engines.vllm.model_check import ModelCheck
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.question import question_attention
 from dejakv.engines.vllm.rotary import Rotary
 from dejakv.engines.vllm.row_forward import More, RowForward
-from dejakv.errors import ModelError
+from dejakv.errors import InputError, ModelError
 from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import ChunkMeta
 
 
 class Blender:
-    """Blends with one model. `ends` are ids of tokens that end a sentence, `max_positions` places that the model knows."""
+    """Blends with one model.
+
+    max_positions  places that the model knows
+    step_rows      rows that a step computes at most
+    ends           ids of tokens that end a sentence
+    lockstep       the ranks that compute the same rows, each its own heads
+    """
 
     def __init__(
         self,
@@ -36,14 +43,20 @@ class Blender:
         paged: PagedKV,
         config: BlendConfig,
         max_positions: int,
+        step_rows: int,
         ends: NDArray[np.int64] | None = None,
+        lockstep: Lockstep = ALONE,
     ) -> None:
         self.forward = forward
         self.rotary = rotary
         self.paged = paged
         self.config = config
-        self.model_check = ModelCheck(forward, paged, rotary, max_positions)
+        self.lockstep = lockstep
+        self.model_check = ModelCheck(forward, paged, rotary, max_positions, self.lockstep)
+        self._step_rows = step_rows
         self._ends = ends
+        # A lookup in the model's own table would be a collective, and maps are made in threads.
+        self._table = forward.embedding_table() if self.lockstep.ranks > 1 else None
 
     def draft(
         self,
@@ -55,7 +68,7 @@ class Blender:
         buffers: Buffers,
         gone: Sequence[str] = (),
     ) -> Draft:
-        """To be called in a thread; see `Drafting.draft`."""
+        """To be called in a thread; see `Drafting.draft`. Raises: InputError also for a question that no step has room for."""
         drafting = Drafting(
             self.config,
             len(self.paged.caches),
@@ -65,28 +78,57 @@ class Blender:
             self.rotary.move,
             buffers,
             self._ends,
-            self.model_check.checked,
+            # What other ranks have checked by now is not known in a thread, and all must check the same.
+            self.model_check.checked if self.lockstep.ranks == 1 else 0,
         )
-        return drafting.draft(token_ids, first, stop, donors, read, gone)
+        made = drafting.draft(token_ids, first, stop, donors, read, gone)
+        asked = self.rows_asked(made)
+        if asked > self._step_rows:
+            raise InputError(
+                f"the question has {asked} tokens, and a step computes at most {self._step_rows}: raise"
+                " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
+            )
+        return made
+
+    def rows_checked(self, draft: Draft, block_ids: tuple[int, ...]) -> int:
+        """How many rows `check` computes at most."""
+        return self.model_check.rows(draft.proof, self._own(draft, block_ids))
+
+    @torch.inference_mode()
+    def check(self, draft: Draft, block_ids: tuple[int, ...]) -> None:
+        """Checks the model with a donor, in blocks that are the request's own.
+
+        Raises: ModelError if blends would be wrong.
+        """
+        draft.wait()
+        problem = self.model_check.check(draft.proof, self._own(draft, block_ids))
+        if problem:
+            raise ModelError(problem)
+
+    def _own(self, draft: Draft, block_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Blocks without a token that vLLM held before: others may share those."""
+        return block_ids[-(-draft.plan.first // self.paged.block_tokens) :]
+
+    @staticmethod
+    def rows_asked(draft: Draft) -> int:
+        """How many rows `begin` computes at most, for the question."""
+        return draft.tail if draft.plan.selector.asks and draft.plan.ranks else 0
 
     @torch.inference_mode()
     def begin(self, draft: Draft, block_ids: tuple[int, ...]) -> Mixing:
-        """Puts the donors' state into the blocks and chooses the rows. Tokens before `draft.plan.first`, whose blocks others may
-        share, stand as vLLM holds them.
-
-        Raises: ModelError if the check of the model shows that blends would be wrong.
-        """
+        """Puts the donors' state into the blocks and chooses the rows; of several ranks the first one does. Tokens before
+        `draft.plan.first`, whose blocks others may share, stand as vLLM holds them."""
         plan = draft.plan
         draft.wait()
-        problem = self.model_check.check(draft.proof, block_ids[-(-plan.first // self.paged.block_tokens) :])
-        if problem:
-            raise ModelError(problem)
         self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
         asked = 0
         if plan.selector.asks and plan.ranks:
             scores, asked = question_attention(self.forward, self.paged, draft, block_ids)
-            plan = replace(plan, threshold=None, scores=scores)
-        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, plan.fixed(), asked)
+            plan = replace(plan, threshold=None, scores=self.lockstep.summed(scores))
+        chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
+        chosen[plan.fixed()] = 1
+        rows = self.lockstep.of_first(chosen).nonzero().squeeze(1)
+        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, rows, asked)
 
     @torch.inference_mode()
     def advance(self, blends: Sequence[Mixing], room: int) -> int:
@@ -112,5 +154,6 @@ class Blender:
         return sum(len(part.rows.places) for part in parts)
 
     def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        vectors = self.forward.embed(torch.from_numpy(np.ascontiguousarray(ids)))
+        there = torch.from_numpy(np.ascontiguousarray(ids))
+        vectors = self.forward.embed(there) if self._table is None else self._table[there]
         return vectors.float().cpu().numpy()

@@ -54,12 +54,6 @@ def require_usable(*, blend: bool, version: str | None = None) -> None:
     log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
 
 
-def recompute_failed_loads(scheduler: Any) -> None:
-    """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
-    policy right after it made the connector; vLLM's default is to fail the request)."""
-    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-
-
 def register(connector: type) -> None:
     """Makes a connector known by its name: MultiConnector looks up the classes of statistics by that alone
     (`v1/multi_connector.py`), and an unknown one ends the server."""
@@ -69,11 +63,6 @@ def register(connector: type) -> None:
         KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
     except ValueError:
         log.debug("%s is registered already", connector.__name__)
-
-
-def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
-    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
-    scheduler._handle_failed_recving(request_ids)
 
 
 def calling_scheduler() -> Any:
@@ -195,6 +184,13 @@ def unfile(kv_cache_manager: Any, block_size: int, block_ids: Sequence[int], tok
 def _private(block_hash: Any) -> bytes:
     """A hash in this one's place that nobody can compute again."""
     return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
+
+
+def ranks_group() -> Any:
+    """The process group of the tensor-parallel ranks, of tensors in host memory (`distributed/parallel_state.py`)."""
+    from vllm.distributed import get_tp_group
+
+    return get_tp_group().cpu_group
 
 
 def rank() -> int:

@@ -19,6 +19,10 @@ NULL_BLOCK = 0
 """The block that vLLM gives to no request: padding refers to it, and nothing in it counts (`v1/core/block_pool.py`)."""
 
 
+EMBEDDED_AT_ONCE = 4096
+"""Tokens whose embeddings are looked up at once where all are."""
+
+
 class RunnerInputs:
     """Forwards of one model runner, whose KV caches are of one group.
 
@@ -47,6 +51,12 @@ class RunnerInputs:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Input embeddings of tokens, `[k, hidden]`."""
         return self._model.embed_input_ids(ids.to(self._device))
+
+    @torch.inference_mode()
+    def embedding_table(self) -> torch.Tensor:
+        """All of them, `[vocabulary, hidden]` in host memory."""
+        ids = torch.arange(self._config.get_vocab_size())
+        return torch.cat([self.embed(some).cpu() for some in ids.split(EMBEDDED_AT_ONCE)])
 
     def forward(self, batch: Batch) -> None:
         """Runs the model. The connectors' own hooks around each attention layer, which belong to a step, are not called."""

@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from dejakv.engines.vllm import compat
+from dejakv.engines.vllm import compat, compat_scheduler
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.forwarding import Forwarding
@@ -28,6 +28,7 @@ from dejakv.engines.vllm.generations import UNCLEAN
 from dejakv.engines.vllm.inner import inner_config, open_inner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.promoting import Promoting
 from dejakv.engines.vllm.refusals import refuse_unsupported
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -52,9 +53,15 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         self._worker: WorkerSide | None = None
         if scheduling:
             scheduler = compat.calling_scheduler()
-            compat.recompute_failed_loads(scheduler)
+            compat_scheduler.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
-            self._scheduler.fail_loads = partial(compat.fail_loads, scheduler)
+            self._scheduler.fail_loads = partial(compat_scheduler.fail_loads, scheduler)
+            self._scheduler.leave_room = partial(compat_scheduler.leave_room, scheduler)
+            self._scheduler.promoting = Promoting(
+                partial(compat_scheduler.add_again, scheduler),
+                partial(compat_scheduler.abort, scheduler),
+                partial(compat_scheduler.is_paused, scheduler),
+            )
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 
@@ -134,6 +141,10 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         if self._inner is not None:
             self._inner.reset(clean)
         return clean
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps the engine stepping while prompts wait for idle time."""
+        return self.scheduler_side.promoting.pending or super().has_pending_push_work()
 
     # Worker side
 

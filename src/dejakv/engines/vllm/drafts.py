@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.errors import InputError
+from dejakv.find.copied.fingerprints import GUARANTEED
+from dejakv.identity import digest_of
 from dejakv.reuse.blend import BlendConfig, find, not_worth
+from dejakv.reuse.new_text import new_text
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
@@ -37,6 +41,10 @@ class Draft:
     plan      which rows are computed; `plan.first` rows are held by vLLM, and from `plan.stop` on it computes by itself
     tail      rows at the end that are the question, vLLM's among them
     donors    ids of the donors that the map was made of, the best first
+    used      those that state was taken from
+    generation of rows that attend to them, see `ChunkMeta`
+    fresh     `[n]` bool: what no donor holds in a run that could be found there (`new_text`)
+    mark      names donors, map and rows: ranks that have the same mark compute the same
     left_out  why donors that were planned are not in it
     proof     a donor to check the model with, None if none is longer than what was checked
     lent      the memory of `state`, to be given back after use
@@ -48,6 +56,10 @@ class Draft:
     plan: RowPlan
     tail: int
     donors: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    generation: int = 1
+    fresh: NDArray[np.bool_] | None = None
+    mark: str = ""
     left_out: tuple[str, ...] = ()
     proof: Chunk | None = None
     lent: Lent | None = None
@@ -126,10 +138,25 @@ class Drafting:
             )
             there = torch.from_numpy(ids).to(self.device)
             names = tuple(meta.id for meta in usable)
+            used = [usable[number] for number in np.unique(among.number[found.source[first:]]).tolist()]
             ready = torch.cuda.Event() if self.device.type == "cuda" else None
             if ready is not None:
                 ready.record()
-            return Draft(there, filled.state, plan, must.tail, names, tuple(left_out), filled.proof, filled.lent, ready)
+            return Draft(
+                there,
+                filled.state,
+                plan,
+                must.tail,
+                names,
+                tuple(meta.id for meta in used),
+                1 + max(meta.generation for meta in used),
+                new_text(ids, among, found, GUARANTEED),
+                digest_of(*names, found.source.tobytes(), must.forced.tobytes()),
+                tuple(left_out),
+                filled.proof,
+                filled.lent,
+                ready,
+            )
         raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
 
     def _filled(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dejakv.engines.base import NO_STATE, Accept, Completion, Prepared, Start
+from dejakv.engines.base import Accept, Completion, Prepared, Start
 from dejakv.engines.vllm import compat, named
 from dejakv.engines.vllm.continued import continued, repeated, what_to_repeat
 from dejakv.engines.vllm.keys import partition_of
@@ -28,7 +28,6 @@ from dejakv.request import Media, Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, Tensor
 
-CAPTURE_TIMEOUT_S = 10.0
 _MEDIA_KEPT = 1_000
 
 
@@ -142,9 +141,9 @@ class VLLMEngine(ModelEmbeddings):
         if why:
             return BlendReport(len(prepared.token_ids), reason=why)
         metas = [donor.meta for donor in donors[: self.most_donors]]
-        wish = named.wish_for(metas, self._donors_salt(prepared), self.epoch)
+        asked = named.FromDonors(prepared, metas, self._donors_salt(prepared), self.epoch, self._shared.kept)
         with self._shared.lock:
-            return named.with_report(self._run(prepared, wish, sampling, on_token, config))
+            return asked.completed(self._run(prepared, asked.wish, sampling, on_token, config))
 
     def _run(
         self,
@@ -280,13 +279,7 @@ class VLLMEngine(ModelEmbeddings):
     def _capture(self, told: dict[str, Any]) -> Tensor | None:
         """Says that the connector has stored this prompt's state, once it has. What is approximate is nobody's to keep."""
         key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
-        side = named.worker_side()
-        deadline = time.monotonic() + CAPTURE_TIMEOUT_S
-        while key and time.monotonic() < deadline and side.saver.flush(CAPTURE_TIMEOUT_S):
-            if side.store.meta(key) is not None:
-                return NO_STATE
-            time.sleep(0.01)
-        return None
+        return named.stored(key) if key else None
 
     def _encoder_runs(self) -> int:
         from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer

@@ -1,12 +1,11 @@
 """Loads, on the worker's side: stored states are read in threads and put into a request's blocks between steps.
 
-A blend's rows are computed between steps too: those of all blends that are ready in one forward, and no more of them than the step
-has room for beside what vLLM computed in it.
+A blend's rows are computed between steps too (`mixer`). With several ranks a blend begins when the scheduler says that all have
+fetched what it begins from (`underway`).
 """
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -16,17 +15,15 @@ from dejakv.engines.tensors import NAMES, borrowed
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded
-from dejakv.engines.vllm.mixing import Mixing
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan
+from dejakv.engines.vllm.mixer import Blending, Mixer
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.reads import Reads
-from dejakv.errors import InputError, ModelError
+from dejakv.errors import InputError
 from dejakv.store.base import Chunk, Store
 
 log = logging.getLogger("dejakv.vllm")
 
-LEAST_ROWS = 128
-"""Rows of blends that even a full step computes, so that they come to an end."""
 GONE = "the donor's state is gone or cannot be read"
 
 
@@ -40,17 +37,50 @@ class _Fetched:
 
 @dataclass
 class _Loading:
+    """A load under way.
+
+    told      the other ranks count on this one to blend: only its end or an order of the scheduler ends it
+    blending  a blend, once it may begin
+    problem   why it is given up
+    """
+
     load: Load
     deadline: float
     began: float
     fetched: "Future[_Fetched | str] | None" = None
-    mixing: Mixing | None = None
+    told: bool = False
+    blending: Blending | None = None
     problem: str = ""
 
     @property
     def arrived(self) -> "_Fetched | str | None":
         """What was fetched, or why nothing was; None while it is not there."""
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
+
+    @property
+    def draft(self) -> Draft | None:
+        """What its blend begins from, if that is there."""
+        arrived = self.arrived
+        return arrived.draft if isinstance(arrived, _Fetched) else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to do in the engine loop."""
+        return self.blending is not None or (self.arrived is not None and not self.told)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to fetch or to compute."""
+        if self.problem:
+            return False
+        if self.blending is not None:
+            return not self.blending.over
+        return self.arrived is None or self.draft is not None
+
+    def begin(self) -> None:
+        """Its blend may begin, if there is one."""
+        if self.draft is not None and self.blending is None and not self.problem:
+            self.blending = Blending(self.draft, self.load.block_ids)
 
 
 @dataclass
@@ -59,7 +89,7 @@ class Loads:
 
     timeout_s        a load that takes longer fails
     max_draft_bytes  memory of blends that wait for their turn in the engine loop; further ones are not begun until then
-    problem          why blend must be switched off, until it is taken
+    mixer            None where blend is not possible
     """
 
     store: Store
@@ -67,16 +97,20 @@ class Loads:
     buffers: Buffers
     max_draft_bytes: int
     paged: PagedKV | None = None
-    blender: Blender | None = None
-    problem: str = ""
+    mixer: Mixer | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
     _loading: list[_Loading] = field(default_factory=list[_Loading])
+    _told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def __post_init__(self) -> None:
         self._reads = Reads(self.store)
 
     def __len__(self) -> int:
         return len(self._loading)
+
+    @property
+    def blender(self) -> Blender | None:
+        return self.mixer.blender if self.mixer is not None else None
 
     def order(self, loads: list[Load]) -> None:
         """Begins to read what these loads need."""
@@ -86,21 +120,17 @@ class Loads:
             self._loading.append(_Loading(load, now + self.timeout_s, time.perf_counter()))
         self._begin()
 
-    def finish(self, *, idle: bool, room: int, refused: str = "") -> list[Loaded]:
-        """Puts what has arrived into its blocks, and computes rows of blends; the loads that are over.
-
-        idle     nothing is computed in this step, so waiting a moment costs nobody
-        room     tokens that the step might have computed and did not
-        refused  why nothing may be put in
-        """
-        begun = [item.fetched for item in self._loading if item.fetched is not None]
-        if idle and begun and not any(future.done() for future in begun):
-            wait(begun, IDLE_WAIT_S, FIRST_COMPLETED)  # leave the interpreter to the readers
-        self._mix([] if refused else self._loading, max(room, LEAST_ROWS))
+    def finish(self, plan: StepPlan, refused: str = "") -> list[Loaded]:
+        """Puts what has arrived into its blocks, and computes rows of blends, as many as the step has room for; the loads that are
+        over. `refused`: why nothing may be put in."""
+        if plan.idle and self._loading and not any(item.ready for item in self._loading):
+            self._wait()
+        self._mix(plan, refused)
         over: list[Loaded] = []
         waiting: list[_Loading] = []
         for item in self._loading:
-            if not refused and self._goes_on(item) and time.monotonic() < item.deadline:
+            on_time = item.told or (not refused and time.monotonic() < item.deadline)
+            if item.goes_on and on_time:
                 waiting.append(item)
             else:
                 over.append(self._put_in(item, refused))
@@ -108,8 +138,24 @@ class Loads:
         self._begin()
         return over
 
+    def take(self) -> tuple[list[tuple[str, str]], str]:
+        """What is to be told since the last call: `StepReport.fetched`, and why blend must be switched off."""
+        told, self._told = self._told, []
+        problem = ""
+        if self.mixer is not None:
+            problem, self.mixer.problem = self.mixer.problem, ""
+        return told, problem
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self) -> None:
+        """Leaves the interpreter to the readers for a moment, those of other ranks too."""
+        reading = [item.fetched for item in self._loading if item.fetched is not None and not item.fetched.done()]
+        if reading:
+            wait(reading, IDLE_WAIT_S, FIRST_COMPLETED)
+        else:
+            time.sleep(IDLE_WAIT_S)
 
     def _begin(self) -> None:
         """Hands to the threads what there is memory for, in order: at least one blend at a time."""
@@ -170,48 +216,23 @@ class Loads:
         except Exception as error:
             return f"the blend failed: {type(error).__name__}: {error}"
 
-    def _mix(self, loading: list[_Loading], room: int) -> None:
-        """In the engine loop: begins the blends whose drafts have arrived, as long as there is room for their questions, and
-        computes rows of all that have begun."""
-        began: list[_Loading] = []
-        for item in loading:
-            arrived = item.arrived
-            if isinstance(arrived, _Fetched) and arrived.draft is not None and not item.problem:
-                if item.mixing is None and room > 0:
-                    self._attempt([item], lambda item=item, draft=arrived.draft: self._begin_mixing(item, draft))
-                    room -= item.mixing.asked if item.mixing is not None else 0
-                if item.mixing is not None:
-                    began.append(item)
-        if began:
-            assert self.blender is not None
-            blender, blends = self.blender, [item.mixing for item in began if item.mixing is not None]
-            self._attempt(began, lambda: blender.advance(blends, room))
-
-    def _begin_mixing(self, item: _Loading, draft: Draft) -> None:
-        assert self.blender is not None
-        item.mixing = self.blender.begin(draft, item.load.block_ids)
-
-    def _attempt(self, items: list[_Loading], step: Callable[[], object]) -> None:
-        """A load that fails costs time, never the engine: vLLM computes its blocks."""
-        try:
-            step()
-        except ModelError as error:
-            self.problem = str(error)
-            for item in items:
-                item.problem = f"the load failed: {error}"
-        except Exception as error:
-            for item in items:
-                item.problem = f"the load failed: {type(error).__name__}: {error}"
-
-    @staticmethod
-    def _goes_on(item: _Loading) -> bool:
-        """Whether there is more to fetch or to compute."""
-        if item.problem:
-            return False
-        if item.mixing is not None:
-            return len(item.mixing.rows) > 0
-        arrived = item.arrived
-        return arrived is None or (isinstance(arrived, _Fetched) and arrived.draft is not None)
+    def _mix(self, plan: StepPlan, refused: str) -> None:
+        """In the engine loop: what may begin does, and rows are computed."""
+        if self.mixer is None:
+            return
+        for item in self._loading:
+            item.problem = item.problem or plan.drop.get(item.load.request_id, "")
+            if not self._in_lockstep or item.load.request_id in plan.begin:
+                item.begin()
+            elif item.draft is not None and not item.told and not refused and time.monotonic() < item.deadline:
+                item.told = True
+                self._told.append((item.load.request_id, item.draft.mark))
+        blending = [item for item in self._loading if item.blending is not None and not item.problem]
+        self.mixer.mix(
+            [item.blending for item in blending if item.blending is not None], plan.room, refused, idle=plan.idle
+        )
+        for item in blending:
+            item.problem = item.blending.problem if item.blending is not None else ""
 
     def _put_in(self, item: _Loading, refused: str) -> Loaded:
         """The end of a load: an exact state is put into its blocks now, a blend's is there."""
@@ -220,14 +241,17 @@ class Loads:
         if item.fetched is None or item.fetched.cancel():  # it was never begun
             self._reads.done(load.donors)
             item.fetched = None
-        arrived, mixing = item.arrived, item.mixing
-        late = f"the load took longer than {self.timeout_s:g} s" if arrived is None or self._goes_on(item) else ""
+        arrived, mixing = item.arrived, item.blending.mixing if item.blending is not None else None
+        late = f"the load took longer than {self.timeout_s:g} s" if item.goes_on else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
-            state = arrived.state
-            self._attempt([item], lambda: self.paged and self.paged.scatter(load.block_ids, load.start, state))
-            problem = item.problem
+            try:
+                self.paged.scatter(load.block_ids, load.start, arrived.state)
+            except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
+                problem = f"the load failed: {type(error).__name__}: {error}"
         if problem:
+            if load.blend and not item.told and self._in_lockstep:
+                self._told.append((load.request_id, ""))
             return Loaded(load.request_id, 0, 0.0, problem=problem)
         seconds = time.perf_counter() - item.began
         if mixing is None:
@@ -240,4 +264,10 @@ class Loads:
         for why in draft.left_out:
             log.warning("a donor was left out of the blend of request %s: %s", load.request_id, why)
         nbytes = (draft.plan.end - load.start) * self.paged.bytes_per_token
-        return Loaded(load.request_id, nbytes, seconds, mixing.computed, "", draft.donors, draft.left_out)
+        computed, kept = mixing.computed, mixing.kept
+        return Loaded(load.request_id, nbytes, seconds, computed, "", draft.donors, draft.left_out, kept)
+
+    @property
+    def _in_lockstep(self) -> bool:
+        """Whether other ranks wait for what this one says of a blend."""
+        return self.mixer is not None and self.mixer.blender.lockstep.ranks > 1

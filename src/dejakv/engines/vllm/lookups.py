@@ -14,16 +14,18 @@ from functools import partial
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.base import Prepared
+from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
 from dejakv.engines.vllm.found import Found, told
 from dejakv.engines.vllm.indexing import Indexing
 from dejakv.engines.vllm.keys import AnonymousMedia, partition_of, prepare
 from dejakv.engines.vllm.limits import Would
+from dejakv.engines.vllm.messages import Kept
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.find.ask import Ask
 from dejakv.find.bound import BOUND, setting_of
 from dejakv.find.decision import Decision
+from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.base import ChunkMeta
 
@@ -77,6 +79,12 @@ class Lookups:
         lookup = Lookup()
         self._pool.submit(self._look_for, lookup, request, wish, self.index.last)
         return lookup
+
+    def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
+        """How the new text of a blended prompt would be stored, whose exact state would be stored as `meta`."""
+        request = Request(meta.metadata["request"], "", "", partition=meta.partition, ttl=meta.ttl or None)
+        rows = ComputedRows(kept.runs, kept.donors, kept.generation, lambda first, stop: None)
+        return self.cache.describe_rows(Prepared(request, meta.token_ids, epoch=meta.epoch), meta.id, rows)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Save:
-    """Store the KV of the prompt described by `meta`, whose blocks are `block_ids`.
+    """Store the KV of the tokens described by `meta`, of the prompt whose blocks are `block_ids`.
 
     generation  in which the prompt was computed: the copy of another one is not made
     release     request whose blocks wait for this copy, if any
@@ -61,6 +61,8 @@ class StepPlan(KVConnectorMetadata):
     idle        nothing is computed in this step, so waiting a moment costs nobody
     computing   prompt tokens are computed in this step
     room        tokens that vLLM's budget for the step has left
+    begin       requests whose blends all ranks have fetched and begin now; a single rank begins by itself
+    drop        requests whose blends are given up by all ranks, and why
     releases    requests whose blocks are not waited for any more
     storing     parts of long prompts are being stored, of which the next can only be ordered when they are
     generation  a number that the worker has not seen yet makes it read its weights (`watch`)
@@ -72,9 +74,20 @@ class StepPlan(KVConnectorMetadata):
     computing: bool = False
     generation: int = 0
     room: int = 0
+    begin: list[str] = field(default_factory=list[str])
+    drop: dict[str, str] = field(default_factory=dict[str, str])
     releases: frozenset[str] = frozenset()
     storing: bool = False
     inner: Any = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What later blends may take of a blended prompt. See `engines.base.ComputedRows`."""
+
+    runs: tuple[tuple[int, int], ...]
+    donors: tuple[str, ...]
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,7 @@ class Loaded:
 
     donors    chunks that the state came from, the best first
     left_out  why donors that were planned are not among them
+    kept      of a blend: its new text, once vLLM has computed the prompt's last rows
     """
 
     request_id: str
@@ -92,6 +106,7 @@ class Loaded:
     problem: str = ""
     donors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    kept: Kept | None = None
 
     @classmethod
     def together(cls, parts: "Sequence[Loaded]") -> "Loaded":
@@ -109,12 +124,15 @@ class StepReport(KVConnectorWorkerMetadata):
 
     stored   chunk ids that are in the store now
     dropped  chunk ids that are not, and why
+    fetched  requests whose blends may begin here, with what they begin from (`Draft.mark`); empty if they cannot. Of several
+             ranks alone
     weights  generation, and whether its weights are those of the start
     changed  the weights changed without a reset
     """
 
     stored: list[str] = field(default_factory=list[str])
     dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    fetched: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     loaded: list[Loaded] = field(default_factory=list[Loaded])
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
@@ -126,6 +144,7 @@ class StepReport(KVConnectorWorkerMetadata):
         return StepReport(
             self.stored + other.stored,
             self.dropped + other.dropped,
+            self.fetched + other.fetched,
             self.loaded + other.loaded,
             self.blend_problem or other.blend_problem,
             self.weights + other.weights,

@@ -7,8 +7,11 @@ import torch
 
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.layout import slots_of
+from dejakv.engines.vllm.messages import Kept
 from dejakv.engines.vllm.row_batch import Rows, contiguous
 from dejakv.engines.vllm.row_forward import More
+from dejakv.find.copied.fingerprints import GUARANTEED
+from dejakv.reuse.new_text import long_runs
 from dejakv.reuse.offsets import Correction, corrected, corrections
 
 
@@ -43,6 +46,18 @@ class Mixing:
         rows, self.rows = self.rows[:count], self.rows[count:]
         self.computed += count
         return self._part(rows)
+
+    @property
+    def kept(self) -> Kept | None:
+        """What later blends may take of the prompt, of the rows that vLLM computes by itself too; None if nothing is new."""
+        draft = self.draft
+        if draft.fresh is None:
+            return None
+        computed = np.zeros(len(draft.ids), dtype=bool)
+        computed[self._every.cpu().numpy()] = True
+        computed[draft.plan.end :] = True
+        runs = long_runs(computed & draft.fresh, GUARANTEED)
+        return Kept(runs, draft.used, draft.generation) if runs else None
 
     def _part(self, rows: torch.Tensor) -> "Part":
         taken = Rows(self.draft.ids[rows], rows, self.block_ids)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm.lockstep import ALONE, Lockstep
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.rotary import Rotary
 from dejakv.engines.vllm.row_batch import Rows
@@ -26,6 +27,7 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 class ModelCheck:
     """The checks of one worker's model.
 
+    lockstep  the ranks that check their parts together: what one finds is found by all
     checked   tokens of the longest state that was checked
     problem   why blend is off, empty if it is not
     """
@@ -34,19 +36,23 @@ class ModelCheck:
     paged: PagedKV
     rotary: Rotary
     max_positions: int
+    lockstep: Lockstep = ALONE
     checked: int = 0
     problem: str = ""
     _moves: bool = field(default=False)
 
+    def rows(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> int:
+        """How many rows a check with this state computes at most; 0 if there is nothing to check."""
+        if self.problem or chunk is None or self._count(chunk, block_ids) <= self.checked:
+            return 0
+        return CHECKED_ROWS if self._moves else 2 * CHECKED_ROWS
+
     def check(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> str:
         """Checks with a stored, exact state, if it is longer than all that were checked: what a model or a backend does only far
         into a prompt shows there alone. `block_ids` are overwritten."""
-        if self.problem or chunk is None:
+        if chunk is None or not self.rows(chunk, block_ids):
             return self.problem
-        count = min(chunk.meta.num_tokens, len(block_ids) * self.paged.block_tokens)
-        if count <= self.checked:
-            return ""
-        self.checked = count
+        count = self.checked = self._count(chunk, block_ids)
         ids = torch.tensor(chunk.meta.token_ids[:count], device=self.paged.device)
         there = borrowed(chunk.tensor).to(self.paged.device)[:, :, :, :count]
         error = self._end(ids, there, block_ids)
@@ -60,6 +66,9 @@ class ModelCheck:
                     "a stored state that was computed again further on is not its moved self", error
                 )
         return self.problem
+
+    def _count(self, chunk: Chunk, block_ids: tuple[int, ...]) -> int:
+        return min(chunk.meta.num_tokens, len(block_ids) * self.paged.block_tokens)
 
     @property
     def _limit(self) -> float:
@@ -82,7 +91,7 @@ class ModelCheck:
         self.paged.scatter(block_ids, 0, state)
         self.forward.run([Rows(ids[places], places, block_ids)])
         made = self.paged.gather(block_ids, count)
-        return _error(made[:, :, :, places], there[:, :, :, places])
+        return self.lockstep.most(_error(made[:, :, :, places], there[:, :, :, places]))
 
     def _moved(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
         """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
@@ -94,7 +103,7 @@ class ModelCheck:
         self.forward.run([Rows(ids[places], places, block_ids, shift)])
         wanted = there[:, :, :, : len(places)].clone()
         self.rotary.move(wanted[0], places, places + shift)
-        return _error(self.paged.gather(block_ids, len(places)), wanted)
+        return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))
 
 
 def _error(made: torch.Tensor, real: torch.Tensor) -> float:

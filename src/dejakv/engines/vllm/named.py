@@ -5,16 +5,22 @@ The pipeline finds the donors, with the levels, guards and planner of every engi
 prompt differ, since the connector knows the partition as a digest of the `cache_salt`; the one follows from the other.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from dejakv.engines.base import Completion, Prepared
+from dejakv.engines.base import NO_STATE, Completion, ComputedRows, Prepared
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.identity import exact_key
 from dejakv.reuse.blend import BlendConfig, BlendReport
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.lineage import PROMPT
+
+CAPTURE_TIMEOUT_S = 10.0
+"""Seconds for which a state is waited for that the connector is storing."""
 
 
 def why_not(
@@ -43,18 +49,63 @@ def worker_side() -> Any:
     return get_kv_transfer_group().worker_side
 
 
-def wish_for(donors: Sequence[ChunkMeta], salt: str, epoch: str) -> dict[str, Any]:
-    """`kv_transfer_params.dejakv` of a request under `salt` that is to be blended from these donors (without media)."""
-    partition = partition_of(salt)
-    return {"mode": "blend", "donors": [exact_key(partition, epoch, donor.token_ids, ()) for donor in donors]}
+@dataclass(frozen=True)
+class FromDonors:
+    """A prompt that is to be blended from named donors.
+
+    donors  stored prompts, and new text of blended ones
+    salt    under which the connector has them
+    kept    what the connector calls new text, by the key of its prompt and its place there; `completed` adds to it
+    """
+
+    prepared: Prepared
+    donors: Sequence[ChunkMeta]
+    salt: str
+    epoch: str
+    kept: MutableMapping[tuple[str, int], str]
+
+    @cached_property
+    def wish(self) -> dict[str, Any]:
+        """`kv_transfer_params.dejakv` of the request."""
+        return {"mode": "blend", "donors": [self._id_of(donor) for donor in self.donors]}
+
+    def completed(self, completion: Completion) -> Completion:
+        """The completion with the `BlendReport` of what the connector says (`details["vllm"]`), and what later blends may take."""
+        told, tokens = completion.details["vllm"], completion.prompt_tokens
+        if told.get("method") != "blend":
+            report = BlendReport(tokens, reason=told.get("reason") or "the connector said nothing of this request")
+        else:
+            report = BlendReport(tokens, computed=completion.computed_tokens)
+        return replace(completion, rows=self._rows(told), details={**completion.details, "blend": report})
+
+    def _rows(self, told: dict[str, Any]) -> ComputedRows | None:
+        kept = told.get("kept")
+        if not kept:
+            return None
+        request, ids = self.prepared.request, self.prepared.token_ids
+        prompt = exact_key(request.partition, self.prepared.epoch, ids, ())
+        self.kept.update({(prompt, first): id for first, _, id in kept["runs"]})
+        ours = dict(zip(self.wish["donors"], (donor.id for donor in self.donors), strict=True))
+        names = {first: id for first, _, id in kept["runs"]}
+        return ComputedRows(
+            tuple((first, stop) for first, stop, _ in kept["runs"]),
+            tuple(ours[id] for id in kept["donors"]),
+            kept["generation"],
+            lambda first, _: stored(names[first]),
+        )
+
+    def _id_of(self, donor: ChunkMeta) -> str:
+        if donor.kind == ROWS:
+            return self.kept.get((donor.metadata[PROMPT], donor.position), donor.id)
+        return exact_key(partition_of(self.salt), self.epoch, donor.token_ids, ())
 
 
-def with_report(completion: Completion) -> Completion:
-    """The completion with the `BlendReport` of what the connector says: `details["vllm"]`."""
-    told = completion.details["vllm"]
-    tokens = completion.prompt_tokens
-    if told.get("method") == "blend":
-        report = BlendReport(tokens, computed=completion.computed_tokens)
-    else:
-        report = BlendReport(tokens, reason=told.get("reason") or "the connector said nothing of this request")
-    return replace(completion, details={**completion.details, "blend": report})
+def stored(id: str) -> Tensor | None:
+    """Says that the connector has stored a state, once it has; None if it does not."""
+    side = worker_side()
+    deadline = time.monotonic() + CAPTURE_TIMEOUT_S
+    while time.monotonic() < deadline and side.saver.flush(CAPTURE_TIMEOUT_S):
+        if side.store.meta(id) is not None:
+            return NO_STATE
+        time.sleep(0.01)
+    return None

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cachetools import LRUCache
+
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelError, requirements_of
 from dejakv.models import resolve
@@ -20,12 +22,17 @@ OnToken = Callable[[int, str], None]
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CPU_BLOCK_TOKENS = 32
 CPU_KV_GIB = "2"
+KEPT_NAMES = 100_000
 
 
 @dataclass
 class Offline:
-    """What the arms of one engine have in common. `folder` holds the store where the settings name none; `traced` says that
-    logits can be seen (see `traces`)."""
+    """What the arms of one engine have in common.
+
+    folder  holds the store where the settings name none
+    traced  logits can be seen (see `traces`)
+    kept    what the connector calls new text of blended prompts (see `named.FromDonors`)
+    """
 
     llm: Any
     epoch: str
@@ -34,6 +41,7 @@ class Offline:
     traced: bool
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
     media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
+    kept: LRUCache[tuple[str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def close(self) -> None:

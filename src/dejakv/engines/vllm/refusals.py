@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.engines.vllm.model_check import CHECKED_ROWS
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
@@ -64,9 +65,11 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     Refusal(
-        "mode blend with tensor parallelism",
-        "its forward would run the ranks' collectives outside of a step; leave blend out of mode and modes",
-        lambda config, kv: rank_count(config) > 1 and _settings(config).may_blend,
+        f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
+        "no step would have room for the check of the model",
+        lambda config, kv: (
+            config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS and _settings(config).may_blend
+        ),
     ),
     Refusal(
         "mode blend with data parallelism of a mixture of experts",

@@ -54,6 +54,10 @@ class RowForward:
         """Input embeddings `[k, hidden]`."""
         return self._inputs.embed(ids)
 
+    def embedding_table(self) -> torch.Tensor:
+        """All input embeddings `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
+        return self._inputs.embedding_table()
+
     def run(self, prompts: Sequence[Rows], written: Written | None = None, asked: Asked | None = None) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
         batch = Batch.of(prompts, self._block_tokens)

@@ -11,7 +11,7 @@ from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.tracked import Tracked
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import KV, ROWS, ChunkMeta
 
 RESET = "a reset: the weights may have changed"
 
@@ -39,10 +39,11 @@ class Saves:
         self._long = LongSaves(lambda meta, ends: self.lookups.index.drop_parts(meta, ends), self._over)
 
     def order(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
-        """Has the state of a computed prompt stored, if it is wanted; `release`: its blocks wait for the copy. True if they do."""
+        """Has the state of a computed prompt stored, if it is wanted, of a blended one its new text alone; `release`: its blocks wait
+        for the copy. True if they do."""
         tracked.saved = True
-        meta = tracked.to_save()
-        if meta is None or tracked.approximate or meta.id in self.pending:
+        metas = [meta for meta in self._to_save(tracked) if meta.id not in self.pending]
+        if not metas:
             return False
         why = self.of_no_use(tracked)
         if not why and not self.lookups.adapters.may_store(tracked.request.lora_request):
@@ -50,16 +51,34 @@ class Saves:
         if why:
             self.counts.add("saves_dropped", why)
             return False
-        request_id, ends, generation = tracked.request.request_id, self.size.ends(meta), self.generations.number
+        for meta in metas:
+            if not self._ordered(meta, tracked.request.request_id, block_ids, release=release, last=meta is metas[-1]):
+                return False
+            self.pending[meta.id] = meta
+        return True
+
+    def _to_save(self, tracked: Tracked) -> list[ChunkMeta]:
+        meta, loaded = tracked.to_save(), tracked.loaded
+        if meta is None or not tracked.approximate:
+            return [] if meta is None else [meta]
+        if loaded is None or loaded.kept is None:
+            return []
+        tracked.kept = self.lookups.rows_of(meta, loaded.kept)
+        return tracked.kept
+
+    def _ordered(
+        self, meta: ChunkMeta, request_id: str, block_ids: Sequence[int], *, release: bool, last: bool
+    ) -> bool:
+        """Orders one save, or its first part; False if it is too large. Blocks are released by the `last` one of a request."""
+        generation, ends = self.generations.number, self.size.ends(meta) if meta.kind == KV else (meta.num_tokens,)
         if len(ends) == 1:
-            waits = request_id if release else None
+            waits = request_id if release and last else None
             self._orders.append(Save(meta, tuple(block_ids), generation, waits))
         elif self.size.most and meta.num_tokens > self.size.most:
             self.counts.add("saves_dropped", "too large: the prompt's state is larger than max_bytes")
             return False
         else:
             self._long.add(meta, request_id, block_ids, ends, generation, held=release)
-        self.pending[meta.id] = meta
         return True
 
     def preempted(self, request_id: str) -> bool:
@@ -106,7 +125,10 @@ class Saves:
             self.lookups.index.drop(meta.id)
         elif meta is not None:
             self.lookups.index.stored(meta)
-            self.counts.add("saves")
+            if meta.kind == ROWS:
+                self.counts.add("rows_kept", amount=meta.num_tokens)
+            else:
+                self.counts.add("saves")
         self._outdated.discard(chunk_id)
 
     def of_no_use(self, tracked: Tracked) -> str:

@@ -17,10 +17,12 @@ from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
+from dejakv.engines.vllm.promoting import Promoting
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tracked import Tracked
+from dejakv.engines.vllm.underway import UnderWay
 from dejakv.engines.vllm.watch import CHANGED
 
 
@@ -33,6 +35,7 @@ class SchedulerSide:
     max_tokens   tokens that vLLM computes in a step at most
     size         which prompts are stored in parts
     ranks        workers that each carry out every order for their part of the heads, and answer it
+    leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
     repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted nor
@@ -47,6 +50,7 @@ class SchedulerSide:
     max_tokens: int = 0
     ranks: int = 1
     size: PartSize = field(default_factory=PartSize)
+    leave_room: Callable[[int], None] = lambda tokens: None
     fail_loads: Callable[[set[str]], None] = lambda ids: None
     unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
     repeating: Found | None = None
@@ -56,10 +60,14 @@ class SchedulerSide:
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
+        self.promoting = Promoting()
+        self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
+        if not self.promoting.owns(request.request_id):
+            self.promoting.came()
         self.lookups.adapters.note(request.lora_request)
         wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
@@ -105,7 +113,7 @@ class SchedulerSide:
                 tracked.found = tracked.lookup.by_now(
                     f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
                 )
-            if not tracked.wish.apart:
+            if not (tracked.wish.apart or self.promoting.owns(request.request_id)):
                 self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
@@ -135,6 +143,7 @@ class SchedulerSide:
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
             tracked.approximate = True
+            self.blends.ordered(request.request_id)
         self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
         return tracked.approximate
@@ -160,9 +169,15 @@ class SchedulerSide:
             waiting = [t.lookup.answer for t in self.requests.values() if t.lookup is not None and t.found is None]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
+            elif self.promoting.pending:
+                time.sleep(IDLE_WAIT_S)
+        self.promoting.step(idle=idle and not self.requests and not saves)
         loads, self._loads = self._loads, []
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
-        return StepPlan(loads, saves, idle, computing, self.generations.number, room, releases, self.saves.storing)
+        self.leave_room(self.blends.room)
+        begin, drop = self.blends.orders()
+        number, storing = self.generations.number, self.saves.storing
+        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing)
 
     def heard(self, report: StepReport) -> None:
         """Takes in what the worker confirmed."""
@@ -170,6 +185,8 @@ class SchedulerSide:
             self.saves.heard(chunk_id, "")
         for chunk_id, why in report.dropped:
             self.saves.heard(chunk_id, why)
+        for request_id, mark in report.fetched:
+            self.blends.fetched(request_id, mark)
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
@@ -192,6 +209,10 @@ class SchedulerSide:
             self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
         aborted = was_aborted(request)
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
+        if self.promoting.ended(request.request_id, aborted=aborted):
+            self.counts.add("promotions")
+        if self.settings.promote and tracked.approximate and not aborted and tracked.to_save() is not None:
+            self.promoting.note(tracked.found.key if tracked.found else "", request)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
@@ -208,6 +229,7 @@ class SchedulerSide:
         self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
     def _heard_load(self, loaded: Loaded) -> None:
+        self.blends.ended(loaded.request_id)
         tracked = self.requests.get(loaded.request_id)
         if tracked is None or not (tracked.repeats or tracked.wish.apart):
             self.counts.loaded(loaded)

@@ -40,6 +40,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
     index_encoder      `none`: only copied text is looked for, and donors that a request names
+    promote            prompts that were blended are computed exactly, and stored, when nothing else runs
     encoder_threads    of a sentence encoder, which runs in a process of its own: the engine loop is this one's
     blend_max_share    share of rows above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
@@ -58,6 +59,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
     index_encoder: str = NO_ENCODER
+    promote: bool = False
     encoder_threads: Positive = 1
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16

@@ -21,6 +21,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "load_seconds": ("Seconds from the order of a load to its end.", ""),
     "load_failures": ("Loads that became misses, by reason.", "reason"),
     "saves": ("Prompts whose state was stored and confirmed.", ""),
+    "rows_kept": ("Rows of blended prompts that were stored for later blends.", ""),
+    "promotions": ("Blended prompts that were computed exactly in idle time.", ""),
     "saves_dropped": ("Saves that were not made, by reason.", "reason"),
 }
 

@@ -1,6 +1,6 @@
 """What the connector's scheduler side knows of one live request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dejakv.engines.vllm.found import Found
@@ -8,6 +8,7 @@ from dejakv.engines.vllm.lookups import Lookup
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
 from dejakv.store.base import ChunkMeta
+from dejakv.store.lineage import DONORS
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Tracked:
     used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
     rekeyed   hash block from which on its blocks are private, None: none is
     loaded    what the worker said of the last load
+    kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
     generation in which the request came; after a reset its state is of no use (`generations`)
     repeats   it repeats a request to measure it (see `SchedulerSide.repeating`)
@@ -32,6 +34,7 @@ class Tracked:
     rekeyed: int | None = None
     used: int = 0
     loaded: Loaded | None = None
+    kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
     reason: str = ""
     saved: bool = False
     inner: bool = False
@@ -71,7 +74,18 @@ class Tracked:
             "bytes_loaded": loaded.nbytes,
             "load_s": loaded.seconds,
             "approximate": self.approximate,
+            "rows_kept": sum(meta.num_tokens for meta in self.kept),
+            "kept": self._kept(),
             "reason": self.reason,
             "prompt_key": found.key,
             **({"would": found.would.as_dict()} if found.would is not None else {}),
         }
+
+    def _kept(self) -> dict[str, Any]:
+        """What is stored of its rows: first, stop and id of each run, the donors whose state they attended to, and their
+        generation."""
+        if not self.kept:
+            return {}
+        first = self.kept[0]
+        runs = [(meta.position, meta.position + meta.num_tokens, meta.id) for meta in self.kept]
+        return {"runs": runs, "donors": list(first.metadata[DONORS]), "generation": first.generation}

@@ -14,12 +14,15 @@ from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.mixer import Mixer
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.watch import Watch
+from dejakv.errors import StoreError
 from dejakv.models.memory import is_out_of_memory
 from dejakv.store.admission import AdmittingStore
 from dejakv.store.base import Chunk, Store
+from dejakv.store.lineage import DONORS
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -55,7 +58,8 @@ class WorkerSide:
     def ready(self, paged: PagedKV, blender: Blender | None, watch: Watch) -> None:
         """Takes vLLM's caches and what knows its model."""
         self.paged = self.loads.paged = paged
-        self.loads.blender, self.watch = blender, watch
+        self.loads.mixer = None if blender is None else Mixer(blender)
+        self.watch = watch
 
     def start_loads(self, plan: StepPlan) -> None:
         """Looks at the weights, then reads the chunks of this step's loads, in threads."""
@@ -78,7 +82,7 @@ class WorkerSide:
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
-        loaded = self.loads.finish(idle=plan.idle, room=plan.room, refused=self.watch.problem)
+        loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
         released, self._released = self._released, set()
         failed = {one.request_id for one in loaded if one.problem}
@@ -88,11 +92,11 @@ class WorkerSide:
         """What is confirmed since the last report; None if nothing is."""
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
-        problem, self.loads.problem = self.loads.problem, ""
+        fetched, problem = self.loads.take()
         weights, changed = self.watch.take()
-        if not (stored or dropped or loaded or problem or weights or changed):
+        if not (stored or dropped or fetched or loaded or problem or weights or changed):
             return None
-        return StepReport(stored, list(dropped.items()), loaded, problem, weights, changed)
+        return StepReport(stored, list(dropped.items()), fetched, loaded, problem, weights, changed)
 
     def close(self) -> None:
         self.loads.close()
@@ -126,8 +130,10 @@ class WorkerSide:
     def _made(self, save: Save, first: int, tokens: int) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
         assert self.paged is not None
-        paged, blocks = self.paged, save.block_ids[first // self.paged.block_tokens :]
-        described = replace(save.meta, nbytes=tokens * paged.bytes_per_token, rows_from=first)
+        paged, meta = self.paged, save.meta
+        block, skip = divmod(meta.position + first, self.paged.block_tokens)
+        described = replace(meta, nbytes=tokens * paged.bytes_per_token, rows_from=first)
+        blocks, tokens = save.block_ids[block:], skip + tokens
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
         else:
@@ -141,7 +147,10 @@ class WorkerSide:
             state = self.buffers.lend(paged.shape(tokens), paged.dtype)
             try:
                 paged.unpack(pages, tokens, state.tensor)
-                yield Chunk(described, to_store(state.tensor))
+                if any(self.store.meta(donor) is None for donor in meta.metadata.get(DONORS, ())):
+                    # They would have had to leave with it.
+                    raise StoreError("a prompt that these rows were computed from was removed")
+                yield Chunk(described, to_store(state.tensor[:, :, :, skip:].contiguous()))
             finally:
                 self.buffers.take_back(state)
                 if lent is not None:
