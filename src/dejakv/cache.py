@@ -80,7 +80,7 @@ class HierarchicalCache:
         store.on_evict(self.finder.remove)
         for meta in sorted(
             store.metas(), key=lambda meta: meta.created
-        ):  # the newest is found first, as before a restart
+        ):  # as before a restart the newest is found first
             self.finder.add(meta)
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
