@@ -78,9 +78,7 @@ class HierarchicalCache:
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
         store.on_evict(self.finder.remove)
-        for meta in sorted(
-            store.metas(), key=lambda meta: meta.created
-        ):  # as before a restart the newest is found first
+        for meta in sorted(store.metas(), key=lambda meta: meta.created):  # the newest is found first
             self.finder.add(meta)
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
