@@ -7,7 +7,7 @@ from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_s
 BASES = [tokens(length, seed) for seed, length in enumerate((40, 130, 333, 600), 60)]
 OPTIONS = {
     "enable_chunked_prefill": True,
-    "max_num_batched_tokens": 96,
+    "max_num_batched_tokens": 128,
     "max_num_seqs": 6,
     "num_gpu_blocks_override": 64,
     "long_prefill_token_threshold": 64,

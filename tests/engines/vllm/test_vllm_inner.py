@@ -130,6 +130,7 @@ FORWARDED = [name for name, each in vars(Forwarding).items() if inspect.isfuncti
 @pytest.mark.parametrize("name", FORWARDED)
 def test_each_call_that_is_not_ours_reaches_the_wrapped_connector(name):
     ours = object.__new__(DejaKVConnector)
+    ours._scheduler = None
     given = [SimpleNamespace(request_id="r") for _ in list(inspect.signature(getattr(Forwarding, name)).parameters)[1:]]
     noted = []
     ours._inner = Inner(SimpleNamespace(**{name: lambda *args: noted.append(args) or True}), isolated=True)

@@ -144,7 +144,8 @@ class DejaKVConnector(Forwarding, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Keeps the engine stepping while prompts wait for idle time."""
-        return self.scheduler_side.promoting.pending or super().has_pending_push_work()
+        waiting = self._scheduler is not None and self._scheduler.promoting.pending
+        return waiting or super().has_pending_push_work()
 
     # Worker side
 
