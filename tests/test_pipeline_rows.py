@@ -99,8 +99,11 @@ def test_rows_are_never_served_as_exact(docs_engine: Any, served: Any) -> None:
     for level in finder.levels:
         assert len(level) == len([meta for meta in pipeline.cache.store.metas() if meta.kind == KV])
     prepared = replace(docs_engine.prepare(joined(FOURTH)), epoch=docs_engine.epoch)
-    for mode in ("exact", "adopt", "blend"):
+    for mode in ("exact", "adopt"):
         assert pipeline.cache.find(prepared, Ask(mode, named=(rows[0].id,))).plan.method in ("none", "prefix")
+    blend = pipeline.cache.find(prepared, Ask("blend", named=(rows[0].id,)))
+    assert {donor.id for donor in blend.plan.donors} <= ids
+    assert blend.exact.method in ("none", "prefix")
 
 
 def test_generations_are_counted_and_bounded(served: Any) -> None:

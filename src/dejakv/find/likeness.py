@@ -79,7 +79,7 @@ class Likeness:
         guards = [guard for guard in self.guards if not (blends and guard.waived_for_blend)]
         for level in self.levels:
             if match is not None:
-                statuses = {**skipped([level]), **statuses}
+                statuses |= {name: status for name, status in skipped([level]).items() if name not in statuses}
                 continue
             try:
                 search = level.search(query)
