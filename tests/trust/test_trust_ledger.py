@@ -2,7 +2,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import Counts, State
 
 KEY = ClassKey("e", "blend", "default", "g")
-
-
-@pytest.fixture(params=["memory", "disk"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    made = MemoryLedger() if request.param == "memory" else DiskLedger(tmp_path, "t")
-    yield made
-    made.close()
 
 
 def one_more(state: State) -> State:

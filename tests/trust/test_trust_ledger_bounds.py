@@ -1,6 +1,5 @@
 """How much evidence is kept: models and classes that were served longest ago leave."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,17 +9,10 @@ from dejakv.store import names
 from dejakv.store.connection import connect
 from dejakv.trust.disk import DiskLedger
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.ledger import MOST_EPOCHS, Ledger, MemoryLedger
+from dejakv.trust.ledger import MOST_EPOCHS, Ledger
 from dejakv.trust.state import Counts, State
 
 KEY = ClassKey("e", "blend", "default", "g")
-
-
-@pytest.fixture(params=["memory", "disk"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    made = MemoryLedger() if request.param == "memory" else DiskLedger(tmp_path, "t")
-    yield made
-    made.close()
 
 
 def one_more(state: State) -> State:

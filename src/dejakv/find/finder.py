@@ -247,8 +247,7 @@ class Finder:
 
     def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
-        cover = index.search(prepared, prepared.epoch)
-        known = self._known if ask.method == "blend" else self._of_caller  # rows of a blend serve blends alone
+        cover, known = index.search(prepared, prepared.epoch), self._describes(ask)
         metas = (known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)])
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
         used = {meta.id for meta in donors}
@@ -262,8 +261,8 @@ class Finder:
         """The donors that the caller named, or the prompt's own state, which is always better."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
-        described = self._known if ask.method == "blend" else self._of_caller
-        metas = [described(id, request, epoch) for id in dict.fromkeys(ask.named)]
+        known = self._describes(ask)
+        metas = [known(id, request, epoch) for id in dict.fromkeys(ask.named)]
         donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))[: self._most(ask)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
         verdicts = (unknown,) * metas.count(None)
@@ -274,6 +273,10 @@ class Finder:
         if not ask.piecewise:
             return 1
         return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
+
+    def _describes(self, ask: Ask) -> Callable[[str, Request, str], ChunkMeta | None]:
+        """Who tells what a method's donors are: rows of a blend serve blends alone."""
+        return self._known if ask.method == "blend" else self._of_caller
 
     def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
         """The description of a prompt whose exact state is stored, if it is of the request's own partition and epoch."""
