@@ -64,3 +64,17 @@ def test_rows_that_the_connector_keeps_are_donors_of_the_pipelines_next_blend(
     assert id in told[1]["donors"]
     assert sorted(meta.generation for meta in pipeline.cache.store.metas() if meta.kind == ROWS) == [1, 2]
     pipeline.cache.close()
+
+
+def test_arms_that_blend_the_same_prompts_each_find_what_they_kept(engine: VLLMEngine) -> None:
+    arms = [engine.for_arm("cache", name) for name in ("one", "other")]
+    pipelines = [Pipeline(arm, build_cache(CONFIG, arm, background=False)) for arm in arms]
+    document, new, newer = words(engine, 4, 240), words(engine, 5, 80), words(engine, 6, 80)
+    for request in (asked(1, document), asked(2, new, document)):
+        for pipeline in pipelines:
+            pipeline.answer(request)
+    told = [pipeline.answer(asked(3, newer, new, document)).completion.details["vllm"] for pipeline in pipelines]
+    assert [len(one["donors"]) for one in told] == [2, 2]
+    assert told[0]["tokens_recomputed"] == told[1]["tokens_recomputed"]
+    for pipeline in pipelines:
+        pipeline.cache.close()

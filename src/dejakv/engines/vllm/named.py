@@ -55,14 +55,14 @@ class FromDonors:
 
     donors  stored prompts, and new text of blended ones
     salt    under which the connector has them
-    kept    what the connector calls new text, by the key of its prompt and its place there; `completed` adds to it
+    kept    what the connector calls new text, by the salt, the key of its prompt and its place there; `completed` adds to it
     """
 
     prepared: Prepared
     donors: Sequence[ChunkMeta]
     salt: str
     epoch: str
-    kept: MutableMapping[tuple[str, int], str]
+    kept: MutableMapping[tuple[str, str, int], str]
 
     @cached_property
     def wish(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class FromDonors:
             return None
         request, ids = self.prepared.request, self.prepared.token_ids
         prompt = exact_key(request.partition, self.prepared.epoch, ids, ())
-        self.kept.update({(prompt, first): id for first, _, id in kept["runs"]})
+        self.kept.update({(self.salt, prompt, first): id for first, _, id in kept["runs"]})
         ours = dict(zip(self.wish["donors"], (donor.id for donor in self.donors), strict=True))
         names = {first: id for first, _, id in kept["runs"]}
         return ComputedRows(
@@ -96,7 +96,7 @@ class FromDonors:
 
     def _id_of(self, donor: ChunkMeta) -> str:
         if donor.kind == ROWS:
-            return self.kept.get((donor.metadata[PROMPT], donor.position), donor.id)
+            return self.kept.get((self.salt, donor.metadata[PROMPT], donor.position), donor.id)
         return exact_key(partition_of(self.salt), self.epoch, donor.token_ids, ())
 
 

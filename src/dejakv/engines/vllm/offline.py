@@ -41,7 +41,7 @@ class Offline:
     traced: bool
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
     media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
-    kept: LRUCache[tuple[str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
+    kept: LRUCache[tuple[str, str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def close(self) -> None:
