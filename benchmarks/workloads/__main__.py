@@ -15,6 +15,7 @@ from rich.console import Console
 from dejakv.cli.progress import watching
 from dejakv.datasets.workload import WORKLOADS
 from dejakv.errors import DejaKVError
+from dejakv.reuse.quality import QUALITIES
 
 OUTPUT = Path("runs/workloads")
 ENGINES = ("transformers", "vllm")
@@ -32,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0])
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of each workload, default {REQUESTS}")
     parser.add_argument("--repeat", type=int, default=1, help="how often every request comes, default 1")
+    parser.add_argument(
+        "--arm", action="append", choices=("none", *QUALITIES), default=[],
+        help="measure this one beside prefix caching; may be given more than once. Default all: answers are compared where `none` is among them",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default {OUTPUT}")
     parser.add_argument("--report", action="store_true", help="measure nothing, write tables and picture")
     given = parser.parse_args(arguments)
@@ -45,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(given: argparse.Namespace) -> int:
-    streams = [stream_of(name, given.engine, given.requests, given.repeat) for name in given.workload or WORKLOADS]
+    streams = [
+        stream_of(name, given.engine, given.requests, given.repeat, given.arm) for name in given.workload or WORKLOADS
+    ]
     left = [stream for stream in streams if not finished(stream, given.output)]
     if len(left) == 1:
         with watching(Console(stderr=True)) as watch:
@@ -56,6 +63,7 @@ def _measure(given: argparse.Namespace) -> int:
         for stream in left:  # a process each: nothing of one is in the memory of another, and vLLM is one a process
             told = ["--workload", stream.settings.dataset, "--engine", given.engine]
             told += ["--requests", str(given.requests), "--repeat", str(given.repeat), "--output", str(given.output)]
+            told += [word for arm in given.arm for word in ("--arm", arm)]
             status = subprocess.run([sys.executable, "-m", package.__name__, *told]).returncode
             if status:
                 return status

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.workloads.paired import paired
+from benchmarks.workloads.streams import BASE
 
 from dejakv.experiments.fidelity import means
 from dejakv.experiments.scoring import percentile
 from dejakv.experiments.summary import Row
 from dejakv.records import Record
 
-BASE, REFERENCE = "prefix", "none"
+REFERENCE = "none"
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 """Reasons that differ in their figures alone are counted as one."""
 
 
 def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Each arm's figures. Times are milliseconds; what compares is against the same requests under prefix caching."""
+    """Each arm's figures. Times are milliseconds; what compares is against the same requests under prefix caching;
+    answers are compared where full computation was among the arms."""
     return {name: _arm(rows, name) for name in (rows[0].arms if rows else ())}
 
 
@@ -48,7 +50,7 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "blended": None,
         "missed": None,
     }
-    if name != REFERENCE:
+    if name != REFERENCE and REFERENCE in rows[0].arms:
         near = [found for row in rows if (found := row.arms[name].fidelity) is not None]
         done |= {
             "first_token_equal": sum(bool(row.agrees_first(name)) for row in rows),

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.workloads.figures import figures
 from benchmarks.workloads.machine import machine, versions
-from benchmarks.workloads.streams import PROMOTING, Stream, arms_of, chosen_of, in_folder
+from benchmarks.workloads.streams import BASE, PROMOTING, Stream, chosen_of, in_folder
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
@@ -30,6 +30,7 @@ from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Watch
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline
+from dejakv.reuse.quality import DEFAULT
 
 _STATE = "state"
 """Folder of the arms' caches beside the rows. It is removed at the end, and what a killed run left of it before the next."""
@@ -64,9 +65,9 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
         shutil.rmtree(state, ignore_errors=True)
         caches: dict[str, tuple[Arm, SemanticCacheConfig]] = {
             name: (kind, in_folder(config or stream.settings.cache, state, name))
-            for name, (kind, config) in arms_of(stream.settings.cache, stream.settings.repeat).items()
+            for name, (kind, config) in stream.arms.items()
         }
-        settings = replace(stream.settings, cache=caches["default"][1])
+        settings = replace(stream.settings, cache=caches.get(DEFAULT, caches[BASE])[1])
         if settings.engine == "vllm":
             os.environ.setdefault(_KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches))))
         watch.stage(f"{stream.name}: loading {settings.model}")

@@ -53,10 +53,11 @@ def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> bool:
 def _panel(panel: Any, streams: Sequence[Mapping[str, Any]]) -> None:
     """Groups of bars. Error bars: the 95% interval of the paired ratio, times prefix caching's mean."""
     for place, (name, label, color) in enumerate(_BARS):
-        at = [group + (place - 1.5) * _WIDTH for group in range(len(streams))]
-        heights = [summary["arms"][name]["ttft_ms"]["mean"] / 1e3 for summary in streams]
+        measured = [(group, summary) for group, summary in enumerate(streams) if name in summary["arms"]]
+        at = [group + (place - 1.5) * _WIDTH for group, _ in measured]
+        heights = [summary["arms"][name]["ttft_ms"]["mean"] / 1e3 for _, summary in measured]
         panel.bar(at, heights, _WIDTH * 0.94, label=label, color=color)
-        for x, height, summary in zip(at, heights, streams, strict=True):
+        for x, height, (_, summary) in zip(at, heights, measured, strict=True):
             top = height
             against = summary["arms"][name]["ttft_against_prefix"]
             if against:
@@ -69,7 +70,12 @@ def _panel(panel: Any, streams: Sequence[Mapping[str, Any]]) -> None:
             panel.annotate(
                 text, (x, max(top, height)), (0, 2), textcoords="offset points", ha="center", fontsize=9, color=_INK
             )
-    panel.set_xticks(range(len(streams)), [summary["workload"] for summary in streams], fontsize=11, color=_INK)
+    panel.set_xticks(
+        range(len(streams)),
+        [f"{summary['workload']}\n{summary['samples']} requests" for summary in streams],
+        fontsize=11,
+        color=_INK,
+    )
     panel.margins(y=0.1)
     panel.tick_params(length=0)
     panel.grid(axis="y", alpha=0.25)

@@ -1,6 +1,6 @@
 """What is measured: a workload through an engine, its requests, and the arms that serve each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ LENGTHS = (600, 2_000)
 STORE_BYTES = 32 * 1024**3
 """Of each arm: nothing is evicted, in the comparison as in prefix caching."""
 
+BASE = "prefix"
+"""Name of the arm that everything is compared with."""
+
 PROMOTING = "promoting"
 """Name of the arm in which a prompt that was blended is computed exactly after the request, outside of its time."""
 
@@ -29,12 +32,17 @@ _READ_PER_REQUEST = 10
 
 @dataclass(frozen=True)
 class Stream:
-    """One workload through one engine. `lengths`: least and most prompt tokens; samples outside of them are left out. With
-    `settings.repeat` the requests come so often, one round after another."""
+    """One workload through one engine.
+
+    settings  with `repeat` the requests come so often, one round after another
+    lengths   least and most prompt tokens; samples outside of them are left out
+    only      arms that are measured; empty: all
+    """
 
     settings: RunSettings
     requests: int = REQUESTS
     lengths: tuple[int, int] = LENGTHS
+    only: tuple[str, ...] = ()
 
     @property
     def served(self) -> int:
@@ -44,22 +52,30 @@ class Stream:
     @property
     def name(self) -> str:
         """The name of its folder."""
+        many = f"-{self.requests}" if self.requests != REQUESTS else ""
         rounds = f"-x{self.settings.repeat}" if self.settings.repeat > 1 else ""
-        return f"{self.settings.dataset}-{self.settings.engine}{rounds}"
+        return f"{self.settings.dataset}-{self.settings.engine}{many}{rounds}"
+
+    @property
+    def arms(self) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
+        """Those of `arms_of` that are measured."""
+        every = arms_of(self.settings.cache, self.settings.repeat)
+        return {name: arm for name, arm in every.items() if name in self.only or not self.only}
 
     def told(self) -> dict[str, Any]:
         """All that its results depend on, by name; only a run of the same goes on with its rows."""
-        arms = {
-            f"arms.{name}": None if config is None else str(config)
-            for name, (_, config) in arms_of(self.settings.cache, self.settings.repeat).items()
-        }
+        arms = {f"arms.{name}": None if config is None else str(config) for name, (_, config) in self.arms.items()}
         return {**self.settings.named(), "requests": self.requests, "lengths": list(self.lengths), **arms}
 
 
-def stream_of(workload: str, engine: EngineName, requests: int = REQUESTS, repeat: int = 1) -> Stream:
-    """A workload with the settings of its preset."""
+def stream_of(
+    workload: str, engine: EngineName, requests: int = REQUESTS, repeat: int = 1, only: Sequence[str] = ()
+) -> Stream:
+    """A workload with the settings of its preset. `only`: arms beside prefix caching, which everything is compared with; empty: all."""
     run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests, "repeat": repeat}
-    return Stream(settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests)
+    return Stream(
+        settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests, only=(BASE, *only) if only else ()
+    )
 
 
 def arms_of(config: SemanticCacheConfig, repeat: int = 1) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:

@@ -5,11 +5,6 @@ from typing import Any
 
 from dejakv.reuse.quality import QUALITIES
 
-_NOT_KEPT = (
-    "Donors are whole prompts that were computed exactly; what a blended prompt has beyond its donors is not kept, so a"
-    " later prompt does not find it."
-)
-
 
 def verdict(summary: Mapping[str, Any]) -> str:
     """A paragraph."""
@@ -37,6 +32,8 @@ def _speed(name: str, arm: Mapping[str, Any]) -> str:
 
 def _change(arm: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     count = summary["samples"]
+    if arm["first_token_equal"] is None:
+        return "Answers were not compared."
     first, whole = count - arm["first_token_equal"], count - arm["answers_equal"]
     if not first and not whole:
         return "It changed no answer."
@@ -63,4 +60,4 @@ def _why(arm: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     if arm["reasons"]:
         reason, times = next(iter(arm["reasons"].items()))
         said += f" The commonest reason against a donor ({times} times): {reason}."
-    return f"{said} {_NOT_KEPT}"
+    return said

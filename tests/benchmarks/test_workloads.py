@@ -4,6 +4,7 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -38,7 +39,7 @@ def whole(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines_of(output: Path) -> list[dict[str, Any]]:
-    text = (output / "docs-transformers" / "samples.jsonl").read_text()
+    text = (output / "docs-transformers-6" / "samples.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -74,7 +75,7 @@ def test_a_killed_run_goes_on_and_gives_the_rows_of_one_that_was_not(
 ) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2])
     assert done.returncode == -9
-    folder = tmp_path / "docs-transformers"
+    folder = tmp_path / "docs-transformers-6"
     before = lines_of(tmp_path)
     assert len(before) == 3
     assert (folder / "state").exists()
@@ -155,13 +156,13 @@ def test_an_engine_without_log_probabilities_has_a_dash(whole: Path) -> None:
 def test_a_folder_of_other_settings_or_of_somebody_else_is_refused(
     whole: Path, docs_engine: Any, tmp_path: Path
 ) -> None:
-    before = (whole / "docs-transformers" / "samples.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="other settings \\(requests\\)"):
-        measure(stream_of_documents(requests=5), whole, Silent(), docs_engine)
-    with pytest.raises(ConfigError, match="other settings \\(requests\\)"):
-        finished(stream_of_documents(requests=5), whole)
-    assert (whole / "docs-transformers" / "samples.jsonl").read_bytes() == before
-    foreign = tmp_path / "docs-transformers"
+    before = (whole / "docs-transformers-6" / "samples.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="other settings \\(lengths\\)"):
+        measure(stream_of_documents(lengths=(150, 3_999)), whole, Silent(), docs_engine)
+    with pytest.raises(ConfigError, match="other settings \\(lengths\\)"):
+        finished(stream_of_documents(lengths=(150, 3_999)), whole)
+    assert (whole / "docs-transformers-6" / "samples.jsonl").read_bytes() == before
+    foreign = tmp_path / "docs-transformers-6"
     foreign.mkdir()
     (foreign / "samples.jsonl").write_text("mine\n")
     with pytest.raises(ConfigError, match="no run wrote"):
@@ -222,6 +223,20 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_stream_that_comes_twice_has_a_folder_and_an_arm_of_its_own() -> None:
     once, twice = (stream_of("rag", "transformers", 5, times) for times in (1, 2))
-    assert (once.name, once.served) == ("rag-transformers", 5)
-    assert (twice.name, twice.served) == ("rag-transformers-x2", 10)
+    assert (once.name, once.served) == ("rag-transformers-5", 5)
+    assert (twice.name, twice.served) == ("rag-transformers-5-x2", 10)
     assert {name for name in twice.told() if name.startswith("arms.")} - set(once.told()) == {f"arms.{PROMOTING}"}
+
+
+def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: Any, tmp_path: Path) -> None:
+    stream = replace(stream_of_documents(), only=stream_of("rag", "transformers", 5, only=["default"]).only)
+    assert measure(stream, tmp_path, Silent(), docs_engine)
+    (summary,) = report.summaries(tmp_path)
+    assert list(summary["arms"]) == ["prefix", "default"]
+    assert summary["arms"]["default"]["first_token_equal"] is None
+    assert "Answers were not compared." in report.page([summary])
+    assert picture.draw([summary], tmp_path)
+
+
+def test_a_stream_of_the_usual_length_is_named_after_its_workload_alone() -> None:
+    assert stream_of("rag", "vllm").name == "rag-vllm"

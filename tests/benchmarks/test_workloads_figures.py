@@ -72,7 +72,6 @@ def test_a_bad_result_comes_with_its_reason() -> None:
     assert "Only 4 of 30 requests were blended" in said
     assert "60% of their rows" in said
     assert "(20 times): words differ" in said
-    assert "not kept" in said
     assert "requests were blended" not in verdict(summary_of((0.5, 0.4, 0.6)))
 
 
@@ -82,6 +81,12 @@ def test_few_are_only_few_where_they_are_less_than_half() -> None:
     assert "Only" not in said
     none = verdict(summary_of((1.3, 1.1, 1.5), blended={"requests": 0, "computed_share": None}))
     assert "Only 0 of 30 requests were blended." in none
+
+
+def test_answers_that_were_not_compared_are_not_called_equal() -> None:
+    said = verdict(summary_of((0.5, 0.4, 0.6), first_token_equal=None, answers_equal=None))
+    assert "Answers were not compared." in said
+    assert "changed" not in said
 
 
 def test_what_was_changed_is_said() -> None:
