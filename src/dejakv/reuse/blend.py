@@ -109,12 +109,14 @@ class BlendReport:
 
     computed  mean rows over the layers, of an engine that tells no more than that
     active    which rows each layer computed, None for all
+    asked     rows that a pass of the question alone computed, to choose the others: the mean over layers, not part of `rows`
     """
 
     tokens: int
     rows: tuple[int, ...] = ()
     computed: int | None = None
     active: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
+    asked: float = 0.0
     forced_share: float = 0.0
     map_s: float = 0.0
     plan_s: float = 0.0
@@ -122,7 +124,7 @@ class BlendReport:
 
     @property
     def share(self) -> float:
-        """Mean share of rows computed over the layers."""
+        """Mean share of rows computed over the layers, without the question's own pass."""
         if self.rows:
             return sum(self.rows) / (len(self.rows) * self.tokens)
         return 1.0 if self.computed is None else self.computed / self.tokens

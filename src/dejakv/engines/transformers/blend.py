@@ -29,16 +29,21 @@ from dejakv.store.base import Tensor as Stored
 
 @dataclass
 class PlannedBlend:
-    """See `Planned`. `made_of`: what it was planned from, where its rows are to be kept."""
+    """See `Planned`.
+
+    made_of  what it was planned from, where its rows are to be kept
+    asked    rows that the question's own pass computed, to choose the others
+    """
 
     cache: BlendCache
     made_of: MadeOf | None = None
     label: str = ""
+    asked: float = 0.0
 
     def computed_tokens(self) -> int:
-        """Prompt rows computed, the mean over layers rounded up."""
+        """Prompt rows computed, the question's pass included: the mean over layers rounded up."""
         trace = self.cache.trace
-        return math.ceil(trace.share * trace.tokens - 1e-9)
+        return math.ceil(trace.share * trace.tokens + self.asked - 1e-9)
 
     def priced_rows(self) -> float:
         return self.computed_tokens()
@@ -46,7 +51,7 @@ class PlannedBlend:
     def told(self, report: BlendReport) -> BlendReport:
         trace = self.cache.trace
         active = tuple(None if rows is None else tuple(rows.tolist()) for rows in trace.rows)
-        return replace(report, rows=tuple(trace.counts), active=active)
+        return replace(report, rows=tuple(trace.counts), active=active, asked=self.asked)
 
     def rows(self) -> ComputedRows | None:
         """After the run: what later blends may take from it."""
@@ -90,10 +95,11 @@ def plan_cache(
     left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
     runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
     plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact, runs=runs)
+    asked = 0.0
     if selector.asks and plan.ranks:  # else the forced rows are all that is computed
-        scores = query_attention(model, seams, target, layers, plan, needed.tail)
+        scores, asked = query_attention(model, seams, target, layers, plan, needed.tail)
         plan = replace(plan, threshold=None, scores=scores)
-    return PlannedBlend(BlendCache(layers, plan, seams))
+    return PlannedBlend(BlendCache(layers, plan, seams), asked=asked)
 
 
 def rearrange(
@@ -132,8 +138,9 @@ def rearrange(
 
 def query_attention(
     model: Any, seams: Seams, target: Sequence[int], layers: list[BlendLayer], plan: RowPlan, tail: int
-) -> Tensor:
-    """How much the prompt's last `tail` tokens attend to each token, over the layers that the selector asks: `[tokens]`.
+) -> tuple[Tensor, float]:
+    """How much the prompt's last `tail` tokens attend to each token, over the layers that the selector asks: `[tokens]`; and the rows
+    computed for it, the mean over layers.
 
     One pass of those rows alone over the donors' state. It writes only them, and they are put back: offsets tell by the donors'
     state how far it is off.
@@ -150,4 +157,4 @@ def query_attention(
         )
     for layer, (keys, values) in zip(layers, donors, strict=True):
         layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values
-    return probe.total(len(target), plan.selector.first_asked(len(layers)))
+    return probe.total(len(target), plan.selector.first_asked(len(layers))), cache.trace.share * cache.trace.tokens
