@@ -135,7 +135,9 @@ def test_each_selector_computes_as_many_rows_as_asked(name, selector):
     assert plan.cache.trace.counts == [N, 10, 10]
     rows = plan.cache.trace.rows[1].tolist()
     assert rows[-4:] == [36, 37, 38, 39]
-    question = (N + 4 + 4) // 3 if selector in ("query", "prophet") else 0  # a pass of its own: the question's four rows
+    question = (
+        (N + 4 + 4) // 3 if selector in ("query", "prophet") else 0
+    )  # a pass of its own: the question's four rows
     assert plan.computed_tokens() == 20 + question
 
 
