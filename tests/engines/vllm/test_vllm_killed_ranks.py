@@ -12,7 +12,7 @@ import psutil
 import pytest
 from dying_worker import EXTENSION as DYING
 from dying_worker import Death
-from two_ranks import ONE, TWO, confirmed, held, leftovers, nodes, of_two_cpus
+from two_ranks import ONE, TWO, confirmed, held, leftovers, nodes, of_two_cpus, use_two_cpus
 from vllm_harness import DOCS, EXTENSION, Output, running, serving, tokens
 
 from dejakv.engines.vllm.launch import extra_config, server_flags
@@ -37,9 +37,7 @@ BLEND = {"mode": "blend", "no_store": True}
 
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in of_two_cpus().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
+    use_two_cpus(monkeypatch)
 
 
 @contextlib.contextmanager

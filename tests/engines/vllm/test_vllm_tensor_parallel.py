@@ -1,7 +1,7 @@
 """Two ranks, each with its own heads in its own store: together they are exact, and what one of them lost nobody has."""
 
 import pytest
-from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, of_two_cpus
+from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, use_two_cpus
 from vllm_harness import EXTENSION, running, tokens
 
 from dejakv.reuse.quality import DEFAULT, QUALITIES
@@ -11,9 +11,7 @@ A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
 
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch):
-    for name, value in of_two_cpus().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
+    use_two_cpus(monkeypatch)
 
 
 def test_two_ranks(tmp_path):

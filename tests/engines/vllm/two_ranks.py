@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.reliability.crash_program import rows_and_files
 
 from dejakv.store.base import Chunk
@@ -22,6 +23,13 @@ def of_two_cpus() -> dict[str, str]:
     """Environment: on the CPU backend each rank wants cores of its own, and starts are short without the warm-up."""
     first, *others = sorted(os.sched_getaffinity(0))
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{others[0] if others else first}", "VLLM_CPU_CI_ENV": "1"}
+
+
+def use_two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for engines that this process starts."""
+    for name, value in of_two_cpus().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
 
 
 def confirmed(engine: Any) -> None:
