@@ -77,6 +77,7 @@ def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
         (["--output", "/proc/nowhere", "--max-samples", "2"], "--output"),
         (["--arms", "none,all"], "none, prefix, cache"),
         (["--cache-mode", "maybe"], "live, dry-run, off"),
+        (["--encoder-threads", "-1"], "encoder_threads=-1 is negative"),
     ],
 )
 def test_bad_flags_are_one_line_that_names_the_remedy(arguments: list[str], says: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of reuse: who may stand in, what a blend computes, and how often an answer may be wrong."""
+"""Options of reuse: who may stand in and how texts and pictures are compared, what a blend computes, and how often an answer may be wrong."""
 
 from functools import partial
 from typing import Annotated
@@ -11,6 +11,7 @@ from dejakv.trust.settings import TrustSettings
 
 _blend = partial(typer.Option, rich_help_panel="Blend")
 _reuse = partial(typer.Option, rich_help_panel="Reuse")
+_levels = partial(typer.Option, rich_help_panel="Finding a donor")
 _bound = partial(typer.Option, rich_help_panel="Error bound")
 
 BlendQuality = Annotated[
@@ -44,6 +45,23 @@ Prune = Annotated[
     _reuse(
         help="Decode from the tokens that matter most: attention, snapkv or random (a control); approximate "
         f"(default: {SemanticCacheConfig.prune})."
+    ),
+]
+IndexEncoder = Annotated[
+    str | None, _levels(help="sentence-transformers name or folder, or model: the served model's own embeddings.")
+]
+EncoderThreads = Annotated[
+    int | None,
+    _levels(
+        help="Threads of the semantic text level's sentence encoder, in a process of its own; 0: it runs in this process, on one "
+        f"thread (default: {SemanticCacheConfig.encoder_threads})."
+    ),
+]
+ImageEncoder = Annotated[
+    str | None,
+    _levels(
+        help="Of the layer vision: CLIP model of sentence-transformers by name or folder, or model: the served model's own "
+        "tower (default: CLIP if it can be loaded, else the tower)."
     ),
 ]
 CrossEncoder = Annotated[

@@ -128,16 +128,9 @@ def run_command(
     chunk_window: Annotated[
         Number, _levels(help=f"Characters of the chunk to embed; 0: all (default: {SemanticCacheConfig.chunk_window}).")
     ] = None,
-    index_encoder: Annotated[
-        Text, _levels(help="sentence-transformers name or folder, or model: the served model's own embeddings.")
-    ] = None,
-    image_encoder: Annotated[
-        Text,
-        _levels(
-            help="Of the layer vision: CLIP model of sentence-transformers by name or folder, or model: the served model's own "
-            "tower (default: CLIP if it can be loaded, else the tower)."
-        ),
-    ] = None,
+    index_encoder: options.IndexEncoder = None,
+    encoder_threads: options.EncoderThreads = None,
+    image_encoder: options.ImageEncoder = None,
     index: Annotated[Text, _levels(help=f"flat, hnsw or lsh (default: {SemanticCacheConfig.index}).")] = None,
     embedding_layer: Annotated[list[str] | None, _levels(help="Latent layer NAME:DIM[:THRESH]; repeatable.")] = None,
     embedding_hook: Annotated[
@@ -275,7 +268,7 @@ def run_command(
     }  # fmt: skip
     cache_part: dict[str, Any] = {
         "reuse": reuse, "unsound": unsound or None, "media": media, "similarity_threshold": similarity_threshold, "chunk_window": chunk_window,
-        "index_encoder": index_encoder, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
+        "index_encoder": index_encoder, "encoder_threads": encoder_threads, "image_encoder": image_encoder, "index": index, "embedding_layers": embedding_layer or None,
         "embedding_hook": embedding_hook, "embedding_match": embedding_match, "levels": level or None,
         "min_gain": min_gain, "costs": constants(costs), "enable_fusion_cache": enable_fusion_cache or None, "cache_dir": cache_dir,
         "fusion_provider": fusion_provider, "fusion_cache_dir": fusion_cache_dir, "max_bytes": max_bytes, "max_cached_blocks": max_cached_blocks,

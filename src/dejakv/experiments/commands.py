@@ -10,7 +10,9 @@ from dejakv.experiments.settings import RunSettings
 
 _OF_FIELD = {field: (flag, off) for flag, (field, off) in SWITCHES.items()}
 _SINGLE = {field: flag for flag, field in PLURALS.items()}
-_NO_FLAG = ("implied", "dejakv_version", "memory_bytes", "encoder_bytes", "partitions", "blend_donors")
+_NO_FLAG = (
+    "implied", "dejakv_version", "memory_bytes", "encoder_bytes", "blend_donors", "ttl_fusion", "top_layer_tail",
+)  # fmt: skip
 
 
 def run_command_of(named: Mapping[str, Any]) -> str:

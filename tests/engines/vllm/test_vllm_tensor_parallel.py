@@ -1,44 +1,17 @@
 """Two ranks, each with its own heads in its own store: together they are exact, and what one of them lost nobody has."""
 
-import os
-import time
-
 import pytest
+from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, use_two_cpus
 from vllm_harness import EXTENSION, running, tokens
 
+from dejakv.reuse.quality import DEFAULT, QUALITIES
+
 A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
-RANKS = ("tp-0-of-2", "tp-1-of-2")
-ONE = {"kv_cache_memory_bytes": 64 << 20}
-TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **ONE}
 
 
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch):
-    """On the CPU backend each rank wants cores of its own; starts are short without the warm-up."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{others[0] if others else first}")
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
-
-
-def _confirmed(engine):
-    """Steps the engine until all ranks have answered for every save."""
-    deadline = time.monotonic() + 60
-    while engine.connector._scheduler.saves.pending:
-        assert time.monotonic() < deadline, "saves were never confirmed"
-        engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
-
-
-def _chunk_of(store, rank, prompt):
-    """The file of a prompt's chunk in one rank's store."""
-    from dejakv.store.disk import DiskStore
-
-    disk = DiskStore(store / rank)
-    try:
-        (meta,) = [meta for meta in disk.metas() if list(meta.token_ids) == prompt]
-        return store / rank / "chunks" / disk._lookup(meta.id).row.file, disk.get(meta.id)
-    finally:
-        disk.close()
+    use_two_cpus(monkeypatch)
 
 
 def test_two_ranks(tmp_path):
@@ -52,7 +25,7 @@ def test_two_ranks(tmp_path):
 
     with running(extra=extra, **TWO) as two:
         first = two.ask([A, B, C])
-        _confirmed(two)
+        confirmed(two)
         two.reset_prefix_cache()
         (again,) = two.ask([A])
         assert two.metrics()["vllm:dejakv_saves"] == 3
@@ -61,12 +34,12 @@ def test_two_ranks(tmp_path):
     assert again.told["method"] == "exact"
     assert again.tokens == truth[0].tokens
 
-    (_, left), (_, right), (_, whole) = (_chunk_of(store, rank, A) for rank in (*RANKS, ""))
+    (_, left), (_, right), (_, whole) = (chunk_of(store, rank, A) for rank in (*RANKS, ""))
     assert left.tensor.shape == right.tensor.shape
     assert left.tensor.shape[2] * 2 == whole.tensor.shape[2], "each rank stores half of the heads"
     assert left.meta.epoch == right.meta.epoch != whole.meta.epoch
-    _chunk_of(store, RANKS[1], B)[0].unlink()
-    damaged = _chunk_of(store, RANKS[0], C)[0]
+    chunk_of(store, RANKS[1], B)[0].unlink()
+    damaged = chunk_of(store, RANKS[0], C)[0]
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 0xFF
     damaged.write_bytes(bytes(data))
@@ -96,7 +69,7 @@ def _moved(head, seed):
     return tokens(12, seed) + head[120:240] + tokens(10, seed + 1) + head[20:130]
 
 
-@pytest.mark.parametrize("selector", ["similarity", "prophet"])
+@pytest.mark.parametrize("selector", ["similarity", QUALITIES[DEFAULT].selector])
 def test_blend_two_ranks(tmp_path, selector):
     """Blended by two ranks as by one: the same rows of the same donors, the same answer. A part that one rank lost costs the blend,
     and neither the answer nor the engine."""
@@ -122,7 +95,7 @@ def test_blend_two_ranks(tmp_path, selector):
     store = tmp_path / "two"
     with running(extra=extra | {"store_dir": str(store)}, worker_extension_cls=EXTENSION, **TWO) as two:
         two.ask([A, B])
-        _confirmed(two)
+        confirmed(two)
         two.reset_prefix_cache()
         got = two.ask(moved, wish=blend)
         for mine, theirs in zip(got, wanted, strict=True):
@@ -131,7 +104,7 @@ def test_blend_two_ranks(tmp_path, selector):
             assert mine.told["bytes_loaded"] == theirs.told["bytes_loaded"]
             assert mine.tokens == theirs.tokens
         two.reset_prefix_cache()
-        _chunk_of(store, RANKS[1], B)[0].unlink()
+        chunk_of(store, RANKS[1], B)[0].unlink()
         lost, fine = two.ask(moved[::-1], wish=blend)
         assert (lost.told["method"], lost.cached) == ("none", 0)
         assert lost.told["reason"] == "the donor's state is gone or cannot be read"

@@ -1,0 +1,176 @@
+"""One of two ranks is killed: vLLM ends and leaves no process, and the next start on the folder has what both ranks had stored."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from dying_worker import EXTENSION as DYING
+from dying_worker import Death
+from two_ranks import ONE, TWO, confirmed, held, leftovers, nodes, of_two_cpus, use_two_cpus
+from vllm_harness import DOCS, EXTENSION, Output, running, serving, tokens
+
+from dejakv.engines.vllm.launch import extra_config, server_flags
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.request import DEFAULT_PARTITION
+
+A, B, SHORT = (tokens(261, seed) for seed in (81, 82, 83))
+LONG = tokens(700, 84)
+MOVED = tokens(12, 91) + A[120:240] + tokens(10, 92) + A[20:130]
+ROW = 2 * 4 * 2 * 64 * 4
+"""Bytes of a token in docs-lm's cache."""
+
+HIT, MISS = "exact_text", "no stored chunk begins like this prompt"
+ENDED = (RuntimeError, AssertionError)
+"""What an engine in this process raises; the second where its workers are gone before the step."""
+SERVER_ENDED = (httpx.HTTPStatusError, httpx.NetworkError, httpx.RemoteProtocolError)
+"""What a client gets: an answer with an error, or none; no wait without an end."""
+
+OFF, LOOK = {"mode": "off", "no_store": True}, {"no_store": True}
+BLEND = {"mode": "blend", "no_store": True}
+
+
+@pytest.fixture(autouse=True)
+def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_two_cpus(monkeypatch)
+
+
+@contextlib.contextmanager
+def _dying(death: Death, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]) -> Iterator[Any]:
+    """An engine of which one rank dies."""
+    for name, value in death.environment.items():
+        monkeypatch.setenv(name, value)
+    with running(extra=extra, worker_extension_cls=DYING, **TWO) as engine:
+        yield engine
+
+
+def _ends(death: Death, ask: Callable[[], object], *error: type[Exception]) -> None:
+    """Asks until vLLM ends with one of these errors; none of its processes is left."""
+    above = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    workers = [psutil.Process(id) for id in death.workers()]
+    assert len(workers) == 2
+    theirs = {process for worker in workers for process in (worker, *worker.parents()) if process.pid not in above}
+    with pytest.raises(error):
+        _again_and_again(ask)
+    assert death.came, "it ended of something else"
+    _, left = psutil.wait_procs(theirs, timeout=60)
+    assert not left
+
+
+def _again_and_again(ask: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        ask()
+
+
+def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank had stored and the other had not is a miss, and is stored when it comes again; what both had is a hit."""
+    store = tmp_path / "store"
+    extra = {
+        "store_dir": str(store),
+        "memory_bytes": 0,
+        "load_timeout_s": 60,
+        "max_pending_bytes": 320 * ROW,  # parts of 160 tokens
+    }
+
+    def as_before(outputs: list[Output], *found: str) -> None:
+        assert [output.told["level"] or output.told["reason"] for output in outputs] == list(found)
+        assert [output.tokens for output in outputs] == truth
+
+    death = Death.in_folder(tmp_path / "published", 1, "published", 2)
+    with _dying(death, monkeypatch, extra) as engine:
+        truth = [output.tokens for output in engine.ask([A, SHORT, LONG], wish=OFF, salt="truth")]
+        engine.ask([A])
+        confirmed(engine)
+        _ends(death, lambda: engine.ask([SHORT], max_tokens=20), *ENDED)
+    assert [held(store, prompt) for prompt in (A, SHORT)] == [[True, True], [True, False]]
+    assert not leftovers(store)
+
+    death = Death.in_folder(tmp_path / "written", 0, "written", 2)
+    with _dying(death, monkeypatch, extra) as engine:
+        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, MISS, MISS)
+        _ends(death, lambda: engine.ask([LONG], max_tokens=20), *ENDED)
+    assert nodes(store) == [1, 2]
+    assert [held(store, prompt) for prompt in (SHORT, LONG)] == [[True, False], [False, False]]
+    assert nodes(store) == [0, 0], "parts that nobody needs"
+    assert not leftovers(store)
+
+    with running(extra=extra, **TWO) as engine:
+        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, MISS, MISS)
+        engine.reset_prefix_cache()
+        engine.ask([SHORT, LONG])
+        confirmed(engine)
+        engine.reset_prefix_cache()
+        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, HIT, HIT)
+        metrics = engine.metrics()
+    assert (metrics["vllm:dejakv_saves"], metrics["vllm:dejakv_loads"]) == (2, 4)
+    assert not any(metrics.get(f"vllm:dejakv_{name}") for name in ("saves_dropped", "load_failures"))
+    assert [held(store, prompt) for prompt in (SHORT, LONG)] == [[True, True]] * 2
+
+
+def _complete(server: str, prompt: list[int], wish: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    body = {
+        "model": "docs", "prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "kv_transfer_params": {"dejakv": wish},
+    }  # fmt: skip
+    answer = httpx.post(f"{server}/v1/completions", json=body, timeout=120)
+    answer.raise_for_status()
+    return tuple(answer.json()["choices"][0]["token_ids"]), answer.json()["kv_transfer_params"]["dejakv"]
+
+
+def _stored(server: str, count: int) -> None:
+    """Waits until so many saves are confirmed."""
+    deadline = time.monotonic() + 60
+    while _figure(server, "vllm:dejakv_saves_total") < count:
+        assert time.monotonic() < deadline, "saves were never confirmed"
+        _complete(server, [9, 9, 9, 9], {})  # a step carries the confirmation
+
+
+def _figure(server: str, name: str) -> float:
+    lines = httpx.get(f"{server}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose rank dies while the other waits for it, and an engine whose rank dies while both compute: they end, those who
+    wait are told, and the donors' state is what it was."""
+    store = tmp_path / "store"
+    settings = ConnectorSettings(
+        store_dir=str(store),
+        modes=("off", "exact", "blend"),
+        blend_max_share=1.0,
+        blend_share=0.4,
+        memory_bytes=0,
+        lookup_timeout_s=60,
+        load_timeout_s=60,
+    )
+    flags = [flag.replace(EXTENSION, DYING) for flag in server_flags(settings)]
+    flags += ["--tensor-parallel-size", "2", "--kv-cache-memory-bytes", str(ONE["kv_cache_memory_bytes"])]
+
+    death = Death.in_folder(tmp_path / "fetching", 1, "fetching", 2)
+    environment = {"DEJAKV_ADOPT": '{"mode": "off", "semantic_text": false}', **of_two_cpus(), **death.environment}
+    with serving(tmp_path / "fetching", DOCS, flags, environment) as server:
+        truth, _ = _complete(server, A, {})
+        _complete(server, B, {})
+        _stored(server, 2)
+        blended, told = _complete(server, MOVED, BLEND)
+        assert told["method"] == "blend"
+        _ends(death, lambda: _complete(server, MOVED, BLEND), *SERVER_ENDED)
+    assert [held(store, prompt) for prompt in (A, B)] == [[True, True]] * 2
+
+    death = Death.in_folder(tmp_path / "computing", 0, "computing", 1)
+    with _dying(death, monkeypatch, extra_config(settings)) as engine:
+        (exact,) = engine.ask([A], wish=LOOK, salt=DEFAULT_PARTITION)  # the partition of a server without keys
+        assert (exact.told["level"], exact.tokens) == (HIT, truth)
+        _ends(death, lambda: engine.ask([MOVED], wish=BLEND, salt=DEFAULT_PARTITION), *ENDED)
+    assert not leftovers(store)
+
+    with running(extra=extra_config(settings), worker_extension_cls=EXTENSION, **TWO) as engine:
+        exact, mixed = engine.ask([A, MOVED], wish=[LOOK, BLEND], salt=DEFAULT_PARTITION)
+    assert (exact.told["level"], exact.tokens) == (HIT, truth)
+    assert (mixed.told["method"], mixed.tokens) == ("blend", blended)
