@@ -219,6 +219,8 @@ class SchedulerSide:
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
+        if tracked.lookup is not None:
+            tracked.lookup.drop()
         return holds, {"dejakv": tracked.told()} if tracked.tells else {}
 
     def reset(self, problem: str = "") -> None:
