@@ -28,7 +28,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 from dejakv.config.expiry import LifetimeSettings
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.vllm import compat, compat_callers
-from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
+from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight, keeps_nothing
 from dejakv.engines.vllm.fingerprint import server_epoch
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.ranks import rank_count
@@ -152,7 +152,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         if sight.embedding is not None:
             self._orders.load[identifier] = sight.embedding
             self._finder.used(identifier)
-        else:
+        elif not keeps_nothing(request):
             self._orders.file[identifier] = sight
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
