@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm_harness import running, tokens, worker_side
 
-from dejakv.engines.vllm import compat
+from dejakv.engines.vllm import compat_callers
 from dejakv.engines.vllm.launch import KV_CONNECTOR
 from dejakv.errors import ConfigError, StoreError
 
@@ -206,7 +206,7 @@ def test_multi_connector_survives_damage(tmp_path):
 
 def test_a_connector_outside_of_a_scheduler_is_refused():
     with pytest.raises(ConfigError, match="no scheduler makes this connector"):
-        compat.calling_scheduler()
+        compat_callers.calling_scheduler()
 
 
 def test_bad_settings_stop_the_start(tmp_path):

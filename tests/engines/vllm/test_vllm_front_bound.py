@@ -286,6 +286,7 @@ def test_wishes_of_the_front() -> None:
         {"risk": "1", "epoch": "e", "setting": "s"},
         1,
         {"risk": float("nan"), "epoch": "", "setting": ""},
+        {"risk": -(10**400), "epoch": "", "setting": ""},
     ):
         assert wish(limit=broken).problem.startswith("limit has no")
     assert wish(donors=["d"], apart="salt").no_store, "nothing is kept of it"

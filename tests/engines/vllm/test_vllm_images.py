@@ -134,6 +134,17 @@ def test_uuid_is_not_identity(engine, truth):
     assert second.told["level"] != "exact_text"
 
 
+@pytest.mark.parametrize("wish", [{"no_store": True}, {"no_store": "yes"}])
+def test_a_picture_of_which_nothing_is_to_be_kept_is_not_filed(engine, wish):
+    picture = PICTURES[0].rotate(90)
+    before = _encoder().encoded
+    for asked in range(2):
+        _reset(engine)
+        engine.ask([_one(picture)], wish=wish)
+        _encoder().flush()
+        assert _encoder().encoded == before + asked + 1
+
+
 def test_pictures_after_restart(engine, truth, folder):
     """A new process finds the tower's outputs and the KV."""
     engine.close()

@@ -9,8 +9,10 @@ import pytest
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.lookups import Lookups
+from dejakv.engines.vllm.lookups import TEXTS_WAITING, Lookups
+from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tracked import Tracked
 from dejakv.guards.threshold import ThresholdGuard
 from dejakv.levels.base import Match, Query, Search
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
@@ -19,7 +21,7 @@ from dejakv.store.memory import MemoryStore
 STORED = tuple(range(100, 300))
 LONGER = (*STORED[:160], *range(400, 480))
 OTHER = tuple(range(600, 800))
-ADAPTERS: Any = SimpleNamespace(epoch_of=lambda lora: "e")
+ADAPTERS: Any = SimpleNamespace(base="e", epoch_of=lambda lora: "e")
 BLEND = ConnectorSettings(mode="blend", lookup_timeout_s=30.0)
 
 
@@ -121,6 +123,31 @@ def test_similar_prompts_are_blended_once_they_are_found(lookups: Lookups, level
     level.go.set()
     found = lookups.submit(request(OTHER), Wish("blend")).answer.result(5)
     assert (found.method, found.level, found.donors) == ("blend", "semantic_text", (level.donor,))
+
+
+def test_a_request_that_is_over_takes_no_time_of_the_encoder(lookups: Lookups, level: SlowText) -> None:
+    """While one prompt is compared, others wait: those of requests that were answered or ended meanwhile are left out."""
+    compared: list[int] = []
+    text_of = lookups._text_of
+    assert text_of is not None
+    lookups._text_of = lambda ids: (compared.append(len(ids)), text_of(ids))[1]
+    under_way, over, waiting = (lookups.submit(request(OTHER[:count]), Wish("blend")) for count in (60, 80, 100))
+    while waiting.early is None:
+        assert not waiting.answer.done()
+    side = SchedulerSide(BLEND, lookups, 32, Counts())
+    ended = SimpleNamespace(
+        request_id="r", status=None, num_computed_tokens=0, num_prompt_tokens=80, num_output_tokens=0,
+        kv_transfer_params=None,
+    )  # fmt: skip
+    side.requests["r"] = Tracked(ended, Wish("blend"), over, 0.0)
+    assert side.finished(ended, ()) == (False, {})
+    level.go.set()
+    assert waiting.answer.result(5).method == "none"
+    lookups.close()
+    assert compared == [60, 100]
+    assert under_way.answer.done()
+    assert not over.answer.done()
+    assert all(lookups._room.acquire(blocking=False) for _ in range(TEXTS_WAITING)), "none was lost"
 
 
 def test_an_encoder_that_fails_costs_its_own_hits(lookups: Lookups, level: SlowText, monkeypatch: Any) -> None:

@@ -1,12 +1,19 @@
 """Blended prompts that are computed exactly in idle time: which and when without an engine, and what comes of it in a real one."""
 
+import json
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from vllm_harness import EXTENSION, Engine, running, tokens, worker_side
+import httpx
+import pytest
+from vllm_harness import DOCS, EXTENSION, Engine, running, serving, tokens, worker_side
 
+from dejakv.engines.vllm.launch import server_flags
 from dejakv.engines.vllm.promoting import IDLE_S, Promoting
+from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.store.disk import DiskStore
 
 A = tokens(400, 501)
 MIXED = tokens(60, 502) + A[100:390]
@@ -24,6 +31,15 @@ def counts_of(engine: Engine) -> Counter[str]:
 
     counts.add = noted
     return counted
+
+
+def computed(folder: Path) -> set[tuple[int, ...]]:
+    """The prompts whose exact state is in a folder."""
+    store = DiskStore(folder)
+    try:
+        return {tuple(meta.token_ids) for meta in store.metas() if meta.kind == "kv"}
+    finally:
+        store.close()
 
 
 class Clock:
@@ -100,6 +116,74 @@ def test_few_prompts_wait_and_none_where_nothing_runs() -> None:
     clock.now = IDLE_S
     promoting.step(idle=True)
     assert done == []
+
+
+def test_a_prompt_waits_no_longer_than_its_state_may_be_used() -> None:
+    promoting, done, clock = made()
+    promoting.note("a", "prompt a", 60.0)
+    promoting.note("b", "prompt b")
+    promoting.note("c", "prompt c", 1.0)
+    promoting.step(idle=True)
+    clock.now = 1.0
+    while not done:
+        promoting.step(idle=True)
+    assert done == [("add", "prompt b")], "the newest was too old"
+    assert promoting.wish.ttl is None
+    promoting.ended("dejakv-promotion-1", aborted=False)
+    promoting.step(idle=True)
+    clock.now = 20.0
+    promoting.came()
+    assert promoting.wish == Wish("exact", ttl=40.0)
+    promoting.ended("dejakv-promotion-2", aborted=True)
+    clock.now = 60.0
+    promoting.step(idle=True)
+    clock.now = 61.0
+    promoting.step(idle=True)
+    assert len(done) == 3, "it was ended, and is too old now"
+    assert not promoting.pending
+
+
+@pytest.mark.parametrize("modes", [["off", "exact", "blend"], ["off", "blend"]])
+def test_what_idle_time_computes_is_kept_as_its_request_allowed(modes: list[str]) -> None:
+    """No longer than the request's own `ttl`, and whatever modes clients may choose."""
+    settings = {"mode": "blend", "modes": modes, "blend_max_share": 1.0, "promote": True}
+    with running(extra=settings, worker_extension_cls=EXTENSION) as engine:
+        engine.ask([A])
+        engine.settle()
+        engine.reset_prefix_cache()
+        (mixed,) = engine.ask([MIXED], wish={"ttl": 3600})
+        assert mixed.told["method"] == "blend"
+        engine.settle()
+        kept = {tuple(meta.token_ids): meta for meta in worker_side().store.metas() if meta.kind == "kv"}
+        assert 0 < kept[tuple(MIXED)].ttl <= 3600
+        assert kept[tuple(A)].ttl == 0
+
+
+def test_a_server_that_is_told_to_end_computes_nothing_for_nobody(tmp_path: Path) -> None:
+    """It drains requests for as long as it is told (`--shutdown-timeout`); prompts that wait for idle time do not prolong that."""
+    settings = ConnectorSettings(
+        store_dir=str(tmp_path / "kv"), modes=("off", "exact", "blend"), blend_max_share=1.0, promote=True
+    )
+    prompts = [tokens(40, 510 + number) + A[60 + number : 390] for number in range(6)]
+    flags = [*server_flags(settings), "--shutdown-timeout", "60"]
+    adopt = {"mode": "off", "index_encoder": "model", "model": str(DOCS)}
+    environment = {"DEJAKV_ADOPT": json.dumps(adopt), "VLLM_LOGGING_LEVEL": "INFO"}
+    with serving(tmp_path, DOCS, flags, environment) as address:
+
+        def ask(prompt: list[int], mode: str) -> str:
+            wish = {"kv_transfer_params": {"dejakv": {"mode": mode}}}
+            body = {"model": "docs", "prompt": prompt, "max_tokens": 2, "temperature": 0, **wish}
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            return answer.json()["kv_transfer_params"]["dejakv"]["method"]
+
+        ask(A, "exact")
+        deadline = time.monotonic() + 60
+        while not computed(tmp_path / "kv"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert [ask(prompt, "blend") for prompt in prompts] == ["blend"] * len(prompts)
+    assert "EngineCore: request processing complete" in (tmp_path / "log").read_text()
+    assert computed(tmp_path / "kv") != {tuple(A), *map(tuple, prompts)}
 
 
 def test_a_blended_prompt_is_an_exact_hit_once_it_was_computed_in_idle_time() -> None:

@@ -1,5 +1,6 @@
 """Rows computed by vLLM's own forward: held to a forward that is written out, and to what vLLM computes of a whole prompt."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_s
 from dejakv.engines.vllm import bind
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.mixing import Mixing
+from dejakv.engines.vllm.model_check import CHECKED_ROWS, ModelCheck
 from dejakv.engines.vllm.row_batch import Batch, Rows, contiguous
 from dejakv.reuse.schedule import Schedule
 
@@ -151,6 +153,28 @@ def test_what_others_share_is_not_written(engine):
     assert blender.model_check.checked == len(BLOCKS[2:]) * paged.block_tokens or blender.model_check.checked == len(A)
     blender.advance([mixing], 10_000)
     assert torch.equal(paged.gather(BLOCKS, 64), shared)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_check_that_an_error_ended_is_made_again(engine, monkeypatch, failing):
+    """Whichever of its two forwards failed, say for want of memory: no blend goes unchecked because of that."""
+    blender = worker_side().blender
+    made, run, calls = blender.model_check, blender.forward.run, itertools.count()
+    check = ModelCheck(blender.forward, blender.paged, blender.rotary, made.max_positions)
+    chunk = worker_side().store.get(next(iter(worker_side().store.metas(partition="default"))).id)
+
+    def run_or_fail(*args, **hooks):
+        if next(calls) == failing:
+            raise MemoryError
+        run(*args, **hooks)
+
+    monkeypatch.setattr(blender.forward, "run", run_or_fail)
+    with pytest.raises(MemoryError):
+        check.check(chunk, BLOCKS)
+    assert check.rows(chunk, BLOCKS) == 2 * CHECKED_ROWS
+    assert check.check(chunk, BLOCKS) == ""
+    assert check.rows(chunk, BLOCKS) == 0
+    assert next(calls) == failing + 3, "both forwards were run"
 
 
 def test_connectors_see_nothing_of_it(engine, monkeypatch):

@@ -6,10 +6,9 @@ Adding a version: read the files named below in its source, run `tests/engines/v
 
 import copy
 import hashlib
-import inspect
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dejakv.engines.vllm.compat_probe import missing
@@ -63,34 +62,6 @@ def register(connector: type) -> None:
         KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
     except ValueError:
         log.debug("%s is registered already", connector.__name__)
-
-
-def calling_scheduler() -> Any:
-    """The scheduler that is making this connector. A connector that wraps others, such as vLLM's MultiConnector, hands them
-    a copy of the configuration, so that nothing else leads to it. Raises ConfigError."""
-    from vllm.v1.core.sched.interface import SchedulerInterface
-
-    scheduler = _caller(lambda item: isinstance(item, SchedulerInterface))
-    if scheduler is None:
-        raise ConfigError("no scheduler makes this connector: it runs in vLLM's engine, alone or in a MultiConnector")
-    return scheduler
-
-
-def calling_model() -> Any:
-    """The model of the runner that is calling the worker's connector; None if there is none."""
-    runner = _caller(lambda item: hasattr(item, "model_config") and callable(getattr(item, "get_model", None)))
-    return None if runner is None else runner.get_model()
-
-
-def _caller(wanted: Callable[[Any], bool]) -> Any:
-    """The nearest object whose method waits for this call to return and that is wanted."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        item = frame.f_locals.get("self")
-        if item is not None and wanted(item):
-            return item
-        frame = frame.f_back
-    return None
 
 
 class EncoderResets:

@@ -32,12 +32,11 @@ def add_again(scheduler: Any, request: Any, request_id: str) -> None:
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    wish = {"kv_transfer_params": {"dejakv": {"mode": "exact"}}}
     scheduler.add_request(
         Request(
             request_id,
             list(request.prompt_token_ids),
-            SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, extra_args=wish),
+            SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
             None,
             client_index=request.client_index,
             cache_salt=request.cache_salt,
@@ -54,8 +53,10 @@ def abort(scheduler: Any, request_id: str) -> None:
     scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
 
-def is_paused(scheduler: Any) -> bool:
-    """Whether requests that wait are not begun (`v1/core/sched/interface.py`)."""
+def is_paused(scheduler: Any, engine: Any) -> bool:
+    """Whether requests that wait are not begun (`v1/core/sched/interface.py`), or the engine waits for the last ones to end itself
+    (`v1/engine/core.py`; an engine in its caller's process ends at once)."""
     from vllm.v1.core.sched.interface import PauseState
 
-    return scheduler.pause_state != PauseState.UNPAUSED
+    is_running = getattr(engine, "is_running", lambda: True)
+    return scheduler.pause_state != PauseState.UNPAUSED or not is_running()

@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from dejakv.engines.vllm import compat, compat_scheduler
+from dejakv.engines.vllm import compat, compat_callers, compat_scheduler
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.forwarding import Forwarding
@@ -52,7 +52,7 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if scheduling:
-            scheduler = compat.calling_scheduler()
+            scheduler = compat_callers.calling_scheduler()
             compat_scheduler.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
             self._scheduler.fail_loads = partial(compat_scheduler.fail_loads, scheduler)
@@ -60,7 +60,7 @@ class DejaKVConnector(Forwarding, SupportsHMA):
             self._scheduler.promoting = Promoting(
                 partial(compat_scheduler.add_again, scheduler),
                 partial(compat_scheduler.abort, scheduler),
-                partial(compat_scheduler.is_paused, scheduler),
+                partial(compat_scheduler.is_paused, scheduler, compat_callers.calling_engine()),
             )
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
@@ -162,7 +162,7 @@ class DejaKVConnector(Forwarding, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = compat.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
-        model = compat.calling_model()
+        model = compat_callers.calling_model()
         watch = Watch(None if model is None else Weights(model))
         self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
         if self._inner is not None:

@@ -27,8 +27,8 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 
 from dejakv.config.expiry import LifetimeSettings
 from dejakv.encoder_cache import DiskTier, VisualKVCache
-from dejakv.engines.vllm import compat
-from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight
+from dejakv.engines.vllm import compat, compat_callers
+from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight, keeps_nothing
 from dejakv.engines.vllm.fingerprint import server_epoch
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.ranks import rank_count
@@ -130,7 +130,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
         self._closing = Event()
         if role == ECConnectorRole.SCHEDULER:
-            self._resets = compat.EncoderResets(compat.calling_scheduler())
+            self._resets = compat.EncoderResets(compat_callers.calling_scheduler())
         else:
             Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
 
@@ -152,7 +152,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         if sight.embedding is not None:
             self._orders.load[identifier] = sight.embedding
             self._finder.used(identifier)
-        else:
+        elif not keeps_nothing(request):
             self._orders.file[identifier] = sight
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
@@ -189,7 +189,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Worker side
 
     def start_worker_services(self) -> None:
-        model = compat.calling_model()
+        model = compat_callers.calling_model()
         self._watch = Watch(None if model is None else Weights(model))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:

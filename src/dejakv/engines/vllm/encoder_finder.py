@@ -1,7 +1,8 @@
 """Which media's encoder outputs are at hand, found in threads by the content of what the encoder would get.
 
 vLLM files encoder outputs under an identifier that a client may have chosen. Here an identifier only leads to the content's
-digest, and an identifier that was seen with two contents leads nowhere: another picture's output is never served.
+digest, for requests whose own content was looked at, and an identifier that was seen with two contents leads nowhere: another
+picture's output is never served, nor filed in its place.
 """
 
 import threading
@@ -44,16 +45,19 @@ class EncoderFinder:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
         self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
         self._sights: OrderedDict[str, Sight | None] = OrderedDict()
+        self._looked_at: set[str] = set()
         self._lock = threading.Lock()
 
     def ready(self, request: Any) -> bool:
-        """Starts the lookups of a request's media; True when none is running any more."""
+        """Starts the lookups of a request's media; True when none is running any more. `sight` then speaks of this request's."""
+        self._looked_at = set()
         if _switched_off(request):
             return True
-        done = True
+        done, unknown = True, set[str]()
         partition = partition_of(request.cache_salt)
         for index, feature in enumerate(request.mm_features):
             if feature.data is None or (request.lora_request is not None and feature.identifier != feature.mm_hash):
+                unknown.add(feature.identifier)
                 continue  # no pixels to know it by, or an output that an adapter has changed
             key = (request.request_id, index)
             if key not in self._lookups:
@@ -65,13 +69,17 @@ class EncoderFinder:
             if future.done():
                 self._note(feature.identifier, future.result())
                 self._lookups[key] = (None, deadline)
-            elif time.monotonic() < deadline:
+                continue
+            unknown.add(feature.identifier)
+            if time.monotonic() < deadline:
                 done = False
+        self._looked_at = {feature.identifier for feature in request.mm_features} - unknown
         return done
 
     def sight(self, identifier: str) -> Sight | None:
-        """What is known of an identifier; None if nothing, or if it has stood for two contents or two partitions."""
-        return self._sights.get(identifier)
+        """What is known of a medium of the request that `ready` was last asked about; None if nothing, if it was not looked at, or
+        if its identifier has stood for two contents or two partitions."""
+        return self._sights.get(identifier) if identifier in self._looked_at else None
 
     def reset(self, epoch: str) -> None:
         """Other weights, or weights that are not known yet: what was found before is not used."""
@@ -85,6 +93,9 @@ class EncoderFinder:
         for index, feature in enumerate(request.mm_features):
             self._lookups.pop((request.request_id, index), None)
             self.used(feature.identifier)
+            if keeps_nothing(request):
+                with self._lock:
+                    self._sights.pop(feature.identifier, None)
 
     def used(self, identifier: str) -> None:
         """Its output is with the worker now: do not hold it here."""
@@ -114,6 +125,12 @@ class EncoderFinder:
             self._sights.move_to_end(identifier)
             while len(self._sights) > REMEMBERED:
                 self._sights.popitem(last=False)
+
+
+def keeps_nothing(request: Any) -> bool:
+    """Whether nothing of a request may be kept (`kv_transfer_params.dejakv.no_store`). What cannot be read may have asked for it."""
+    asked = (request.kv_transfer_params or {}).get("dejakv")
+    return asked is not None and (not isinstance(asked, dict) or asked.get("no_store", False) is not False)
 
 
 def _switched_off(request: Any) -> bool:

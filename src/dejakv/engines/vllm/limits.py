@@ -4,7 +4,7 @@ The front knows the evidence, and the connector knows the plan. So the front sen
 label when the response has said what the plan was.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -31,7 +31,7 @@ class Limit:
             return None
         given = cast(Mapping[str, Any], value)
         risk, epoch, setting = given.get("risk"), given.get("epoch"), given.get("setting")
-        if not (_is_number(risk) and isinstance(epoch, str) and isinstance(setting, str) and len(given) == 3):
+        if not (is_number(risk) and isinstance(epoch, str) and isinstance(setting, str) and len(given) == 3):
             return None
         return cls(float(cast(float, risk)), epoch, setting)
 
@@ -71,5 +71,6 @@ class Would:
         return same and risk_of("blend", self.features) <= limit.risk
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(cast(float, value))
+def is_number(value: object) -> bool:
+    """Whether a value from a request is a number that a float can hold: an integer in JSON has any length."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max

@@ -40,15 +40,25 @@ class Lookup:
     answer     never holds an exception: an error is a miss with its reason
     early      what is exact or copied, while prompts are still compared as text
     described  how the prompt's state would be stored, with its text and vectors; None until that is known
+    jobs       what threads do for it, or are to do
+    over       nobody asks for any of it any more
     """
 
     answer: "Future[Found]" = field(default_factory=lambda: Future[Found]())
     early: Found | None = None
     described: ChunkMeta | None = None
+    jobs: "list[Future[None]]" = field(default_factory=lambda: list[Future[None]]())
+    over: bool = False
 
     def by_now(self, reason: str) -> Found:
         """What is known of it, and why no more."""
         return Found(reason=reason) if self.early is None else replace(self.early, reason=reason)
+
+    def drop(self) -> None:
+        """The request is over: what no thread has begun for it is not done, and others come sooner."""
+        self.over = True
+        for job in list(self.jobs):
+            job.cancel()
 
 
 class Lookups:
@@ -77,7 +87,7 @@ class Lookups:
     def submit(self, request: Any, wish: Wish) -> Lookup:
         """Starts a lookup."""
         lookup = Lookup()
-        self._pool.submit(self._look_for, lookup, request, wish, self.index.last)
+        lookup.jobs.append(self._pool.submit(self._look_for, lookup, request, wish, self.index.last))
         return lookup
 
     def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
@@ -161,7 +171,11 @@ class Lookups:
         lookup.early = found
         # With the context: whether anything is kept of the request.
         as_text = partial(copy_context().run, self._as_text)
-        self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, wish, decision, began)
+        job = self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, wish, decision, began)
+        job.add_done_callback(lambda _: self._room.release())
+        lookup.jobs.append(job)
+        if lookup.over:  # since before the job was there
+            job.cancel()
         return similar
 
     def _as_text(
@@ -186,8 +200,6 @@ class Lookups:
         except Exception as error:
             kind = type(error).__name__
             found = replace(found, reason=f"prompts could not be compared: {kind}: {error}", failed=kind)
-        finally:
-            self._room.release()
         if ask is not None:
             lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
         if found.save is not None:

@@ -52,7 +52,7 @@ class ModelCheck:
         into a prompt shows there alone. `block_ids` are overwritten."""
         if chunk is None or not self.rows(chunk, block_ids):
             return self.problem
-        count = self.checked = self._count(chunk, block_ids)
+        count = self._count(chunk, block_ids)
         ids = torch.tensor(chunk.meta.token_ids[:count], device=self.paged.device)
         there = borrowed(chunk.tensor).to(self.paged.device)[:, :, :, :count]
         error = self._end(ids, there, block_ids)
@@ -65,6 +65,7 @@ class ModelCheck:
                 self.problem = self._off(
                     "a stored state that was computed again further on is not its moved self", error
                 )
+        self.checked = count  # last: a check that an error ended is made again
         return self.problem
 
     def _count(self, chunk: Chunk, block_ids: tuple[int, ...]) -> int:

@@ -2,7 +2,8 @@
 
 vLLM's engine sleeps while it has no request, and asks its connector first whether there is more to do (`has_pending_push_work`). Once
 it has been idle for a while, a waiting prompt is added to the scheduler as a request for one token; it is looked up and stored like
-any other. The first request of a client that comes meanwhile ends it, and the prompt waits again.
+any other, for the time that is left of what its own request allowed. The first request of a client that comes meanwhile ends it, and
+the prompt waits again.
 """
 
 import time
@@ -11,10 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dejakv.engines.vllm.settings import Wish
 from dejakv.find.promotion import MOST
 
 IDLE_S = 0.5
 """How long nothing must have run: a client that asks again at once is not to wait for a prompt that nobody asked for."""
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt by its exact key. `until`: when its state may not be used any more, None without a limit."""
+
+    key: str
+    request: Any
+    until: float | None
 
 
 @dataclass
@@ -23,7 +34,7 @@ class Promoting:
 
     add     gives a prompt to the scheduler once more, as a request of this id
     end     ends such a request
-    paused  whether the scheduler runs nothing for now
+    paused  whether the engine runs nothing for now, or is about to end
     """
 
     add: Callable[[Any, str], None] = lambda request, request_id: None
@@ -31,8 +42,8 @@ class Promoting:
     paused: Callable[[], bool] = lambda: False
     most: int = MOST
     clock: Callable[[], float] = time.monotonic
-    _waiting: "OrderedDict[str, Any]" = field(default_factory=lambda: OrderedDict[str, Any]())
-    _running: tuple[str, str, Any] | None = None
+    _waiting: "OrderedDict[str, _Prompt]" = field(default_factory=lambda: OrderedDict[str, _Prompt]())
+    _running: tuple[str, _Prompt] | None = None
     _begun: int = 0
     _idle_since: float | None = None
 
@@ -41,15 +52,19 @@ class Promoting:
         """Whether the engine is to go on stepping."""
         return bool(self._waiting) and not self.paused()
 
-    def note(self, key: str, request: Any) -> None:
-        """The prompt of this exact key was answered approximately. The newest goes first, the oldest is dropped first."""
-        self._waiting.pop(key, None)
-        self._waiting[key] = request
-        while len(self._waiting) > self.most:
-            self._waiting.popitem(last=False)
+    def note(self, key: str, request: Any, ttl: float = 0.0) -> None:
+        """The prompt of this exact key was answered approximately. The newest goes first, the oldest is dropped first. `ttl`: seconds
+        for which it may wait and its state be used, 0 without a limit."""
+        self._wait(_Prompt(key, request, self.clock() + ttl if ttl else None))
 
     def owns(self, request_id: str) -> bool:
         return self._running is not None and self._running[0] == request_id
+
+    @property
+    def wish(self) -> Wish:
+        """What the prompt that runs asks for: what is allowed to clients does not limit it."""
+        until = self._running[1].until if self._running is not None else None
+        return Wish("exact", ttl=None if until is None else max(1e-9, until - self.clock()))
 
     def came(self) -> None:
         """A client's request has come: it goes first."""
@@ -65,17 +80,25 @@ class Promoting:
         now = self.clock()
         self._idle_since = now if self._idle_since is None else self._idle_since
         if self._running is None and now - self._idle_since >= IDLE_S:
-            key, request = self._waiting.popitem()
+            _, prompt = self._waiting.popitem()
+            if prompt.until is not None and prompt.until <= now:
+                return
             self._begun += 1
-            self._running = (f"dejakv-promotion-{self._begun}", key, request)
-            self.add(request, self._running[0])
+            self._running = (f"dejakv-promotion-{self._begun}", prompt)
+            self.add(prompt.request, self._running[0])
 
     def ended(self, request_id: str, *, aborted: bool) -> bool:
         """A request is over. True if it was a prompt that was computed again; one that was ended waits again."""
         if self._running is None or self._running[0] != request_id:
             return False
-        _, key, request = self._running
+        _, prompt = self._running
         self._running = None
         if aborted:
-            self.note(key, request)
+            self._wait(prompt)
         return not aborted
+
+    def _wait(self, prompt: _Prompt) -> None:
+        self._waiting.pop(prompt.key, None)
+        self._waiting[prompt.key] = prompt
+        while len(self._waiting) > self.most:
+            self._waiting.popitem(last=False)

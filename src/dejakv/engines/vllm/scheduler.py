@@ -66,10 +66,12 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
-        if not self.promoting.owns(request.request_id):
+        if self.promoting.owns(request.request_id):
+            wish = self.promoting.wish
+        else:
             self.promoting.came()
+            wish = Wish.of(request.kv_transfer_params, self.settings)
         self.lookups.adapters.note(request.lora_request)
-        wish = Wish.of(request.kv_transfer_params, self.settings)
         tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
         tracked.repeats, tracked.generation = self.repeating is not None, self.generations.number
         why = self._not_for_us(request)
@@ -211,11 +213,14 @@ class SchedulerSide:
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         if self.promoting.ended(request.request_id, aborted=aborted):
             self.counts.add("promotions")
-        if self.settings.promote and tracked.approximate and not aborted and tracked.to_save() is not None:
-            self.promoting.note(tracked.found.key if tracked.found else "", request)
+        meta = tracked.to_save() if self.settings.promote and tracked.approximate and not aborted else None
+        if meta is not None:
+            self.promoting.note(meta.id, request, meta.ttl)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
+        if tracked.lookup is not None:
+            tracked.lookup.drop()
         return holds, {"dejakv": tracked.told()} if tracked.tells else {}
 
     def reset(self, problem: str = "") -> None:

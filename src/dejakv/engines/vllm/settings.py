@@ -1,6 +1,5 @@
 """All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,7 +10,7 @@ from dejakv.config.blend import BlendSettings
 from dejakv.config.expiry import LifetimeSettings
 from dejakv.config.keep import BudgetSettings
 from dejakv.config.text import TextSettings
-from dejakv.engines.vllm.limits import Limit
+from dejakv.engines.vllm.limits import Limit, is_number
 from dejakv.errors import ConfigError
 from dejakv.find.ask import Ask
 from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping, shown
@@ -178,15 +177,13 @@ class Wish:
         if mode not in settings.allowed:
             return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
         threshold = asked.get("threshold")
-        if threshold is not None and not (
-            isinstance(threshold, int | float) and not isinstance(threshold, bool) and -1.0 <= threshold <= 1.0
-        ):
+        if threshold is not None and not (is_number(threshold) and -1.0 <= threshold <= 1.0):
             return refuse(f"threshold {threshold!r} is no cosine: give a number from -1 to 1")
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
         ttl = asked.get("ttl")
-        if ttl is not None and not (isinstance(ttl, int | float) and not isinstance(ttl, bool) and 0 < ttl < math.inf):
+        if ttl is not None and not (is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
         donor, donors = asked.get("donor"), asked.get("donors")
         if donor is not None and not isinstance(donor, str):
