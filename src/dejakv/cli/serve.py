@@ -82,8 +82,9 @@ def serve_command(
 
         from dejakv.server.app import create_app
         from dejakv.server.gate import Keys
-        from dejakv.server.listen import bound, server_of
+        from dejakv.server.listen import address_of, bound, server_of
         from dejakv.server.settings import ServerSettings
+        from dejakv.server.startup import Startup
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
 
@@ -106,10 +107,17 @@ def serve_command(
             f"--host {settings.host} can be reached from other machines: give --api-keys-file or DEJAKV_API_KEYS"
         )
     with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
-        server = server_of(create_app(settings), settings, log_level="info")
+        app = Startup(create_app(settings))
+        server = server_of(app, settings, log_level="info")
+        typer.echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
+        except SystemExit:  # later releases of uvicorn end so when the start fails
+            if app.failure is None:
+                raise
+    if app.failure is not None:
+        raise app.failure
     if not server.started:
         raise typer.Exit(3)
