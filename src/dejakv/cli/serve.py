@@ -14,7 +14,11 @@ Text = str | None
 def serve_command(
     model: Annotated[
         Text,
-        typer.Option("--model", "--model-dir", help="Name from `dejakv models`, local folder, .gguf file or hub id."),
+        typer.Option(
+            "--model",
+            "--model-dir",
+            help="Name from `dejakv models`, local folder, .gguf file or hub id (default: docs-lm).",
+        ),
     ] = None,
     host: Annotated[
         Text,
@@ -76,7 +80,8 @@ def serve_command(
         bool | None, typer.Option("--trust-remote-code", help="Run Python code from the model's repository.")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs."""
+    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every option is also an environment
+    variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env."""
     try:
         from pydantic import ValidationError
 
