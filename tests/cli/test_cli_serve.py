@@ -1,11 +1,14 @@
 """`dejakv serve` as a process: what it says at its start and end."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from dejakv.server.listen import bound
 
@@ -31,6 +34,21 @@ def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
     _, rest = running.communicate(timeout=120)
     assert running.returncode == 0
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("DEJAKV_COSTS", "[1", 'value for field "costs"'),
+        ("DEJAKV_MAX_PICTURES", "many", "DEJAKV_MAX_PICTURES: "),
+    ],
+)
+def test_a_wrong_variable_is_one_line(variable: str, value: str, says: str) -> None:
+    done = subprocess.run(SERVE, env={**os.environ, variable: value}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (only,) = done.stderr.splitlines()
+    assert only.startswith("dejakv: ")
+    assert says in only
 
 
 def test_a_folder_that_is_no_cache_is_one_line(tmp_path: Path) -> None:
