@@ -34,7 +34,7 @@ def purge_command(
     donor: Annotated[
         list[str] | None,
         typer.Option(
-            help="The prompt with this id (`store_key` or `ref_key` of an answer), what begins with it, and what was made from it."
+            help="The prompt with this id (`donor` in a record or in samples.jsonl), what begins with it, and what was made from it."
         ),
     ] = None,
     older_than: Annotated[float | None, typer.Option(help="Entries stored so many seconds ago or longer.")] = None,

@@ -67,9 +67,8 @@ def explain_command(
 
     from rich.console import Console
 
-    from dejakv.engines.transformers.engine import (
-        TransformersEngine,
-    )  # with torch: after all that can be wrong without it
+    # The engine brings torch, so that it comes after all that can be wrong without it.
+    from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.experiments.explain import explain, to_html, to_terminal
     from dejakv.experiments.output import replace_file
     from dejakv.reuse.blend import BlendConfig

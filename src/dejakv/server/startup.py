@@ -29,10 +29,11 @@ class Startup:
 
         try:
             await self._app(scope, receive, hold)
-        except DejaKVError as error:
-            self.failure = error
-            await send({"type": _FAILED, "message": ""})
-        except BaseException:
+        except BaseException as error:
+            if held and isinstance(error, DejaKVError):
+                self.failure = error
+                await send({"type": _FAILED, "message": ""})
+                return
             for message in held:
                 await send(message)
             raise
