@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from dejakv.command import command
+from dejakv.datasets.registry import check_name
 from dejakv.errors import ConfigError
 
 SHARES_MODEL = "smollm2-135m"
@@ -31,12 +32,14 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
     `shapes` without a data set. A dry run over prompts of one's own has no model to ask: it measures shares, by a general
     tokenizer.
 
-    Raises: ConfigError where prompts of one's own are to be answered and no model is named.
+    Raises: ConfigError where prompts of one's own are to be answered and no model is named; DatasetError for an unknown
+    data set.
     """
     if dataset is None:
         return "shapes", {}
     if dataset in names():
         return dataset, {}
+    check_name(dataset)
     if cache_mode in ("dry-run", "shares"):
         return None, {"model": SHARES_MODEL, "cache_mode": "shares"}
     of_data = [name for name in names() if _table()[name]["dataset"] == dataset]

@@ -71,6 +71,8 @@ MISTAKES = [
     ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads only text"),
     ("run --engine vllm --noise-floor 3", "measured on the transformers engine"),
     ("run --dataset nope --model docs-lm", "unknown data set"),
+    ("run --dataset nope", "unknown data set"),
+    ("run --dataset nope --cache-mode dry-run", "unknown data set"),
     ("run --dataset json:loads --model docs-lm", "failed when it was called"),
     ("run --dataset builtins:nope --model docs-lm", "does not import"),
     ("run --model docs-lm --dataset jsonl --dataset-path missing", "no file"),

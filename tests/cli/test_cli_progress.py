@@ -52,6 +52,16 @@ def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_ctrl_c_before_the_first_sample_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import os, signal\n\ndef data(**_):\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [*COMMAND, "--model", "docs-lm", "--dataset", "own:data"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "dejakv: stopped"
+    assert "Traceback" not in done.stderr
+
+
 def row(ms: float) -> Row:
     return Row(
         "s",

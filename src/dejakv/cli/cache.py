@@ -24,10 +24,18 @@ def purge_command(
             help="Folder of a cache; again for folders of encoder outputs and fusion states that belong to it."
         ),
     ],
-    partition: Annotated[str | None, typer.Option(help="Entries of this tenant.")] = None,
-    epoch: Annotated[str | None, typer.Option(help="Entries of this model's state.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Entries of this tenant, as `dejakv cache partition` names it; `default` if none was named."),
+    ] = None,
+    epoch: Annotated[
+        str | None, typer.Option(help="Entries of the model with this fingerprint (`epoch` of an entry's description).")
+    ] = None,
     donor: Annotated[
-        list[str] | None, typer.Option(help="The prompt of this id, what begins with it, and what was made from it.")
+        list[str] | None,
+        typer.Option(
+            help="The prompt with this id (`donor` in a record or in samples.jsonl), what begins with it, and what was made from it."
+        ),
     ] = None,
     older_than: Annotated[float | None, typer.Option(help="Entries stored so many seconds ago or longer.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
@@ -60,7 +68,9 @@ def purge_command(
 @cache_app.command("evidence")
 def evidence_command(
     cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
-    epoch: Annotated[str | None, typer.Option(help="Of this model alone.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(help="Of the model with this fingerprint alone: the first word of a line.")
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove it: it is collected anew.")] = False,
 ) -> None:
     """Show what is known of the error bound, or remove it: a line for each model, method, setting and group, the latest first."""

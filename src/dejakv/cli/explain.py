@@ -41,14 +41,9 @@ def explain_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Explain why a sample of a run hit or missed; or, of two prompts, which donor token stands behind each token of a blend."""
-    from rich.console import Console
-
     from dejakv.config import SemanticCacheConfig
-    from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.errors import ConfigError
-    from dejakv.experiments.explain import explain, to_html, to_terminal
-    from dejakv.experiments.output import make_folder, replace_file
-    from dejakv.reuse.blend import BlendConfig
+    from dejakv.experiments.output import make_folder
 
     if max_new_tokens < 1:
         raise ConfigError("--max-new-tokens must be at least 1")
@@ -68,9 +63,19 @@ def explain_command(
         )
     given = {"blend_quality": blend_quality, "blend_map": token_map, "blend_selector": selector, "blend_share": share}
     quality = SemanticCacheConfig.from_dict(given).blend
+    texts = _text(donor), _text(target)
+
+    from rich.console import Console
+
+    # The engine brings torch, so that it comes after all that can be wrong without it.
+    from dejakv.engines.transformers.engine import TransformersEngine
+    from dejakv.experiments.explain import explain, to_html, to_terminal
+    from dejakv.experiments.output import replace_file
+    from dejakv.reuse.blend import BlendConfig
+
     config = BlendConfig(map=token_map, selector=quality.selector, share=quality.share, by_need=not strict)
     engine = TransformersEngine.from_pretrained(model, dtype, device)
-    explained = explain(engine, _text(donor), _text(target), config, max_new_tokens=max_new_tokens)
+    explained = explain(engine, *texts, config, max_new_tokens=max_new_tokens)
     to_terminal(explained, Console(soft_wrap=True))
     if html is not None:
         replace_file(html, to_html(explained, model), "--html")

@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from dejakv.cli.attack import attack_command
 from dejakv.cli.cache import cache_app
@@ -19,8 +20,25 @@ from dejakv.cli.sweep import sweep_command
 from dejakv.cli.tune import tune_command
 from dejakv.errors import DejaKVError
 
+
+class _Interrupted(Exception):
+    """Ctrl-C in a command. typer would turn a KeyboardInterrupt into an exit without a word."""
+
+
+class _Commands(TyperGroup):
+    """The commands, with an interrupt that typer passes on."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command. Raises: _Interrupted."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise _Interrupted from interrupt
+
+
 typer_app = typer.Typer(
     name="dejakv",
+    cls=_Commands,
     help="Reuse what a language model already computed for a similar prompt, and prove what that saved and cost.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -78,7 +96,7 @@ def app() -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dejakv"
         _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, _Interrupted):
         _fail("stopped", 130)
     else:
         sys.exit(status if isinstance(status, int) else 0)

@@ -8,7 +8,7 @@ import typer
 from dejakv.cli import keep_options as keep
 from dejakv.cli import reuse_options as options
 from dejakv.config import SemanticCacheConfig
-from dejakv.experiments.settings import ARMS, RunSettings, settings_from
+from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.presets import default_for, names
 
 Text = str | None
@@ -216,7 +216,9 @@ def run_command(
             help=f"live, dry-run (no decoding), shares (only the tokenizer) or off (default: {RunSettings.cache_mode})."
         ),
     ] = None,
-    arms: Annotated[Text, _run(help=f"Arms to compare, with commas (default: {','.join(ARMS)}).")] = None,
+    arms: Annotated[
+        Text, _run(help="Arms to compare, of none (nothing reused), prefix (prefix caching), cache (default: all).")
+    ] = None,
     max_new_tokens: Annotated[
         Number, _run(help=f"Longest answer, in tokens (default: {RunSettings.max_new_tokens}).")
     ] = None,
@@ -253,7 +255,7 @@ def run_command(
         bool, _output("--log-samples", help="Print a line for each sample when it is done.")
     ] = False,
 ) -> None:
-    """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, TTFT, answers changed."""
+    """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, time to first token (TTFT), answers changed."""
     from dejakv.cli.outcome import constants, run_and_show
 
     run_part: dict[str, Any] = {

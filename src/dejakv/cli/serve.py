@@ -1,6 +1,6 @@
 """`dejakv serve`: the HTTP server."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -8,13 +8,20 @@ from dejakv.cli import keep_options as keep
 from dejakv.cli import reuse_options as options
 from dejakv.errors import ConfigError, MissingExtraError
 
+if TYPE_CHECKING:
+    from dejakv.server.settings import ServerSettings
+
 Text = str | None
 
 
 def serve_command(
     model: Annotated[
         Text,
-        typer.Option("--model", "--model-dir", help="Name from `dejakv models`, local folder, .gguf file or hub id."),
+        typer.Option(
+            "--model",
+            "--model-dir",
+            help="Name from `dejakv models`, local folder, .gguf file or hub id (default: docs-lm).",
+        ),
     ] = None,
     host: Annotated[
         Text,
@@ -76,14 +83,13 @@ def serve_command(
         bool | None, typer.Option("--trust-remote-code", help="Run Python code from the model's repository.")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs."""
+    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every option is also an environment
+    variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env."""
     try:
-        from pydantic import ValidationError
-
         from dejakv.server.app import create_app
         from dejakv.server.gate import Keys
-        from dejakv.server.listen import bound, server_of
-        from dejakv.server.settings import ServerSettings
+        from dejakv.server.listen import address_of, bound, server_of
+        from dejakv.server.startup import Startup
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
 
@@ -95,21 +101,43 @@ def serve_command(
         "confidence": confidence, "explore_share": explore_share, "audit_share": audit_share, "differs": differs,
         "trust_groups": trust_groups or None, "cross_encoder": cross_encoder, "paraphrase_threshold": paraphrase_threshold,
     }  # fmt: skip
-    try:
-        settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
-        raise ConfigError(f"{flag}{first['msg']}") from error
+    settings = _settings({name: value for name, value in given.items() if value is not None})
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not Keys(settings).required:
         raise ConfigError(
             f"--host {settings.host} can be reached from other machines: give --api-keys-file or DEJAKV_API_KEYS"
         )
     with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
-        server = server_of(create_app(settings), settings, log_level="info")
+        app = Startup(create_app(settings))
+        server = server_of(app, settings, log_level="info")
+        typer.echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
+        except SystemExit:  # later releases of uvicorn end so when the start fails
+            if app.failure is None:
+                raise
+    if app.failure is not None:
+        raise app.failure
     if not server.started:
         raise typer.Exit(3)
+
+
+def _settings(given: dict[str, Any]) -> "ServerSettings":
+    """The options given, and the environment's for the others. Raises: ConfigError, with the option or the variable by its name."""
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from dejakv.server.settings import ServerSettings
+
+    try:
+        return ServerSettings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        option = f"--{name.replace('_', '-')}" if name in given else f"DEJAKV_{name.upper()}"
+        raise ConfigError(f"{option}: {first['msg']}" if name else first["msg"]) from error
+    except SettingsError as error:
+        raise ConfigError(
+            f"{error}: in the environment and in .env a list is JSON, such as DEJAKV_COSTS='[1e-3, 1e-6, 0, 0]'"
+        ) from error

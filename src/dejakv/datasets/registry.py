@@ -36,6 +36,12 @@ class DatasetOptions:
     shuffle_seed: int | None = None
 
 
+def check_name(name: str) -> None:
+    """Raises: DatasetError for what is neither the name of a data set nor `package.module:factory`."""
+    if name not in KNOWN and ":" not in name:
+        raise DatasetError(f"unknown data set {name!r}: choose one of {', '.join(KNOWN)} or package.module:factory")
+
+
 def open_dataset(
     name: str, options: DatasetOptions, workload: WorkloadOptions | None = None, *, pictures: bool = True
 ) -> Dataset:
@@ -43,6 +49,7 @@ def open_dataset(
 
     Raises: DatasetError for an unknown name or missing files, ConfigError for a factory that does not import.
     """
+    check_name(name)
     if ":" in name:
         return made_by(name, "--dataset", ("__iter__",), **vars(options))
     if name == "shapes":
@@ -73,11 +80,9 @@ def open_dataset(
         from dejakv.datasets.jsonl import JsonlDataset
 
         return JsonlDataset(_required(options.path, "a .jsonl file"), options.image_root)
-    if name == "folder":
-        from dejakv.datasets.folder import FolderDataset
+    from dejakv.datasets.folder import FolderDataset
 
-        return FolderDataset(_required(options.path or options.image_root, "a folder of pictures"))
-    raise DatasetError(f"unknown data set {name!r}: choose one of {', '.join(KNOWN)} or package.module:factory")
+    return FolderDataset(_required(options.path or options.image_root, "a folder of pictures"))
 
 
 def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:

@@ -27,7 +27,7 @@ def _speed(beyond: dict[str, Any]) -> str:
         return f"{1 / ratio:.1f} x as fast to the first token as prefix caching"
     if low > 0:
         return f"Slower to the first token than prefix caching by {100 * (ratio - 1):.0f}%"
-    return "As fast to the first token as prefix caching, within the spread of this run,"
+    return f"Time to the first token {ratio:.2f} x prefix caching's, which is no difference that this run can show,"
 
 
 def _tokens(beyond: dict[str, Any]) -> str:

@@ -154,9 +154,10 @@ def _nearness(summary: dict[str, Any]) -> list[str]:
 
 
 def _verdict(beyond: dict[str, Any]) -> list[str]:
-    """Whether the levels pay, beyond prefix caching and over all requests, by the interval of the paired difference."""
+    """Whether reuse pays, beyond prefix caching and over all requests, by the interval of the paired difference."""
     low, high = beyond["ttft_difference_interval"]
-    says = "they pay" if high < 0 else "they do NOT pay" if low > 0 else "no difference that this run can show"
+    shown = "reuse beyond prefixes pays" if high < 0 else "reuse beyond prefixes does NOT pay"
+    says = "no difference that this run can show" if low <= 0 <= high else shown
     return [
         f"beyond prefix caching, over all requests: {_share(beyond['tokens_ratio'])} of its tokens,"
         f" {_ratio(beyond['ttft_ratio'])} its mean TTFT",

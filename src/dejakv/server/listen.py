@@ -21,6 +21,12 @@ def bound(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def address_of(listener: socket.socket) -> str:
+    """`http://HOST:PORT` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def server_of(app: Any, settings: ServerSettings, **more: Any) -> uvicorn.Server:
     """uvicorn with this server's limits; `more` goes to its configuration."""
     return uvicorn.Server(

@@ -44,7 +44,7 @@ class Timings(BaseModel):
 
 class GenerateResponse(BaseModel):
     """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
-    `store_key` is null for an approximate answer, whose state is never kept. `reason`: why state that was found was not used,
+    `store_key` is null for an approximate answer, whose state is never kept as its prompt's. `reason`: why state that was found was not used,
     or why the prompt ran exactly; empty if there is nothing to say."""
 
     text: str

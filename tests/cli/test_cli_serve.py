@@ -1,0 +1,62 @@
+"""`dejakv serve` as a process: what it says at its start and end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from dejakv.server.listen import bound
+
+SERVE = [sys.executable, "-m", "dejakv", "serve", "--model", "docs-lm"]
+
+
+def free_port() -> int:
+    with bound("127.0.0.1", 0) as listener:
+        return listener.getsockname()[1]
+
+
+def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
+    running = subprocess.Popen([*SERVE, "--port", str(free_port())], stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    lines = iter(running.stderr.readline, "")
+    address = next(
+        found[1] for line in lines if (found := re.search(r"serving docs-lm on (http://127.0.0.1:\d+);", line))
+    )
+    assert any("startup complete" in line for line in lines)
+    with urllib.request.urlopen(f"{address}/ready", timeout=60) as answer:
+        assert answer.status == 200
+    running.send_signal(signal.SIGINT)
+    _, rest = running.communicate(timeout=120)
+    assert running.returncode == 0
+    assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("DEJAKV_COSTS", "[1", 'value for field "costs"'),
+        ("DEJAKV_MAX_PICTURES", "many", "DEJAKV_MAX_PICTURES: "),
+    ],
+)
+def test_a_wrong_variable_is_one_line(variable: str, value: str, says: str) -> None:
+    done = subprocess.run(SERVE, env={**os.environ, variable: value}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (only,) = done.stderr.splitlines()
+    assert only.startswith("dejakv: ")
+    assert says in only
+
+
+def test_a_folder_that_is_no_cache_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = subprocess.run(
+        [*SERVE, "--port", str(free_port()), "--cache-dir", str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"dejakv: {tmp_path} holds other files")
