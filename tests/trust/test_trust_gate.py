@@ -240,3 +240,17 @@ def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_
     after = gate.report("p").classes[0]
     assert [rule.labels for rule in after.rules] == [rule.labels + 1 for rule in before.rules]
     assert [rule.wrong for rule in after.rules] == [1] * len(after.rules)
+
+
+def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
+    """Its risk is known to nobody, and whoever keeps it back might know that it is a strict rule's."""
+    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
+    for number in range(PILOT):
+        late(gate, number / 4, False)
+    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    gate.draw(**known, features={}, late=True)
+    for _ in range(MOST):
+        gate.lost(gate.draw(**known, features={}, late=True))
+    report = gate.report("p")
+    assert len(report.classes[0].rules) > 1
+    assert [rule.wrong for rule in report.classes[0].rules] == [1] * len(report.classes[0].rules)

@@ -127,8 +127,6 @@ class Gate:
         if draw.late and features:
             known = {**draw.features, **features}
             draw = replace(draw, features=known, risk=risk_of(draw.cls.method, known))
-        elif draw.late:
-            draw = replace(draw, risk=0.0)
         self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
 
     def lost(self, draw: Draw) -> None:
@@ -184,13 +182,14 @@ class Gate:
         return self._ledger.read(cls)
 
     def _draw_late(self, cls: ClassKey) -> Draw:
-        """While no rule is open every hit has one share, whatever its risk turns out to be."""
+        """While no rule is open every hit has one share, whatever its risk turns out to be. If it is never told, a wrong answer counts
+        for every rule, as one without risk does."""
         state = self._state(cls) or self._change(cls, lambda state: state)
         if state.opened:
-            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 1.0)
+            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 0.0)
         share = self.terms.explore
         reason = _reason(state, False, 1.0, self._least)
-        return Draw(False, self._random() < share, share, None, reason, cls, 1.0, round=state.round, late=True)
+        return Draw(False, self._random() < share, share, None, reason, cls, 0.0, round=state.round, late=True)
 
     def _draw(self, cls: ClassKey, risk: float) -> Draw:
         state = self._state(cls)
