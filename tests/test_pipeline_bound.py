@@ -151,18 +151,3 @@ def test_an_unsure_blend_is_declined_once_it_was_tried(docs_engine: Any, served:
     assert answer.record.reason == "error bound: unsure"
     assert answer.token_ids == tuple(given) == uncached(docs_engine, asked).token_ids
     assert answer.decision.trial.draw.features["first_margin"] > 0
-
-
-def test_blends_that_are_seldom_served_are_seldom_tried(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in twenty is, since the traffic may have changed."""
-    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
-    taught(pipeline)
-    stream = hits()
-    until_open(pipeline, stream)
-    monkeypatch.setattr(pipeline.cache.gate, "chance", lambda **_: 0.1)
-    for chance, tried in ((0.06, False), (0.04, True)):
-        monkeypatch.setattr("dejakv.find.bound.random.random", lambda chance=chance: chance)
-        answer = pipeline.answer(next(stream))
-        assert answer.record.approximate is tried
-    monkeypatch.setattr(pipeline.cache.gate, "chance", lambda **_: 1.0)
-    assert pipeline.answer(next(stream)).record.approximate

@@ -24,7 +24,7 @@ class Table:
     risks, scores  what orders them, in [0, 1], and what a fixed threshold sees
     wrong          whether the approximate answer is
     computed       share of the prompt that the approximate run computes, 0 where it is a stored answer
-    late           the risk is known only once the approximate run has begun: what is refused has been computed
+    late           the risk is known only once the approximate run has begun: what is refused then has been computed
     """
 
     name: str
@@ -34,6 +34,11 @@ class Table:
     computed: NDArray[np.float64]
     donors: tuple[str, ...] = ()
     late: bool = False
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """What trying a hit takes before its risk is known, as a share of full computation."""
+        return self.computed * self.late
 
     def work(self, hits: NDArray[Any]) -> float:
         """Mean work for a hit if those are served, full computation being 1."""
@@ -75,7 +80,8 @@ def gate_row(table: Table, terms: Terms, orders: int, length: int, seed: int) ->
     for first in range(0, orders, BATCH):
         rows = orders_of(len(table), min(BATCH, orders - first), length, random)
         wrong = table.wrong[rows]
-        parts.append(_outcome(table, rows, replayed(table.risks[rows], wrong, terms, random), terms))
+        played = replayed(table.risks[rows], wrong, terms, random, table.times[rows])
+        parts.append(_outcome(table, rows, played, terms))
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     steps, served, bad = length or len(table), found["served"].mean(), found["wrong"].mean()
     opened = found["first"] < steps
@@ -94,9 +100,12 @@ def gate_row(table: Table, terms: Terms, orders: int, length: int, seed: int) ->
 
 
 def _outcome(table: Table, rows: NDArray[Any], found: Replayed, terms: Terms) -> dict[str, NDArray[Any]]:
-    errors = error_under(table.risks, table.wrong, found.cutoff)
+    errors = np.zeros(rows.shape)
+    for most in np.unique(found.time).tolist():
+        then, rule = found.time == most, table.times < most
+        errors[then] = error_under(table.risks[rule], table.wrong[rule], found.cutoff[then])
     wrong, computed, steps = table.wrong[rows], table.computed[rows], rows.shape[1]
-    refused = 1 + np.where(table.late & (found.cutoff >= 0), computed, 0.0)
+    refused = 1 + np.where(table.times[rows] < found.time, table.times[rows], 0.0)
     work = np.where(found.labelled, 1 + computed, np.where(found.served, computed, refused))
     return {
         "violated": np.any((found.cutoff >= 0) & (errors > terms.delta), axis=1),
@@ -125,7 +134,7 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
         random.choice(right, (orders, 2 * length)),
     )
     wrong = table.wrong[rows]
-    found = replayed(table.risks[rows], wrong, terms, random)
+    found = replayed(table.risks[rows], wrong, terms, random, table.times[rows])
     delays: list[float] = []
     served: list[int] = []
     errors: list[int] = []
@@ -139,7 +148,7 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
         part = slice(length, length + end)
         delays.append(end if closed.size else np.inf)
         if not closed.size:
-            error = _error_after(table, float(found.cutoff[order, length]), risen)
+            error = _error_after(table, float(found.cutoff[order, length]), float(found.time[order, length]), risen)
             kept.append(error <= terms.delta)
             if error > terms.delta:
                 missed.append((error, int((found.served[order, part] & found.labelled[order, part]).sum())))
@@ -161,8 +170,9 @@ def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float
     }
 
 
-def _error_after(table: Table, cutoff: float, risen: float) -> float:
+def _error_after(table: Table, cutoff: float, time: float, risen: float) -> float:
     """What is wrong of the hits that a rule serves, where a share `risen` of all hits is wrong, drawn as in `drift_row`."""
-    bad = risen * float((table.risks[table.wrong] <= cutoff).mean())
-    right = (1 - risen) * float((table.risks[~table.wrong] <= cutoff).mean())
+    served = (table.risks <= cutoff) & (table.times < time)
+    bad = risen * float(served[table.wrong].mean())
+    right = (1 - risen) * float(served[~table.wrong].mean())
     return bad / (bad + right) if bad + right else 0.0

@@ -15,6 +15,7 @@ from dejakv.find.decision import Decision
 from dejakv.find.ways import Plan
 from dejakv.labelling import Labeller
 from dejakv.request import Request
+from dejakv.retention import keeping
 
 logger = logging.getLogger("dejakv")
 
@@ -84,10 +85,11 @@ class Errands(ABC):
 
     def _promote(self, cache: HierarchicalCache, request: Request, epoch: str, begun: int) -> bool:
         """Whether the prompt's exact state was handed to the writer."""
-        prepared = replace(self.engine.prepare(request), epoch=epoch)
-        decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
-        completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
-        return cache.keep(prepared, decision, completion, begun=begun)
+        with keeping(ttl=request.ttl):  # nothing is promoted of a request of which nothing is kept
+            prepared = replace(self.engine.prepare(request), epoch=epoch)
+            decision = cache.finder.exactly(prepared, costs=costs_of(self.engine, cache.config.costs))
+            completion, _ = self._run(prepared, decision.plan, decision, FirstToken(time.perf_counter(), None))
+            return cache.keep(prepared, decision, completion, begun=begun)
 
     def _run_apart(
         self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken

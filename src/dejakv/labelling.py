@@ -17,6 +17,8 @@ from dejakv.find.decision import Decision, Trial
 from dejakv.find.ways import Plan
 from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling
+from dejakv.retention import after_waiting, keeping
+from dejakv.store.age import now
 from dejakv.store.base import ChunkMeta
 from dejakv.trust.audits import SECONDS, Audit, Audits
 from dejakv.trust.certainty import certainty
@@ -143,31 +145,34 @@ class Labeller:
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")
 
-        request = replace(audit.request, sampling=Sampling(differs.tokens or audit.request.sampling.max_new_tokens))
-        prepared = replace(self._engine.prepare(request), epoch=audit.epoch)
-        if full is None:
-            full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on), begun)
-        if reused is None:
+        def look(logs: NDArray[np.float32]) -> str:
+            tried.update(certainty(logs))
+            return ""
 
-            def look(logs: NDArray[np.float32]) -> str:
-                tried.update(certainty(logs))
-                return ""
-
-            decision = replace(audit.decision, trial=replace(trial, accept=look))
-            completion, ran = self._run_apart(prepared, trial.plan, decision, FirstToken(time.perf_counter(), go_on))
-            if not ran.approximate:
-                raise _Unlabelled
-            reused = seen(completion)
+        request = after_waiting(audit.request, now() - audit.came)
+        request = replace(request, sampling=Sampling(differs.tokens or request.sampling.max_new_tokens))
+        with keeping(no_store=request.no_store, ttl=request.ttl):
+            prepared = replace(self._engine.prepare(request), epoch=audit.epoch)
+            if full is None:
+                full = self._in_full(prepared, FirstToken(time.perf_counter(), go_on), begun)
+            if reused is None:
+                decision = replace(audit.decision, trial=replace(trial, accept=look))
+                clock = FirstToken(time.perf_counter(), go_on)
+                completion, ran = self._run_apart(prepared, trial.plan, decision, clock)
+                if not ran.approximate:
+                    raise _Unlabelled
+                reused = seen(completion)
         go_on(0, "")
         return differs.wrong(audit.request, full, reused)
 
     def _in_full(self, prepared: Prepared, clock: FirstToken, begun: int) -> Seen:
-        """The answer of full computation, behind the exact prefix if there is one. Its state is stored, so that the prompt is hit
-        exactly when it comes again."""
+        """The answer of full computation, behind the exact prefix if there is one. Its state is stored for the time that its request
+        has left, so that the prompt is hit exactly when it comes again."""
         cache = self._cache
         decision = cache.finder.exactly(prepared, costs=costs_of(self._engine, cache.config.costs))
         completion, _ = self._run(prepared, decision.plan, decision, clock)
-        if cache.store.meta(decision.key) is None and cache.keep(prepared, decision, completion, begun=begun):
+        wanted = not prepared.request.no_store and cache.store.meta(decision.key) is None
+        if wanted and cache.keep(prepared, decision, completion, begun=begun):
             cache.promotions.forget(decision.key)
         return seen(completion)
 

@@ -10,8 +10,10 @@ of the latest pictures, encoder outputs, readings of texts.
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from dejakv.request import Request
 
 T = TypeVar("T")
 
@@ -62,6 +64,14 @@ def for_this_request(key: Any, make: Callable[[], T]) -> T:
     if key not in scope.scratch:
         scope.scratch[key] = make()
     return scope.scratch[key]
+
+
+def after_waiting(request: Request, seconds: float) -> Request:
+    """The request that has waited for so many seconds: its own time is shorter by them, and nothing is kept once it is over."""
+    if request.ttl is None:
+        return request
+    left = request.ttl - seconds
+    return replace(request, ttl=left) if left > 0 else replace(request, ttl=None, no_store=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,4 +172,29 @@ def test_a_checkpoint_that_fails_costs_nothing_that_was_committed(tmp_path: Path
     assert stored == [True] * len(stored)
     assert all(store.get(make_chunk(number, nbytes=64).meta.id) is not None for number in range(len(stored)))
     assert store.stats().corrupt == 0
+    store.close()
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_an_entry_that_leaves_while_it_is_looked_up_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_another: bool
+) -> None:
+    """Else a purge would find it again, and rows of a blend would be kept of it."""
+    store = DiskStore(tmp_path)
+    other = DiskStore(tmp_path) if by_another else store
+    chunk = make_chunk(1)
+    assert store.put(chunk)
+    row = store._catalog.row
+
+    def removed_meanwhile(id: str) -> Any:
+        found = row(id)
+        monkeypatch.undo()
+        assert other.delete(id)
+        assert store.meta(id) is None
+        return found
+
+    monkeypatch.setattr(store._catalog, "row", removed_meanwhile)
+    store.meta(chunk.meta.id)
+    assert store.meta(chunk.meta.id) is None
+    other.close()
     store.close()

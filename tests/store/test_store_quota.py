@@ -199,3 +199,11 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
 
 def test_a_name_may_have_any_sign() -> None:
     assert named_parts(["a=b:c=5:6"]) == {"a=b:c": Part(5, 6)}
+
+
+def test_what_was_evicted_takes_no_memory() -> None:
+    store = QuotaStore(MemoryStore(), Parts(2, max_entries=8))
+    for number in range(50):
+        assert store.put(make_chunk(number, partition="a"))
+    assert store.stats("a").entries == 4
+    assert len(store._owner) == 4

@@ -11,10 +11,13 @@ import pytest
 import redis
 from tests.store.layers import layer
 
+from dejakv.errors import StoreError
 from dejakv.store import open_store
 from dejakv.store.breaker import Breaker
 from dejakv.store.deltas import DeltaStore
+from dejakv.store.purging import purge
 from dejakv.store.redis import RedisStore
+from dejakv.store.selection import Selection
 from dejakv.store.tiered import TieredStore
 from dejakv.testing.chunks import make_chunk, same_bits
 from dejakv.testing.prompts import turns
@@ -200,3 +203,11 @@ def test_the_breaker_lets_one_try_and_waits_longer_each_time() -> None:
     assert breaker.allow()
     breaker.failed()
     assert breaker.allow()
+
+
+def test_a_purge_that_no_server_answers_says_so() -> None:
+    """It must not look like a store in which nothing was found."""
+    store = DeltaStore(RedisStore("redis://127.0.0.1:1/0"))
+    with pytest.raises(StoreError, match="purge again"):
+        purge(store, Selection())
+    store.close()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from dejakv.trust.grid import times_of
 from dejakv.trust.replay import replayed
 from dejakv.trust.state import State
 from dejakv.trust.terms import Terms
@@ -64,17 +65,20 @@ def test_many_streams_at_once_do_what_one_state_does(
     risks = random.choice([0.0, 0.1, 0.3, 0.7, 1.0], size=(orders, steps))
     wrong = random.random(risks.shape) < rate * risks
     wrong[:, 200:] |= random.random((orders, 60)) < 0.9  # drift
-    found = replayed(risks, wrong, asked, np.random.default_rng(seed))
+    times = random.choice([0.0, 0.25, 0.6, 2.0], p=[0.7, 0.1, 0.1, 0.1], size=risks.shape)
+    found = replayed(risks, wrong, asked, np.random.default_rng(seed), times)
     chances = np.random.default_rng(seed).random(risks.shape)
     for order in range(orders):
         state = State()
         for step in range(steps):
-            risk, cutoff = float(risks[order, step]), -1.0
+            risk, took = float(risks[order, step]), float(times[order, step])
+            cutoff = most = -1.0
             served = labelled = alarmed = False
             if state.cutoffs:
                 if state.opened:
                     cutoff = state.cutoffs[state.opened - 1]
-                served = risk <= cutoff
+                    most = times_of(len(state.cutoffs))[state.opened - 1]
+                served = risk <= cutoff and took < most
                 labelled = bool(
                     chances[order, step] < ((1.0 if state.warned else asked.audit) if served else asked.explore)
                 )
@@ -83,9 +87,10 @@ def test_many_streams_at_once_do_what_one_state_does(
                 now = state.piloted(risk)
             elif labelled:
                 now = state.learned(
-                    state.round, risk, state.opened, bool(wrong[order, step]), asked, warned=state.warned
-                )
+                    state.round, risk, state.opened, bool(wrong[order, step]), asked,
+                    warned=state.warned, time=took,
+                )  # fmt: skip
                 alarmed = now.counts.alarms > state.counts.alarms
-            got = [part[order, step] for part in (found.served, found.labelled, found.cutoff, found.alarms)]
-            assert got == [served, labelled, cutoff, alarmed]
+            parts = (found.served, found.labelled, found.cutoff, found.time, found.alarms)
+            assert [part[order, step] for part in parts] == [served, labelled, cutoff, most, alarmed]
             state = now

@@ -7,7 +7,7 @@ from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 from dejakv.store.base import ChunkMeta
 from dejakv.trust.features import LATE_BLEND, features_of, risk_of
-from dejakv.trust.grid import PILOT, band_of, cutoffs_of
+from dejakv.trust.grid import PILOT, band_of, cutoffs_of, times_of
 
 SHARE = st.floats(0, 1)
 
@@ -71,3 +71,14 @@ def test_cutoffs_ascend_to_one_and_each_risk_has_its_band(pilot: list[float], ri
     band = band_of(risk, cutoffs)
     assert risk <= cutoffs[band]
     assert band == 0 or risk > cutoffs[band - 1]
+
+
+@given(st.lists(SHARE, min_size=PILOT, max_size=PILOT), SHARE, st.floats(0, 1e6))
+def test_a_rule_serves_what_takes_less_than_it_allows(pilot: list[float], risk: float, time: float) -> None:
+    cutoffs = cutoffs_of(pilot)
+    allowed = times_of(len(cutoffs))
+    assert list(allowed) == sorted(allowed)
+    band = band_of(risk, cutoffs, time)
+    assert risk <= cutoffs[band]
+    assert time < allowed[band]
+    assert band == 0 or risk > cutoffs[band - 1] or time >= allowed[band - 1]

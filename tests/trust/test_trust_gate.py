@@ -195,7 +195,7 @@ def test_no_label_is_lost_between_threads() -> None:
 def late(gate: Gate, margin: float, wrong: bool) -> Draw:
     """A hit of a late class, with its label if it is to have one."""
     known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
-    if gate.chance(**known):
+    if gate.tries({}, **known):
         draw = gate.draw(**known, features={"first_margin": margin})
         if draw.labelled:
             gate.learn(draw, wrong)
@@ -223,7 +223,8 @@ def test_a_risk_that_is_known_late_opens_rules_for_those_that_are_sure() -> None
     assert report.gate == "open"
     assert report.wrong == 0
     known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
-    assert 0.2 < gate.chance(**known) < 0.8  # half of what is tried is served
+    assert gate.tries({"time_share": 0.1}, **known)
+    assert not gate.tries({"time_share": 0.9}, **known), "it takes nearly as long as full computation"
     refused = gate.draw(**known, features={}, late=True)  # it was found closed, and has opened meanwhile
     assert (refused.served, refused.labelled) == (False, False)
 
@@ -240,3 +241,17 @@ def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_
     after = gate.report("p").classes[0]
     assert [rule.labels for rule in after.rules] == [rule.labels + 1 for rule in before.rules]
     assert [rule.wrong for rule in after.rules] == [1] * len(after.rules)
+
+
+def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
+    """Its risk is known to nobody, and whoever keeps it back might know that it is a strict rule's."""
+    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
+    for number in range(PILOT):
+        late(gate, number / 4, False)
+    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    gate.draw(**known, features={}, late=True)
+    for _ in range(MOST):
+        gate.lost(gate.draw(**known, features={}, late=True))
+    report = gate.report("p")
+    assert len(report.classes[0].rules) > 1
+    assert [rule.wrong for rule in report.classes[0].rules] == [1] * len(report.classes[0].rules)

@@ -1,6 +1,5 @@
 """What the error bound leaves of the plan that was chosen."""
 
-import random
 from dataclasses import replace
 
 from dejakv.config import SemanticCacheConfig
@@ -12,9 +11,7 @@ from dejakv.find.plan import Planned
 from dejakv.guards.bounded import Bounded
 from dejakv.records import Method
 from dejakv.trust.certainty import orders
-
-TRIED_ANYWAY = 0.05
-"""Share of blends that are tried although too few are served: the traffic may have changed."""
+from dejakv.trust.features import TIME_SHARE
 
 BOUND = "error bound"
 """How the reason begins where the bound does not let an approximate plan run."""
@@ -36,20 +33,20 @@ def bound_by(
     if not (ask.tells_first_token and chosen.method == "blend" and orders(config.differs)):
         draw = bounded.judge(chosen, found, prepared, setting)
         return planned if draw.served else _held_back(planned, draw.reason), Trial(chosen, draw)
-    chance = bounded.chance(prepared, setting)
-    if not chance:
-        draw = bounded.judge(chosen, found, prepared, setting, late=True)
+    takes = {TIME_SHARE: _time_share(planned)}
+    if not bounded.tries(prepared, setting, takes):
+        draw = bounded.judge(chosen, found, prepared, setting, takes, late=True)
         return _held_back(planned, draw.reason), Trial(chosen, draw)
-    if not _worth_trying(planned, chance) and random.random() >= TRIED_ANYWAY:
-        return _held_back(planned, f"{chance:.0%} of such blends are served, which is too few to try this one"), None
-    return planned, Trial(chosen, judge=lambda tried: bounded.judge(chosen, found, prepared, setting, tried))
+    return planned, Trial(
+        chosen, judge=lambda tried: bounded.judge(chosen, found, prepared, setting, {**takes, **tried})
+    )
 
 
-def _worth_trying(planned: Planned, chance: float) -> bool:
-    """Whether a blend that is served with this probability takes less time than the exact plan, on average. Without costs it may."""
+def _time_share(planned: Planned) -> float:
+    """What the plan takes, as a share of the exact plan's time; 0 without costs."""
     seconds = {id(way.plan): way.seconds for way in planned.candidates}
     tried, exact = seconds.get(id(planned.plan)), seconds.get(id(planned.exact))
-    return tried is None or exact is None or tried < chance * exact
+    return tried / exact if tried is not None and exact else 0.0
 
 
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:

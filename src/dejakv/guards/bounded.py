@@ -30,11 +30,10 @@ class Bounded:
         self.gate = gate
         self._epoch_of: Callable[[Asked], str] = epoch_of or (lambda prepared: prepared.epoch)
 
-    def chance(self, prepared: Asked, setting: str) -> float:
-        """The share of blends of a setting that is served once they were tried; 0 while none is."""
-        return self.gate.chance(
-            partition=prepared.request.partition, epoch=self._epoch_of(prepared), method=LATE_BLEND, setting=setting
-        )
+    def tries(self, prepared: Asked, setting: str, known: Mapping[str, float]) -> bool:
+        """Whether a blend of which this is known (`TIME_SHARE`) may be served once it was tried."""
+        epoch, partition = self._epoch_of(prepared), prepared.request.partition
+        return self.gate.tries(known, partition=partition, epoch=epoch, method=LATE_BLEND, setting=setting)
 
     def judge(
         self,
@@ -50,13 +49,13 @@ class Bounded:
 
         found    what the plan was made from, a `find.found.Found`
         setting  the quality that it runs with: evidence is collected for each method and setting
-        tried    what is known from trying it: `trust.certainty`
-        late     it will be, when the label is known
+        tried    of a blend that is judged by its first token: `TIME_SHARE`, and what is known from trying it, `trust.certainty`
+        late     that will be known with its label
         """
         return self.gate.draw(
             partition=prepared.request.partition,
             epoch=self._epoch_of(prepared),
-            method=LATE_BLEND if late or tried is not None else plan.method,
+            method=LATE_BLEND if tried is not None else plan.method,
             setting=setting,
             features={**features_of(plan, found, len(prepared.token_ids)), **(tried or {})},
             late=late,

@@ -39,6 +39,7 @@ class KnownRows:
         self._listeners = listeners
         self._damaged = damaged
         self._rows: OrderedDict[str, Known] = OrderedDict()
+        self._changes = 0
         self._lock = threading.Lock()
 
     def find(self, id: str) -> Known | None:
@@ -46,12 +47,12 @@ class KnownRows:
         try:
             self._notice()
             with self._lock:
-                known = self._rows.get(id)
+                known, changes = self._rows.get(id), self._changes
             if known is None:
                 row = self._catalog.row(id)
                 known = self.decoded(row) if row else None
                 if known is not None:
-                    self._remember(known)
+                    self._remember(known, changes)
         except (sqlite3.Error, UnicodeError) as error:
             logger.warning("the catalog cannot be read: %s", error)
             return None
@@ -103,6 +104,7 @@ class KnownRows:
         with self._lock:
             for id in ids:
                 self._rows.pop(id, None)
+                self._changes += 1
 
     def _notice(self) -> bool:
         removed = self._catalog.removed_elsewhere()
@@ -110,11 +112,15 @@ class KnownRows:
         if removed.ids or not removed.complete:
             with self._lock:
                 self._rows.clear()
+                self._changes += 1
         self._listeners.tell(removed.ids)
         return removed.complete
 
-    def _remember(self, known: Known) -> None:
+    def _remember(self, known: Known, changes: int) -> None:
+        """`changes`: how many there were before the row was read. After another one it may be gone, or be another row by now."""
         with self._lock:
+            if changes != self._changes:
+                return
             self._rows[known.row.id] = known
             if len(self._rows) > _ROWS:
                 self._rows.popitem(last=False)

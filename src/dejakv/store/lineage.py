@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from dejakv.identity import Span, common_prefix
-from dejakv.store.base import KV, ROWS, ChunkMeta
+from dejakv.store.base import KV, NODE, ROWS, ChunkMeta
 
 DONORS = "donors"
 """Entry of the `metadata` of rows: ids of the chunks whose state went into them."""
@@ -30,12 +30,14 @@ def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
 
 
 def continuing(metas: Iterable[ChunkMeta], source: ChunkMeta) -> list[ChunkMeta]:
-    """The prompts of its partition and epoch that begin with all of it: they hold its text, and their first rows are its."""
+    """The prompts, and parts of prompts, of its partition and epoch that begin with all of it: they hold its text, and their first rows
+    are its."""
     length = len(source.token_ids)
     return [
         meta
         for meta in metas
-        if (meta.kind, meta.partition, meta.epoch) == (KV, source.partition, source.epoch)
+        if meta.kind in (KV, NODE)
+        and (meta.partition, meta.epoch) == (source.partition, source.epoch)
         and len(meta.token_ids) > length
         and common_prefix(source.token_ids, meta.token_ids, source.spans, _before(meta, length)) == length
     ]

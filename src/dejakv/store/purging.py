@@ -29,12 +29,14 @@ def purge(store: Store, selection: Selection, *, dry_run: bool = False) -> Purge
             break
         for meta in wanted:
             below.delete(meta.id)
-        gone = [meta for meta in wanted if (left := below.meta(meta.id)) is None or left.kind == NODE]
-        if len(gone) < len(wanted):
+        left = {meta.id: one for meta in wanted if (one := below.meta(meta.id)) is not None}
+        stayed = [meta for meta in wanted if meta.id in left and left[meta.id].kind != NODE]
+        if stayed:
             raise StoreError(
-                f"{len(wanted) - len(gone)} of {len(wanted)} entries could not be removed (the log says why): make the store "
+                f"{len(stayed)} of {len(wanted)} entries could not be removed (the log says why): make the store "
                 "writable and purge again"
             )
+        gone = [meta for meta in wanted if meta.id not in left or meta.kind != NODE]
         purged += counted(metas, gone)
     if not dry_run and isinstance(below, Scrubs):
         below.scrub(selection.partition)

@@ -176,6 +176,8 @@ class QuotaStore(WrapperStore):
             if order is not None:
                 for gone in order.remove(id).gone:
                     self._owner.pop(gone, None)
+                if id not in order:  # it was chosen to leave here, so that the order let go of it before
+                    self._owner.pop(id, None)
 
 
 def shared_out(store: Store, parts: Parts, policy: PolicyName, *, in_front: bool = False) -> Store:

@@ -141,6 +141,13 @@ class RedisStore:
     def clear(self, partition: str | None = None) -> int:
         return sum(self.delete(id) for id in self._ids(partition))
 
+    def scrub(self, partition: str | None = None) -> None:
+        """See `Scrubs`: Redis leaves no traces, but a server that does not answer has removed nothing."""
+        try:
+            self._ask(lambda client: client.zcard(self._prefix + "order"), answers.count)
+        except (Unreachable, self._errors.RedisError) as error:
+            raise StoreError(f"the Redis server does not answer ({error}): start it and purge again") from error
+
     def stats(self, partition: str | None = None) -> StoreStats:
         """Entries and bytes of all clients (0 while the server is unreachable), counters of this one."""
 

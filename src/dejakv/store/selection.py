@@ -96,9 +96,10 @@ class Purged:
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
-    """The entries that a purge removes, those that need others' rows before them; nodes leave by themselves.
+    """The entries that a purge removes, those that need others' rows before them; nodes leave with their last child.
 
-    With a prompt everything that was made from it leaves, and with a named donor also what begins with it.
+    With a prompt everything that was made from it leaves, and with a named donor also what begins with it. A node without children
+    is of a prompt that is being stored, or whose process was killed meanwhile.
     """
     fit = {meta.id: meta for meta in metas if selection.takes(meta.partition, meta.epoch, meta.created, now)}
     if selection.donors or selection.media:
@@ -114,7 +115,9 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
         first = list(fit)
     every = {meta.id: meta for meta in metas}
     fit |= {id: every[id] for id in derived(metas, *first)}
-    return sorted((meta for meta in fit.values() if meta.kind != NODE), key=lambda meta: -meta.rows_from)
+    parents = {meta.parent for meta in metas}
+    wanted = (meta for meta in fit.values() if meta.kind != NODE or meta.id not in parents)
+    return sorted(wanted, key=lambda meta: -meta.rows_from)
 
 
 def counted(metas: Sequence[ChunkMeta], gone: Iterable[ChunkMeta]) -> Purged:
@@ -148,5 +151,5 @@ def _belongs(meta: ChunkMeta, prompts: set[str], media: frozenset[Medium]) -> bo
 
 def _one(meta: ChunkMeta) -> Purged:
     media = frozenset((meta.partition, span.digest) for span in meta.spans)
-    kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1)}
+    kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1), NODE: Purged()}
     return replace(kinds.get(meta.kind, Purged(encoder_outputs=1)), ids=frozenset({meta.id}), media=media)

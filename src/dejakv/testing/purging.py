@@ -12,7 +12,7 @@ from dejakv.store.lineage import DONORS, PROMPT
 from dejakv.store.purging import purge
 from dejakv.store.selection import Purged, Selection
 from dejakv.testing.made_store import MadeStore
-from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk, turns
+from dejakv.testing.prompts import PREAMBLE, check_whole, deliveries, ids, prompt_chunk, turns
 
 
 def rows_chunk(name: str, *, donors: tuple[str, ...], prompt: str = "", partition: str = "p", **fields: Any) -> Chunk:
@@ -108,3 +108,24 @@ class PurgingTests(MadeStore):
         deltas.put(theirs)
         assert purge(deltas, Selection("a", donors=(theirs.meta.id,))) == Purged()
         check_whole(deltas, [theirs])
+
+    def test_parts_of_a_prompt_that_was_never_finished_leave_too(self, deltas: DeltaStore) -> None:
+        """A process that is killed while it stores a long prompt leaves rows, and their tokens, that no prompt needs."""
+        unfinished, other = prompt_chunk((*PREAMBLE, *range(200))), prompt_chunk((1, 2, 3), partition="b")
+        for part in deliveries(unfinished, (64, 128, 240))[:2]:
+            assert deltas.put_part(part)
+        assert deltas.put(other)
+        selection = Selection("p")
+        before = purge(deltas, selection, dry_run=True)
+        assert purge(deltas, selection) == before
+        assert (before.prompts, before.parts) == (0, 2)
+        assert before.bytes > 0
+        assert [meta.id for meta in deltas.inner.metas()] == [other.meta.id]
+
+    def test_a_donor_leaves_with_an_unfinished_prompt_that_begins_with_it(self, deltas: DeltaStore) -> None:
+        donor, unfinished = prompt_chunk(PREAMBLE), prompt_chunk((*PREAMBLE, *range(200)))
+        assert deltas.put(donor)
+        for part in deliveries(unfinished, (64, 128, 240))[:2]:
+            assert deltas.put_part(part)
+        assert purge(deltas, Selection(donors=(donor.meta.id,))).prompts == 1
+        assert list(deltas.inner.metas()) == []

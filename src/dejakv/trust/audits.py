@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from dejakv.request import Request
+from dejakv.store.age import now
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate
@@ -33,6 +34,7 @@ class Audit(Generic[D]):
     decision  how it was to be run
     epoch     of the model that it was decided for
     answer    what was answered, if that is one of the two answers to be compared; None: both must run
+    came      seconds since 1970 in which it was asked
     """
 
     draw: Draw
@@ -40,6 +42,7 @@ class Audit(Generic[D]):
     epoch: str
     decision: D
     answer: Seen | None = None
+    came: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +73,7 @@ class Audits(Generic[D]):
         """A labelled draw waits from before its request runs: a client who leaves when it sees the answer changes nothing."""
         if not draw.labelled:
             return
-        audit = Audit(draw, request, epoch, decision)
+        audit = Audit(draw, request, epoch, decision, came=now())
         with self._lock:
             self._waiting[draw.id] = audit
             self._nbytes += audit.nbytes

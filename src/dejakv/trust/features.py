@@ -14,6 +14,10 @@ LATE_BLEND = "late blend"
 """Method of a blend that is judged once it has its first logits: `first_margin` is then known, the log probability of its best token less
 that of the second. What it is refused for has been computed."""
 
+TIME_SHARE = "time_share"
+"""Name of a feature of a late blend: what it takes, as a share of the exact plan's time; 0 where costs are not known. It is known before the
+blend is tried, and rules go by it beside the risk (`grid.TIMES`)."""
+
 
 class Donor(Protocol):
     @property

@@ -16,10 +16,9 @@ from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.trust import forks
 from dejakv.trust.arithmetic import labels_needed
 from dejakv.trust.draw import ClassKey, Draw
-from dejakv.trust.features import risk_of
+from dejakv.trust.features import TIME_SHARE, risk_of
 from dejakv.trust.grid import PILOT, band_of
 from dejakv.trust.ledger import Ledger, MemoryLedger
-from dejakv.trust.passing import Passing
 from dejakv.trust.pending import Pending
 from dejakv.trust.report import TrustReport, class_report, whole_report
 from dejakv.trust.settings import TrustSettings
@@ -53,21 +52,23 @@ class Gate:
         self._random = random
         self._least = labels_needed(settings.error_bound, settings.confidence)
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
-        self._passing: defaultdict[ClassKey, Passing] = defaultdict(Passing)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
         self._lock = forks.lock(forks.GATE)
 
-    def chance(self, *, partition: str, epoch: str, method: str, setting: str) -> float:
-        """Of hits of which the risk is known only once they were tried: the share that is served. 0 while no rule is open. Never
-        raises for the state of the ledger."""
+    def tries(self, features: Mapping[str, float], *, partition: str, epoch: str, method: str, setting: str) -> bool:
+        """Of a hit of which the risk is known only once it was tried: whether it may be served then. Never raises for the state of
+        the ledger.
+
+        features  what is known before: `TIME_SHARE`
+        """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         with self._lock:
             try:
                 state = self._ledger.read(cls)
             except StoreError:
-                return 0.0
-            return self._passing[cls].rate if state is not None and state.opened else 0.0
+                return False
+            return state is not None and _may_serve(state, features.get(TIME_SHARE, 0.0))
 
     def limit(self, *, partition: str, epoch: str, method: str, setting: str) -> float | None:
         """The largest risk that is served now; None while no rule is open. For whoever draws when the plan has run: a draw of a hit
@@ -92,14 +93,15 @@ class Gate:
     ) -> Draw:
         """Decides about one would-be hit. Never raises for the state of the ledger.
 
-        features  what is known of the plan: `trust.features.features_of`, and `certainty` where it was tried
-        late      more will be known when the label is, and decides the risk: for hits that are not served, and not tried yet
+        features  what is known of the plan: `trust.features.features_of`; where it must be tried, `TIME_SHARE` and then `certainty`
+        late      more will be known when the label is, and decides the risk: for hits that are not tried, see `tries`
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         risk = risk_of(method, features)
         with self._lock:
             try:
-                drawn = self._draw_late(cls) if late else self._draw(cls, risk)
+                time = features.get(TIME_SHARE, 0.0)
+                drawn = self._draw_late(cls, time) if late else self._draw(cls, risk, time)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
                 drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk)
@@ -108,8 +110,6 @@ class Gate:
             self._uncounted[cls] = self._uncounted[cls].plus(counts)
             if drawn.labelled:
                 self._pending[cls].add(drawn)
-            if "first_margin" in features and drawn.rule is not None:
-                self._passing[cls].add(drawn.served)
         return drawn
 
     def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
@@ -127,8 +127,6 @@ class Gate:
         if draw.late and features:
             known = {**draw.features, **features}
             draw = replace(draw, features=known, risk=risk_of(draw.cls.method, known))
-        elif draw.late:
-            draw = replace(draw, risk=0.0)
         self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
 
     def lost(self, draw: Draw) -> None:
@@ -183,21 +181,26 @@ class Gate:
         self._write(cls)
         return self._ledger.read(cls)
 
-    def _draw_late(self, cls: ClassKey) -> Draw:
-        """While no rule is open every hit has one share, whatever its risk turns out to be."""
+    def _draw_late(self, cls: ClassKey, time: float) -> Draw:
+        """No open rule covers it, whatever its risk turns out to be, so that it has the share of such hits. If its risk is never told,
+        a wrong answer counts for every rule that serves hits of this time, as one without risk does."""
         state = self._state(cls) or self._change(cls, lambda state: state)
-        if state.opened:
-            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 1.0)
-        share = self.terms.explore
-        reason = _reason(state, False, 1.0, self._least)
-        return Draw(False, self._random() < share, share, None, reason, cls, 1.0, round=state.round, late=True)
+        if _may_serve(state, time):
+            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 0.0)
+        share, rule = self.terms.explore, state.opened - 1 if state.opened else None
+        too_long = f"{time:.0%} of the exact plan's time is more than open rules spend"
+        reason = too_long if state.opened else _reason(state, False, 1.0, self._least)
+        labelled = self._random() < share
+        return Draw(
+            False, labelled, share, rule, reason, cls, 0.0, round=state.round, late=True, warned=state.warned
+        )  # fmt: skip
 
-    def _draw(self, cls: ClassKey, risk: float) -> Draw:
+    def _draw(self, cls: ClassKey, risk: float, time: float) -> Draw:
         state = self._state(cls)
         if state is None or not state.cutoffs:
             state = self._change(cls, lambda state: state.piloted(risk))
             return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
-        band = band_of(risk, state.cutoffs)
+        band = band_of(risk, state.cutoffs, time)
         served = band < state.opened
         warned = state.warned
         share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
@@ -224,7 +227,13 @@ class Gate:
             after = self._change(
                 cls,
                 lambda state, draw=draw, wrong=wrong: state.learned(
-                    draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned
+                    draw.round,
+                    draw.risk,
+                    draw.opened,
+                    wrong,
+                    self.terms,
+                    warned=draw.warned,
+                    time=draw.features.get(TIME_SHARE, 0.0),
                 ),
                 once=draw.id,
             )
@@ -248,6 +257,11 @@ class Gate:
         if taken:
             self._uncounted.pop(cls, None)
         return state
+
+
+def _may_serve(state: State, time: float) -> bool:
+    """Whether an open rule serves hits of which a try takes this share of the exact plan's time."""
+    return state.opened > 0 and band_of(0.0, state.cutoffs, time) < state.opened
 
 
 def _reason(state: State, served: bool, risk: float, least: int | None) -> str:

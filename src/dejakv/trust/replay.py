@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dejakv.trust import drift
 from dejakv.trust.evidence import log_wealth
-from dejakv.trust.grid import PILOT, QUANTILES, cutoffs_of, weights_of
+from dejakv.trust.grid import PILOT, QUANTILES, cutoffs_of, times_of, weights_of
 from dejakv.trust.terms import Terms
 
 _NO_RULE = 2.0
@@ -23,30 +23,38 @@ class Replayed:
     """What happened in each order at each step, `[orders, steps]`.
 
     served, labelled  as in a `Draw`
-    cutoff            of the loosest rule that was open when the hit came, -1 while the gate was closed
+    cutoff, time      of the loosest rule that was open when the hit came: the largest risk that it serves, and what a try must take less
+                      than; -1 while the gate was closed
     alarms            whether drift closed the gate with this hit's label
     """
 
     served: NDArray[np.bool_]
     labelled: NDArray[np.bool_]
     cutoff: NDArray[np.float64]
+    time: NDArray[np.float64]
     alarms: NDArray[np.bool_]
 
 
 def replayed(
-    risks: NDArray[np.float64], wrong: NDArray[np.bool_], terms: Terms, random: np.random.Generator
+    risks: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    terms: Terms,
+    random: np.random.Generator,
+    times: NDArray[np.float64] | None = None,
 ) -> Replayed:
-    """What a gate does with hits of these risks, of which some would be wrong; both `[orders, steps]`."""
+    """What a gate does with hits of these risks, of which some would be wrong, and of which a try takes these shares of the exact
+    plan's time (None: nothing, the risk being known before); all `[orders, steps]`."""
     orders, steps = risks.shape
     gates = _Gates(orders, terms)
     chances: NDArray[np.float64] = random.random((orders, steps))
     found = Replayed(
         np.zeros((orders, steps), bool), np.zeros((orders, steps), bool), np.full((orders, steps), -1.0),
-        np.zeros((orders, steps), bool),
+        np.full((orders, steps), -1.0), np.zeros((orders, steps), bool),
     )  # fmt: skip
+    takes = np.zeros(risks.shape) if times is None else times
     for step in range(steps):
-        found.cutoff[:, step] = gates.open_cutoff()
-        result = gates.step(risks[:, step], wrong[:, step], chances[:, step])
+        found.cutoff[:, step], found.time[:, step] = gates.open_rule()
+        result = gates.step(risks[:, step], takes[:, step], wrong[:, step], chances[:, step])
         found.served[:, step], found.labelled[:, step], found.alarms[:, step] = result
     return found
 
@@ -61,6 +69,7 @@ class _Gates:
         self._pilots = np.zeros((orders, PILOT))
         self._seen = np.zeros(orders, int)
         self._cutoffs = np.full((orders, rules), _NO_RULE)
+        self._times = np.full((orders, rules), np.inf)
         self._weights = np.zeros((orders, rules))
         self._opened = np.zeros(orders, int)
         self._best = np.zeros((orders, rules))
@@ -69,14 +78,18 @@ class _Gates:
         # labels and wrong ones by band, of full and of light weight
         self._tallies = np.zeros((6, orders, rules))
 
-    def open_cutoff(self) -> NDArray[np.float64]:
-        last = np.take_along_axis(self._cutoffs, np.maximum(self._opened - 1, 0)[:, None], 1)[:, 0]
-        return np.where(self._opened > 0, last, -1.0)
+    def open_rule(self) -> tuple[NDArray[np.float64], ...]:
+        """Cutoff and time of the loosest open rule."""
+        last = np.maximum(self._opened - 1, 0)[:, None]
+        bounds = (np.take_along_axis(kept, last, 1)[:, 0] for kept in (self._cutoffs, self._times))
+        return tuple(np.where(self._opened > 0, bound, -1.0) for bound in bounds)
 
-    def step(self, risks: NDArray[Any], wrong: NDArray[Any], chances: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    def step(
+        self, risks: NDArray[Any], times: NDArray[Any], wrong: NDArray[Any], chances: NDArray[Any]
+    ) -> tuple[NDArray[Any], ...]:
         """One hit of each order: whether it is served, whether it is labelled, whether its label raised an alarm."""
         ready = self._seen >= PILOT
-        bands = np.sum(self._cutoffs < risks[:, None], axis=1)
+        bands = np.sum((self._cutoffs < risks[:, None]) | (self._times <= times[:, None]), axis=1)
         served = ready & (bands < self._opened)
         warned = (self._opened > 0) & (self._drift.sum(axis=1) >= self._suspicious)
         audit = np.where(warned, 1.0, self._terms.audit)
@@ -127,6 +140,7 @@ class _Gates:
     def _restart(self, rows: NDArray[Any]) -> None:
         self._seen[rows] = self._opened[rows] = 0
         self._cutoffs[rows] = _NO_RULE
+        self._times[rows] = np.inf
         self._best[rows] = self._drift[rows] = 0.0
         self._tallies[:, rows] = 0
 
@@ -136,5 +150,6 @@ class _Gates:
         for row in rows[self._seen[rows] == PILOT].tolist():
             cutoffs = cutoffs_of(self._pilots[row].tolist())
             self._cutoffs[row, : len(cutoffs)] = cutoffs
+            self._times[row, : len(cutoffs)] = times_of(len(cutoffs))
             self._weights[row] = 0.0
             self._weights[row, : len(cutoffs)] = weights_of(len(cutoffs))

@@ -100,10 +100,19 @@ class State:
         return self.opened > 0 and drift.warning(self.drift)
 
     def learned(
-        self, round: str, risk: float, opened: int, wrong: bool, terms: Terms, *, warned: bool = False
+        self,
+        round: str,
+        risk: float,
+        opened: int,
+        wrong: bool,
+        terms: Terms,
+        *,
+        warned: bool = False,
+        time: float = 0.0,
     ) -> "State":
         """With one more label. An alarm begins anew.
 
+        time            see `grid.band_of`
         opened, warned  as they were when it was drawn. While drift is suspected, served hits are labelled with another probability;
                         labels of that time count in no rule that has hits of both kinds, but do in their bands
         """
@@ -111,7 +120,7 @@ class State:
             return self.counted(Counts(stale=1))
         if not self.cutoffs:  # a hit whose risk was not known when it was drawn
             return self.piloted(risk).counted(Counts(explored=1, explored_wrong=int(wrong)))
-        band = band_of(risk, self.cutoffs)
+        band = band_of(risk, self.cutoffs, time)
         served = band < opened
         counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))
         if served:

@@ -35,7 +35,7 @@ class Terms:
         return 0 < opened <= rule and (self.explore > self.audit) == (band >= opened) and self.explore != self.audit
 
 
-EVIDENCE_VERSION = 1
+EVIDENCE_VERSION = 2
 """Raised with every change of how evidence is made of labels."""
 
 

@@ -1,0 +1,78 @@
+"""What idle time keeps of a request: no longer than the request allows, counted from when it came."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.asking import DOCUMENT, EXACT, OTHER, request, wordings
+from tests.labelled import blending, figures
+
+from dejakv.request import Sampling
+from dejakv.retention import kept_for, nothing_is_kept
+from dejakv.store.deltas import DeltaStore
+from dejakv.store.expiry import ExpiringStore
+from dejakv.store.memory import MemoryStore
+from dejakv.testing.expiry import Ahead
+
+SAMPLED = Sampling(4, temperature=1.5, seed=3)
+"""Of such an answer a label computes the prompt in full again."""
+
+
+class Noting:
+    """An engine that notes for how long what it makes may be kept: None without a limit, 0 for not at all."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.kept: list[float | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def prepare(self, *given: Any) -> Any:
+        self._note()
+        return self._engine.prepare(*given)
+
+    def run(self, *given: Any, **named: Any) -> Any:
+        self._note()
+        return self._engine.run(*given, **named)
+
+    def _note(self) -> None:
+        self.kept.append(0 if nothing_is_kept() else kept_for())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    made = Ahead()
+    for name in ("dejakv.cache.now", "dejakv.labelling.now", "dejakv.find.promotion.now"):
+        monkeypatch.setattr(name, made)
+    return made
+
+
+@pytest.mark.parametrize(("waited", "left"), [(40, 20), (61, 0)])
+def test_a_label_keeps_nothing_longer_than_its_request_allows(
+    served: Any, clock: Ahead, waited: int, left: int
+) -> None:
+    store = ExpiringStore(DeltaStore(MemoryStore()), clock, background=False)
+    pipeline, stream = blending(lambda config: served(config, store=store))
+    engine = pipeline.engine = Noting(pipeline.engine)
+    answer = pipeline.answer(replace(next(stream), sampling=SAMPLED, ttl=60.0))
+    assert engine.kept == [60.0, 60.0]
+    engine.kept.clear()
+    store.delete(answer.record.key)  # it was evicted
+    clock.seconds = waited
+    assert pipeline.label_one()
+    assert figures(pipeline) == (1, 0, 0), "it is a label all the same"
+    assert engine.kept == [pytest.approx(left, abs=2)] * 2
+    assert [meta.ttl for meta in store.metas() if meta.ttl] == [pytest.approx(left, abs=2)] * (left > 0)
+
+
+def test_a_promotion_keeps_what_it_makes_no_longer_either(served: Any, clock: Ahead) -> None:
+    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False))
+    pipeline.promotes = True
+    pipeline.answer(request(wordings()[0]))
+    mixed = request(wordings()[0], f"{OTHER.text} {DOCUMENT.text}", ttl=60.0)
+    assert pipeline.answer(mixed).record.method == "blend"
+    engine = pipeline.engine = Noting(pipeline.engine)
+    clock.seconds = 40
+    assert pipeline.promote_one()
+    assert engine.kept == [pytest.approx(20, abs=2)] * 2
