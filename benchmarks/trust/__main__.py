@@ -34,7 +34,7 @@ def table_of(name: str, hits: Sequence[LabelledHit], differs: str, late: bool) -
         for hit in hits
     ]
     scores = [hit.score if hit.score is not None else hit.features.get("score", 0.0) for hit in hits]
-    computed = [(hit.computed_tokens or 0) / (hit.prompt_tokens or 1) for hit in hits]
+    computed = [hit.computed for hit in hits]
     donors = tuple(hit.donor for hit in hits) if all(hit.donor for hit in hits) else ()
     wrong = [hit.is_wrong(differs) for hit in hits]
     return Table(name, np.array(risks), np.array(scores), np.array(wrong), np.array(computed), donors, late)

@@ -5,8 +5,8 @@
 
 The model answers each request behind the gate, and idle time follows each, in which labels are made. What was served approximately is
 computed in full once more, apart from the cache: that is the realised error. A gate that begins cold needs hundreds of labels; `--labels`
-tells it those of a recorded table first, of the workload before the drift alone. Under a small bound few blends are served, and most are
-not worth trying: a short stream shows more under `--error-bound 0.2`. About three seconds a request on one core.
+tells it those of a recorded table first, of the workload before the drift alone. Under a small bound few blends are served: a short stream
+shows more under `--error-bound 0.2`. About three seconds a request on one core.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from dejakv.labelling import seen
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.memory import MemoryStore
-from dejakv.trust.features import LATE_BLEND
+from dejakv.trust.features import LATE_BLEND, TIME_SHARE
 from dejakv.trust.gate import Gate
 from dejakv.trust.labels import LabelledHit, read_labels
 
@@ -102,7 +102,7 @@ def told(gate: Gate, epoch: str, setting: str, hits: Sequence[LabelledHit]) -> i
     for hit in hits:
         if hit.margin is None:
             continue
-        features = {**hit.features, "first_margin": hit.margin}
+        features = {**hit.features, TIME_SHARE: hit.computed, "first_margin": hit.margin}
         draw = gate.draw(partition="default", epoch=epoch, method=LATE_BLEND, setting=setting, features=features)
         if draw.labelled:
             gate.learn(draw, hit.is_wrong(gate.settings.differs))

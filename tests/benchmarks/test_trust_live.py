@@ -9,6 +9,7 @@ from tests.bounded import BOUNDED, hits, says, taught
 
 from dejakv.find.bound import setting_of
 from dejakv.pipeline import Pipeline
+from dejakv.trust.features import LATE_BLEND, TIME_SHARE
 from dejakv.trust.gate import Gate
 from dejakv.trust.labels import LabelledHit
 from dejakv.trust.settings import TrustSettings
@@ -29,6 +30,18 @@ def test_a_stream_is_recorded_step_by_step(served: Any) -> None:
     assert any(step.served for step in taken)
     assert taken[-1].labels > 0
     assert not any(step.wrong for step in taken), "the measure of the run says so"
+
+
+def test_a_recorded_blend_counts_for_the_rules_that_spend_what_it_took() -> None:
+    gate = Gate(TrustSettings(error_bound=0.2, confidence=0.9))
+    dear = [
+        LabelledHit(n, "blend", {}, {"first": False}, prompt_tokens=10, computed_tokens=9, margin=5.0 + n)
+        for n in range(120)
+    ]
+    told(gate, "e", "s", dear)
+    known = {"partition": "default", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    assert gate.report().rules == 1, "the last rule alone serves what takes so long"
+    assert gate.tries({TIME_SHARE: 0.9}, **known)
 
 
 def test_hits_without_a_margin_tell_a_late_gate_nothing() -> None:

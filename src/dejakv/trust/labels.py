@@ -43,6 +43,11 @@ class LabelledHit:
     entropy: float | None = None
     margin: float | None = None
 
+    @property
+    def computed(self) -> float:
+        """Share of the prompt that the approximate run computes; 0 where the table does not say, and of a stored answer."""
+        return (self.computed_tokens or 0) / (self.prompt_tokens or 1)
+
     def is_wrong(self, differs: str) -> bool:
         """Whether it is wrong by `first`, `answer`, `tool` or `kl:NUMBER`. Raises: ConfigError where the table does not say."""
         if differs.startswith("kl:") and self.kl is not None:
