@@ -101,3 +101,16 @@ def test_an_entry_that_cannot_be_removed_is_tried_again(monkeypatch: pytest.Monk
     assert ids(store) == set()
     clock.seconds = 130
     assert store.sweep() == 1
+
+
+def test_what_leaves_before_its_time_takes_no_memory() -> None:
+    store = ExpiringStore(MemoryStore(max_entries=4), background=False)
+    for number in range(500):
+        assert store.put(make_chunk(number, ttl=3600.0))
+    assert len(store._known) == 4
+    assert len(store._due) < 100
+    assert store.delete(make_chunk(499).meta.id)
+    other = make_chunk(partition="other", ttl=3600.0)
+    store.put(other)
+    assert store.clear("p") == 3
+    assert set(store._known) == {other.meta.id}

@@ -22,6 +22,9 @@ LONGEST_WAIT = 60.0
 RESCAN = 3600.0
 """Seconds after which all entries are looked through, for those of processes that have died."""
 
+MOST_GONE = 64
+"""Entries beyond as many as there are that may stand in the queue although they have left."""
+
 
 def is_expired(meta: ChunkMeta, now: float) -> bool:
     return meta.ttl > 0 and is_older(meta.created, meta.ttl, now)
@@ -61,6 +64,7 @@ class ExpiringStore(WrapperStore):
         self._closed = False
         self._scanned = clock()
         self._traces = False
+        inner.on_evict(self._forget)
         if look_first:
             self._look()
 
@@ -93,6 +97,18 @@ class ExpiringStore(WrapperStore):
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
         metas, mark = super().added(mark)
         return [meta for meta in metas if self._usable(meta)], mark
+
+    def delete(self, id: str) -> bool:
+        left = super().delete(id)
+        if left:
+            self._forget(id)
+        return left
+
+    def clear(self, partition: str | None = None) -> int:
+        left = super().clear(partition)
+        for id in [id for id in list(self._known) if self.inner.meta(id) is None]:
+            self._forget(id)
+        return left
 
     def pin(self, id: str) -> bool:
         return self.meta(id) is not None and super().pin(id)
@@ -147,6 +163,13 @@ class ExpiringStore(WrapperStore):
             heapq.heappush(self._due, (due, meta.id))
             self._start()
             self._changed.notify_all()
+
+    def _forget(self, id: str) -> None:
+        """An entry has left before its time."""
+        with self._changed:
+            if self._known.pop(id, None) is not None and len(self._due) > 2 * len(self._known) + MOST_GONE:
+                self._due = [(due, one) for one, due in self._known.items()]
+                heapq.heapify(self._due)
 
     def _expired(self, now: float) -> list[str]:
         found: list[str] = []
