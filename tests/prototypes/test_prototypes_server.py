@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.asking import COSTS
 from tests.prototypes.table import Names
 
 from dejakv.cli.main import app
@@ -64,7 +65,7 @@ def test_generate(docs_engine: Any) -> None:
     edited = edit(document, rng, facts=1)
     question = edited.questions[0].text
     body = {"max_new_tokens": 4, "temperature": 0.7, "top_p": 0.9, "use_semshare": True, "sim_threshold": 0.8}
-    with TestClient(create_app(ServerSettings(), docs_engine)) as client:
+    with TestClient(create_app(ServerSettings(costs=COSTS), docs_engine)) as client:
         first = client.post(
             "/v1/generate", json={**body, "prompt": prompt_of(document.text, question), "store_key": None}
         )
