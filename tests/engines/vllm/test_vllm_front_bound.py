@@ -281,13 +281,9 @@ def test_wishes_of_the_front() -> None:
         return Wish.of({"dejakv": {"mode": "blend", **given}}, settings)
 
     assert wish(limit={"risk": 0.5, "epoch": "e", "setting": "s"}).limit == Limit(0.5, "e", "s")
-    for broken in (
-        {},
-        {"risk": "1", "epoch": "e", "setting": "s"},
-        1,
-        {"risk": float("nan"), "epoch": "", "setting": ""},
-        {"risk": -(10**400), "epoch": "", "setting": ""},
-    ):
+    for risk in ("1", float("nan"), -(10**400)):
+        assert wish(limit={"risk": risk, "epoch": "e", "setting": "s"}).problem.startswith("limit has no")
+    for broken in ({}, 1):
         assert wish(limit=broken).problem.startswith("limit has no")
     assert wish(donors=["d"], apart="salt").no_store, "nothing is kept of it"
     assert wish(apart="salt").problem.startswith("apart is for")
