@@ -20,8 +20,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     output: Path = tmp_path_factory.mktemp("workloads")
     settings = settings_from("docs", {"dtype": "fp32", "engine": "vllm", "max_samples": 40}, {})
     assert measure(Stream(settings, REQUESTS, (150, 4_000)), output, Silent())
-    assert not (output / "docs-vllm" / "state").exists()
-    return [json.loads(line) for line in (output / "docs-vllm" / "samples.jsonl").read_text().splitlines()]
+    assert not (output / f"docs-vllm-{REQUESTS}" / "state").exists()
+    return [json.loads(line) for line in (output / f"docs-vllm-{REQUESTS}" / "samples.jsonl").read_text().splitlines()]
 
 
 def test_no_arm_has_anothers_state(lines: list[dict[str, Any]]) -> None:
