@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from dejakv.find.copied.verify import TokensOf
 
-KEPT_BYTES = 32 << 20
-"""Of one space: 1,000 prompts of 4,000 tokens. With 8 times less, 64 prompts of 8,000 tokens that came at once had most of their time in making
-arrays of the same 85 donors."""
+KEPT_BYTES = 16 << 20
+"""Of one space: 500 prompts of 4,000 tokens. With a quarter of it, lookups of 64 prompts of 8,000 tokens at once spent most of their
+time in making arrays of the same 85 donors."""
 
 
 class KeptTokens:
