@@ -42,7 +42,7 @@ class Table:
 
     def work(self, hits: NDArray[Any]) -> float:
         """Mean work for a hit if those are served, full computation being 1."""
-        refused = 1 + self.computed * self.late
+        refused = 1 + self.times
         return float(np.where(hits, self.computed, refused).mean())
 
     def __len__(self) -> int:

@@ -106,8 +106,9 @@ class ExpiringStore(WrapperStore):
 
     def clear(self, partition: str | None = None) -> int:
         left = super().clear(partition)
-        for id in [id for id in list(self._known) if self.inner.meta(id) is None]:
-            self._forget(id)
+        for id in list(self._known):
+            if self.inner.meta(id) is None:
+                self._forget(id)
         return left
 
     def pin(self, id: str) -> bool:

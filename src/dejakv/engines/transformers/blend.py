@@ -42,8 +42,7 @@ class PlannedBlend:
 
     def computed_tokens(self) -> int:
         """Prompt rows computed, the question's pass included: the mean over layers rounded up."""
-        trace = self.cache.trace
-        return math.ceil(trace.share * trace.tokens + self.asked - 1e-9)
+        return math.ceil(self.cache.trace.mean + self.asked - 1e-9)
 
     def priced_rows(self) -> float:
         return self.computed_tokens()
@@ -157,4 +156,4 @@ def query_attention(
         )
     for layer, (keys, values) in zip(layers, donors, strict=True):
         layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values
-    return probe.total(len(target), plan.selector.first_asked(len(layers))), cache.trace.share * cache.trace.tokens
+    return probe.total(len(target), plan.selector.first_asked(len(layers))), cache.trace.mean

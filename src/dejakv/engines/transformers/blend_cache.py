@@ -81,9 +81,14 @@ class Trace:
         return [self.tokens if rows is None else rows.numel() for rows in self.rows]
 
     @property
+    def mean(self) -> float:
+        """Rows, the mean over the layers."""
+        return sum(self.counts) / max(1, len(self.rows))
+
+    @property
     def share(self) -> float:
         """Mean share of rows over the layers."""
-        return sum(self.counts) / max(1, len(self.rows) * self.tokens)
+        return self.mean / max(1, self.tokens)
 
 
 class BlendCache(Cache):
