@@ -40,6 +40,7 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "ttft_against_prefix": paired([record.ttft_ms for record in base], ttft) if name != BASE else None,
         "requests_per_second": 1e3 * len(latency) / sum(latency),
         "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
+        "later_half": _later(rows[len(rows) // 2 :], name) if name != BASE else None,
         "flush_ms": sum(row.arms[name].flush_ms for row in rows) / len(rows),
         "methods": dict(Counter(_method(record) for record in records)),
         "reasons": dict(Counter(_NUMBER.sub("n", record.reason) for record in records if record.reason).most_common()),
@@ -66,6 +67,17 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
 def _method(record: Record) -> str:
     """How it ran. A prefix that vLLM found by itself is a prefix too."""
     return "prefix" if record.method == "none" and record.reused_tokens else record.method
+
+
+def _later(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    """Of the later requests, which find more in the store than the first ones, beside the same ones under prefix caching."""
+    own, base = [row.arms[name].record for row in rows], [row.arms[BASE].record for row in rows]
+    of_base = sum(record.computed_tokens for record in base)
+    return {
+        "requests": len(rows),
+        "computed_of_prefix": sum(record.computed_tokens for record in own) / of_base if of_base else None,
+        "ttft_against_prefix": paired([record.ttft_ms for record in base], [record.ttft_ms for record in own]),
+    }
 
 
 def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:

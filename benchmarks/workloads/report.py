@@ -23,6 +23,7 @@ with full computation. Intervals are 95%, by bootstrap over the requests (10,000
 - *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
 - *Requests a second*: of the answers alone. *Stored after the answer* is the time until the state was kept, which no request waited for here.
   Through vLLM the connector stores while the answer is made.
+- *Later half*: of the requests alone that came last, and find more in the store.
 - *Missed*: requests for which no donor was used, so that they ran as under prefix caching; the ratio is against the same requests there.
   It says what a miss costs. *Blended*: the same for those that were blended.
 - *KL*: divergence of the first token from full computation's, nats. *Same likeliest token*: along full computation's answer.
@@ -88,6 +89,12 @@ def _against(found: Mapping[str, Any] | None) -> str:
     return f"{found['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
+def _half(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return "-"
+    return f"{_against(found['ttft_against_prefix'])}, {_share(found['computed_of_prefix'])} of its tokens computed"
+
+
 def _difference(found: Mapping[str, Any] | None) -> str:
     if not found:
         return "-"
@@ -123,6 +130,7 @@ _ROWS = {
     "TTFT p50 / p95, ms": lambda arm, *_: " / ".join(_milliseconds(arm["ttft_ms"][name]) for name in ("p50", "p95")),
     "TTFT against prefix, ms": lambda arm, *_: _difference(arm["ttft_against_prefix"]),
     "TTFT by prefix's": lambda arm, *_: _against(arm["ttft_against_prefix"]),
+    "the same, later half": lambda arm, *_: _half(arm.get("later_half")),
     "requests a second": lambda arm, *_: f"{arm['requests_per_second']:.3f}",
     "time of a request by prefix's": lambda arm, *_: _against(arm["latency_against_prefix"]),
     "stored after the answer, ms": lambda arm, *_: _milliseconds(arm["flush_ms"]),

@@ -142,6 +142,14 @@ def test_the_report_says_what_the_rows_say(whole: Path) -> None:
         assert figures["missed"]["ttft_ms"] == pytest.approx(statistics.fmean(own for own, _ in missed))
         assert figures["missed"]["prefix_ttft_ms"] == pytest.approx(statistics.fmean(base for _, base in missed))
         assert summary["sizes"][name]["store_bytes"] > 0
+        later = slice(REQUESTS // 2, None)
+        half = figures["later_half"]
+        assert half["requests"] == len(rows[later])
+        own, base = (sum(v["ttft_ms"] for v in values[later]) for values in (rows, arms["prefix"]))
+        assert half["ttft_against_prefix"]["ratio"] == pytest.approx(own / base)
+        own, base = (sum(v["computed_tokens"] for v in values[later]) for values in (rows, arms["prefix"]))
+        assert half["computed_of_prefix"] == own / base
+        assert f"{100 * own / base:.1f}% of its tokens computed" in page
 
 
 def test_an_engine_without_log_probabilities_has_a_dash(whole: Path) -> None:
