@@ -1,9 +1,7 @@
 """What a plan takes, in seconds: rows computed, bytes loaded, and what a blend takes beyond its rows.
 
-Rows behind a prefix, and rows of a blend, attend with an explicit mask, of which torch's attention on a CPU computes every
-element. A whole prompt has a causal mask, of which it computes half. So a prefix that is a small part of a long prompt makes the
-request slower. On SmolLM2-135M (1,300 tokens, one core): 16 tokens held 1.19 times the time of full prefill, 162 tokens 1.03
-times, 325 tokens .89 times; by these formulas 1.16, 1.03 and .88.
+On a CPU a row attends to what is before it alone: to half of the prompt in the mean, and to more behind a prefix. (torch computes a
+masked prompt whole; `engines.transformers.hidden_keys` takes it in pieces.)
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ class Costs:
     pair         of one token that attends to one other in all layers
     byte         of one byte of state that is loaded
     blend        of one token of a prompt that is blended: its map, its keys moved; rows that are computed apart
-    whole        share of its pairs that a whole prompt computes: half with a causal mask, all where it is masked like the rest
+    whole        share of the prompt that a row of it attends to in the mean: half, or all where hidden keys are computed too
     token_bytes  bytes of one token's state
     """
 
@@ -43,11 +41,15 @@ class Costs:
 
     def full(self, tokens: int) -> float:
         """A prompt without any state."""
-        return tokens * (self.row + self.whole * tokens * self.pair)
+        return self.rows(tokens, tokens)
 
-    def rows(self, rows: float, tokens: int) -> float:
-        """Some rows of a prompt of `tokens` tokens, the others' state being there."""
-        return rows * (self.row + tokens * self.pair)
+    def rows(self, rows: float, tokens: int, held: int = 0) -> float:
+        """Some rows of a prompt of `tokens` tokens, all behind its first `held`, the others' state being there."""
+        return rows * (self.row + self._keys(tokens, held) * self.pair)
+
+    def _keys(self, tokens: int, held: int = 0) -> float:
+        """What a row behind the first `held` tokens attends to, the mean."""
+        return self.whole * tokens + (1 - self.whole) * held
 
     def load(self, tokens: int) -> float:
         """State of so many tokens."""
@@ -55,7 +57,7 @@ class Costs:
 
     def prefix(self, held: int, tokens: int) -> float:
         """A prompt from the state of its first `held` tokens."""
-        return self.rows(tokens - held, tokens) + self.load(held)
+        return self.rows(tokens - held, tokens, held) + self.load(held)
 
     def prefix_saves(self, held: int, other: int, tokens: int) -> bool:
         """Whether an exact prefix of `held` tokens makes a prompt faster than one of `other` tokens."""
@@ -68,7 +70,7 @@ class Costs:
     def most_rows(self, seconds: float, tokens: int, loaded: int) -> float:
         """How many rows a blend may compute to take no more than `seconds`; below 0 if it takes more without any."""
         left = seconds - self.blending(0, tokens, loaded)
-        return left / (self.row + tokens * self.pair) if self.row or self.pair else float(tokens)
+        return left / self.rows(1, tokens) if self.row or self.pair else float(tokens)
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
         """With `row, pair, byte, blend` given by a setting; empty: as they are."""

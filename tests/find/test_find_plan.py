@@ -73,7 +73,7 @@ MASKED = Costs(row=1e-3, pair=1e-5)
         (ROWS, 90, 95, "prefix"),  # what is left behind the prefix is less than what a blend computes
         (ROWS, 40, 0, "blend"),
         (MASKED, 40, 0, "blend"),
-        (replace(MASKED, pair=1.0), 45, 0, "none"),  # 55 rows with 100 tokens each, or half of 100 with 100
+        (replace(MASKED, pair=1.0), 45, 0, "blend"),  # 55 rows, or 100, with half of 100 tokens each
         (replace(ROWS, blend=9e-4), 90, 0, "blend"),
         (replace(ROWS, blend=1e-3), 90, 0, "none"),
         (replace(ROWS, blend=2e-4), 90, 75, "prefix"),

@@ -49,8 +49,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: Any, attention: str) -> "Shape":
-        """A GPU's kernels skip what an explicit mask hides, and eager attention computes it for whole prompts too: there
-        every prefix pays. So it is with a layer-condensed model, which always has an explicit mask."""
+        """On a GPU pairs cost next to nothing beside rows. A layer-condensed model attends to the whole prompt."""
         embeddings = model.get_input_embeddings().weight
         config = model.config.get_text_config(decoder=True)
         layers, heads = config.num_hidden_layers, config.num_attention_heads
@@ -104,7 +103,9 @@ class CostMeter:
     def blended(self, rows: float, tokens: int, seconds: float) -> None:
         """A prompt of which so many rows were computed, the mean over layers, in a blend."""
         if seconds >= LEAST_SECONDS:
-            left = seconds / self._operation.value - rows * (self.shape.row + tokens * self.shape.pair)
+            left = seconds / self._operation.value - rows * (
+                self.shape.row + self.shape.whole * tokens * self.shape.pair
+            )
             self._blend.add(left / (tokens * self.shape.row))
 
     def loaded(self, nbytes: int, seconds: float) -> None:
@@ -113,8 +114,9 @@ class CostMeter:
             self._byte.add(seconds / nbytes)
 
     def _operations(self, rows: int, tokens: int) -> float:
-        pairs = self.shape.whole * tokens * tokens if rows == tokens else rows * tokens
-        return rows * self.shape.row + pairs * self.shape.pair
+        shape = self.shape
+        keys = shape.whole * tokens + (1 - shape.whole) * (tokens - rows)
+        return rows * (shape.row + keys * shape.pair)
 
     def _of_operation(self, forward: Callable[[int], object]) -> float:
         """Seconds for an operation: the best of a few passes, after a short one that warms up."""

@@ -32,6 +32,7 @@ from dejakv.engines.transformers.donors import FromDonors
 from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.first_logits import asking
+from dejakv.engines.transformers.hidden_keys import left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, usable
 from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.pictures import vision_base
@@ -199,18 +200,19 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
             beams = decoding.width(self.model, arguments)
+            visible = partial(left_out, self.model, self._attention)
             if beams > 1 and planned is None and cache is not None:
                 if n - held > 1:
-                    with given_features(self._base, rows) as features:
+                    with given_features(self._base, rows) as features, visible():
                         decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
             used = cache
             if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
-                with given_features(self._base, rows) as features:
+                with given_features(self._base, rows) as features:  # it looks at whole attention calls
                     used = prefill_pruned(self.model, ids, cache, held, place, features, self.pruning)
                 rows = None
-            with given_features(self._base, rows) as features, self._skipping():
+            with given_features(self._base, rows) as features, self._skipping(), visible():
                 output = decoding.generate(
                     self.model,
                     ids,
