@@ -1,7 +1,8 @@
 """What a plan takes, in seconds: rows computed, bytes loaded, and what a blend takes beyond its rows.
 
-On a CPU a row attends to what is before it alone: to half of the prompt in the mean, and to more behind a prefix. (torch computes a
-masked prompt whole; `engines.transformers.hidden_keys` takes it in pieces.)
+On a CPU a row attends to what is before it alone: to half of the prompt in the mean, and to more behind a prefix. Rows behind a prefix
+and rows of a blend do so with an explicit mask, which takes longer than the causal one of a whole prompt. So a very short prefix of a
+long prompt would make the request slower.
 """
 
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ class Costs:
     byte         of one byte of state that is loaded
     blend        of one token of a prompt that is blended: its map, its keys moved; rows that are computed apart
     whole        share of the prompt that a row of it attends to in the mean: half, or all where hidden keys are computed too
+    masked       what a pair costs with an explicit mask, by one without
     token_bytes  bytes of one token's state
     """
 
@@ -34,6 +36,7 @@ class Costs:
     byte: Constant = 0.0
     blend: Constant = 0.0
     whole: Constant = 0.5
+    masked: Constant = 1.0
     token_bytes: Constant = 0.0
 
     def __post_init__(self) -> None:
@@ -41,15 +44,12 @@ class Costs:
 
     def full(self, tokens: int) -> float:
         """A prompt without any state."""
-        return self.rows(tokens, tokens)
+        return tokens * (self.row + self.whole * tokens * self.pair)
 
     def rows(self, rows: float, tokens: int, held: int = 0) -> float:
         """Some rows of a prompt of `tokens` tokens, all behind its first `held`, the others' state being there."""
-        return rows * (self.row + self._keys(tokens, held) * self.pair)
-
-    def _keys(self, tokens: int, held: int = 0) -> float:
-        """What a row behind the first `held` tokens attends to, the mean."""
-        return self.whole * tokens + (1 - self.whole) * held
+        keys = self.whole * tokens + (1 - self.whole) * held
+        return rows * (self.row + keys * self.masked * self.pair)
 
     def load(self, tokens: int) -> float:
         """State of so many tokens."""

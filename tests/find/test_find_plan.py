@@ -74,6 +74,7 @@ MASKED = Costs(row=1e-3, pair=1e-5)
         (ROWS, 40, 0, "blend"),
         (MASKED, 40, 0, "blend"),
         (replace(MASKED, pair=1.0), 45, 0, "blend"),  # 55 rows, or 100, with half of 100 tokens each
+        (replace(MASKED, pair=1.0, masked=2.0), 45, 0, "none"),
         (replace(ROWS, blend=9e-4), 90, 0, "blend"),
         (replace(ROWS, blend=1e-3), 90, 0, "none"),
         (replace(ROWS, blend=2e-4), 90, 75, "prefix"),
