@@ -97,6 +97,15 @@ def test_one_that_holds_nothing_more_does_not_join() -> None:
         assert [way.plan.name for way in decision.ways] == ["full", "blend"]
 
 
+def test_nor_one_that_saves_no_rows_where_costs_are_not_known() -> None:
+    """The share of rows that is computed in any case is more than what is new."""
+    guards = (ThresholdGuard({"semantic_text": 0.8}),)
+    made = finder_of(HOLDS_COPY, SIMILAR, level=similar(), guards=guards, blend_share=0.6)
+    decision = made.find(BOTH, Ask("blend"))
+    assert [way.plan.name for way in decision.ways] == ["full", "blend", "blend with like text"]
+    assert donors(decision.plan) == [id_of(HOLDS_COPY)]
+
+
 def test_nor_does_one_that_holds_the_question_alone() -> None:
     """It is computed in any case."""
     question = tuple(range(6000, 6030))
