@@ -97,6 +97,14 @@ def test_one_that_holds_nothing_more_does_not_join() -> None:
         assert [way.plan.name for way in decision.ways] == ["full", "blend"]
 
 
+@pytest.mark.parametrize("costs", [ROWS, None])
+def test_one_that_holds_nothing_more_is_left_out_beside_one_that_does(costs: Costs | None) -> None:
+    other = copied(tuple(range(5000, 5200)), text="what is meant?")
+    level = Likes({id_of(other): 0.98, id_of(SIMILAR): 0.9})
+    decision = made_of(HOLDS_COPY, SIMILAR, other, level=level).find(BOTH, Ask("blend"), costs=costs)
+    assert donors(decision.plan) == [id_of(HOLDS_COPY), id_of(SIMILAR)]
+
+
 def test_nor_one_that_saves_no_rows_where_costs_are_not_known() -> None:
     """The share of rows that is computed in any case is more than what is new."""
     guards = (ThresholdGuard({"semantic_text": 0.8}),)
