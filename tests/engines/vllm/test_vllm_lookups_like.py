@@ -17,19 +17,25 @@ from vllm_harness import DOCS, tokens
 from dejakv.build import build_guards, build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.costs import SEEN
+from dejakv.engines.base import Prepared
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.limits import Limit, Would
 from dejakv.engines.vllm.lookups import Lookup, Lookups
+from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.tracked import Tracked
 from dejakv.find.ask import Ask
 from dejakv.find.bound import setting_of
+from dejakv.request import Request
 from dejakv.store.base import Chunk, Tensor
 from dejakv.store.memory import MemoryStore
 
-ADAPTERS: Any = SimpleNamespace(base="e", epoch_of=lambda lora: "e")
+ADAPTERS: Any = SimpleNamespace(base="e", epoch_of=lambda lora: "e", doubt=lambda lora: "")
 SETTINGS = ConnectorSettings(mode="blend", index_encoder="model", similarity_threshold=0.5)
 BLEND = Wish("blend")
+UNSTORED = replace(BLEND, no_store=True)
+"""Nothing is kept of it, so that it is not described as text either."""
 
 
 def reworded(passage: list[int]) -> list[int]:
@@ -161,9 +167,20 @@ def test_nobody_waits_before_a_row_was_timed_or_where_asking_takes_about_as_long
     for _ in range(SEEN):
         lookups.pace.seen(1e-3)
         lookups.cache.finder.likeness.seconds.add(0.1)
-    assert set(submit(lookups, ASKED).answer.result(5).donors) == ids(lookups, HOLDS)
+    assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
     lookups.pace._row = None
-    assert set(submit(lookups, ASKED).answer.result(5).donors) == ids(lookups, HOLDS)
+    assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
+
+
+def test_nor_where_the_answer_would_come_too_late(lookups: Lookups, encoder: Held) -> None:
+    """Until that has been so for a while, as everywhere."""
+    encoder.free.clear()
+    for _ in range(SEEN):
+        lookups.cache.finder.likeness.seconds.add(0.6)
+    for _ in range(SEEN):
+        assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
+    encoder.free.set()
+    assert set(submit(lookups, ASKED).answer.result(5).donors) == ids(lookups, HOLDS, LIKE)
 
 
 def test_nor_where_so_many_rows_are_computed_in_any_case(lookups: Lookups, encoder: Held) -> None:
@@ -196,6 +213,22 @@ def test_a_lookup_that_takes_too_long_blends_what_is_copied(lookups: Lookups, en
     assert found.save is not None
 
 
+def test_the_engine_loop_goes_on_with_that(lookups: Lookups, encoder: Held) -> None:
+    encoder.free.clear()
+    encoder.began.clear()
+    lookup = submit(lookups, ASKED)
+    assert encoder.began.wait(5)
+    asked: Any = SimpleNamespace(
+        request_id="r", num_prompt_tokens=len(ASKED), lora_request=None, block_hashes=[bytes(32)] * (len(ASKED) // 32)
+    )
+    side = SchedulerSide(SETTINGS, lookups, 32, Counts())
+    tracked = side.requests["r"] = Tracked(asked, BLEND, lookup, deadline=0.0)
+    assert side.matched_tokens(asked, 0) == (len(ASKED) - SETTINGS.blend_tail, True)
+    assert tracked.found is not None
+    assert set(tracked.found.donors) == ids(lookups, HOLDS)
+    assert tracked.reason == "the lookup took longer than 0.5 s"
+
+
 @pytest.mark.parametrize("failing", ["text_of", "embed_text"])
 def test_an_encoder_that_fails_costs_the_donors_that_are_only_like(
     lookups: Lookups, encoder: Held, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -222,24 +255,15 @@ def test_what_a_blend_with_like_text_would_be_is_told_as_the_finder_plans_it(loo
     """Copied text alone saves nothing beyond the exact prefix here. The setting is that of every blend, as on transformers."""
     prompt = HOLDS + OTHER
     config = lookups.cache.config
-    wish = Wish("blend", limit=Limit(1.0, "e", setting_of("blend", config)))
-    lookup = submit(lookups, prompt, wish)
+    lookup = submit(lookups, prompt, Wish("blend", limit=Limit(1.0, "e", setting_of("blend", config))))
     found = lookup.answer.result(5)
     assert (found.method, set(found.donors)) == ("blend", ids(lookups, HOLDS, LIKE))
     assert found.would is not None
     settle(lookups)
     described = lookup.described
     assert described is not None
-    prepared = submitted(described)
+    request = Request("r", described.prompt, described.chunk, partition=described.partition)
+    prepared = Prepared(request, described.token_ids, epoch="e")
     decision = lookups.cache.find(prepared, Ask("blend"))
     assert decision.plan.like == 1
     assert found.would == Would.of(decision, "e", setting_of("blend", config))
-
-
-def submitted(described: Any) -> Any:
-    """A prompt as its lookup prepared it."""
-    from dejakv.engines.base import Prepared
-    from dejakv.request import Request
-
-    request = Request("r", described.prompt, described.chunk, partition=described.partition)
-    return Prepared(request, described.token_ids, epoch="e")

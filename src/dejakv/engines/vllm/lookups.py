@@ -181,8 +181,8 @@ class Lookups:
     def _seeks_like(self, found: Found, ask: Ask, decision: Decision) -> bool:
         """Whether the answer may wait for prompts that are only like this one.
 
-        Beside copied text they must be worth it, and the encoder be at work for nobody else. A blend within a limit stays as it is:
-        one that is held back is labelled as it would be, and waits for nothing.
+        Beside copied text they must be worth it, and the encoder be at work for nobody else. A blend of a request with a limit stays
+        as it is: one that is held back waits for nothing, and is labelled for those that are served.
         """
         if ask.mode != "blend" or ask.named or found.would is not None or found.level == "exact_text":
             return False
@@ -192,7 +192,12 @@ class Lookups:
         if costs is None or not self.texts.idle:
             return False
         least = round((decision.tokens - decision.plan.kept) * self.cache.config.blend.share)
-        return finder.seeks_like(decision.found, decision.tokens, ask, costs, least)
+        if not finder.seeks_like(decision.found, decision.tokens, ask, costs, least):
+            return False
+        in_time = finder.likeness.seconds.value < self._settings.lookup_timeout_s
+        if not in_time:
+            finder.likeness.seconds.missed()
+        return in_time
 
     def _as_text(
         self,
