@@ -65,6 +65,17 @@ class PartitionCounts:
             if match is not None:
                 counts.hits[match.level] = counts.hits.get(match.level, 0) + 1
 
+    def take_back(self, partition: str, match: Match | None, prefix: bool) -> None:
+        """Forgets a lookup that asked no guard, and what it planned: another one of the same request stands for it."""
+        with self._lock:
+            counts = self._counts.setdefault(partition, CacheCounts())
+            counts.lookups -= 1
+            counts.prefix_hits -= prefix
+            if match is not None:
+                counts.hits[match.level] = counts.hits.get(match.level, 0) - 1
+                if not counts.hits[match.level]:
+                    del counts.hits[match.level]
+
     def promotion(self, partition: str, done: bool) -> None:
         """Counts a prompt that was to be computed exactly in idle time, and whether it was."""
         with self._lock:

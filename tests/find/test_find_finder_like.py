@@ -97,6 +97,23 @@ def test_one_that_holds_nothing_more_does_not_join() -> None:
         assert [way.plan.name for way in decision.ways] == ["full", "blend"]
 
 
+@pytest.mark.parametrize("costs", [ROWS, None])
+def test_one_that_holds_nothing_more_is_left_out_beside_one_that_does(costs: Costs | None) -> None:
+    other = copied(tuple(range(5000, 5200)), text="what is meant?")
+    level = Likes({id_of(other): 0.98, id_of(SIMILAR): 0.9})
+    decision = made_of(HOLDS_COPY, SIMILAR, other, level=level).find(BOTH, Ask("blend"), costs=costs)
+    assert donors(decision.plan) == [id_of(HOLDS_COPY), id_of(SIMILAR)]
+
+
+def test_nor_one_that_saves_no_rows_where_costs_are_not_known() -> None:
+    """The share of rows that is computed in any case is more than what is new."""
+    guards = (ThresholdGuard({"semantic_text": 0.8}),)
+    made = finder_of(HOLDS_COPY, SIMILAR, level=similar(), guards=guards, blend_share=0.6)
+    decision = made.find(BOTH, Ask("blend"))
+    assert [way.plan.name for way in decision.ways] == ["full", "blend", "blend with like text"]
+    assert donors(decision.plan) == [id_of(HOLDS_COPY)]
+
+
 def test_nor_does_one_that_holds_the_question_alone() -> None:
     """It is computed in any case."""
     question = tuple(range(6000, 6030))

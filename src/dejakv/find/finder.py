@@ -112,6 +112,20 @@ class Finder:
             key, tokens, ask, chosen, planned.exact, found, query, statuses, seconds, planned.candidates, trial
         )
 
+    def find_again(self, before: Decision, prepared: Prepared, ask: Ask) -> Decision:
+        """`find` for a request that was looked up before without the levels: the two count as one lookup."""
+        decision, plan = self.find(prepared, ask), before.plan
+        self.counts.take_back(prepared.request.partition, plan.match, plan.method == "prefix")
+        return decision
+
+    def seeks_like(self, copied: Found, tokens: int, ask: Ask, costs: Costs | None, least: int = 0) -> bool:
+        """Whether donors that are only like a prompt of `tokens` tokens are looked for beside those of copied text: so much is new
+        that they may hold some of it. `least`: rows that a blend computes in any case, as far as that is known."""
+        asks = ask.levels and ask.method == "blend" and by_context(self.config)
+        if not asks or len(copied.donors) >= self._most(ask):
+            return False
+        return self.likeness.worth_asking(tokens - (copied.copied or 0), tokens, costs, least)
+
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         key, query = self._asked(prepared)
@@ -173,13 +187,7 @@ class Finder:
         return key, Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
 
     def _find(
-        self,
-        query: Query,
-        key: str,
-        prepared: Prepared,
-        ask: Ask,
-        statuses: dict[str, Status],
-        costs: Costs | None,
+        self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status], costs: Costs | None
     ) -> Found:
         epoch = prepared.epoch
         own = self._of_caller(key, query.request, epoch)
@@ -196,28 +204,20 @@ class Finder:
             query, self._known_to(prepared), blends=ask.piecewise, most=self._most(ask), own=own
         )
         statuses.update(found.statuses)
-        return Found(found.match, found.donors, verdicts=found.verdicts)
+        return Found(found.match, found.donors, verdicts=found.verdicts, failed=found.failed)
 
     def _with_like(
-        self,
-        copied: Found,
-        query: Query,
-        prepared: Prepared,
-        ask: Ask,
-        statuses: dict[str, Status],
-        costs: Costs | None,
+        self, found: Found, query: Query, prepared: Prepared, ask: Ask, statuses: dict[str, Status], costs: Costs | None
     ) -> Found:
         """Copied text, and donors that are only like the prompt beside it, if so much is new that they may hold some of it."""
-        room, tokens = self._most(ask) - len(copied.donors), len(prepared.token_ids)
-        new = tokens - (copied.copied or 0)
-        asks = ask.levels and room > 0 and ask.method == "blend" and by_context(self.config)
-        if not (asks and self.likeness.worth_asking(new, tokens, costs)):
+        if not self.seeks_like(found, len(prepared.token_ids), ask, costs):
             statuses.update(skipped(self.levels))
-            return copied
-        used = [meta.id for meta in copied.donors]
-        found = self.likeness.search(query, self._known_to(prepared), blends=True, most=room, without=used)
-        statuses.update(found.statuses)
-        return replace(copied, verdicts=found.verdicts, like=found.donors)
+            return found
+        used = [meta.id for meta in found.donors]
+        room, known = self._most(ask) - len(used), self._known_to(prepared)
+        alike = self.likeness.search(query, known, blends=True, most=room, without=used)
+        statuses.update(alike.statuses)
+        return replace(found, verdicts=alike.verdicts, like=alike.donors, failed=alike.failed)
 
     def _known_to(self, prepared: Prepared) -> Callable[[str], ChunkMeta | None]:
         """Descriptions of the donors that a prompt may use, by their ids."""

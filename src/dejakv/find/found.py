@@ -23,6 +23,7 @@ class Found:
     held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
     like      donors that are only like the prompt, beside those that hold copied text: with them it may be blended too
     held_with_like  what all of these hold together
+    failed    the name of the error of a level that could not be asked, empty if there was none
     """
 
     match: Match | None = None
@@ -34,6 +35,7 @@ class Found:
     held: tuple[tuple[int, int], ...] | None = None
     like: tuple[ChunkMeta, ...] = ()
     held_with_like: tuple[tuple[int, int], ...] | None = None
+    failed: str = ""
 
     @property
     def refused(self) -> str:

@@ -15,7 +15,8 @@ LEAST_NEW = 64
 """Tokens outside copied text for which the levels are asked as well. Most questions are shorter."""
 
 WORTH_ASKING = 4
-"""And then only if computing these tokens takes so many times as long as asking, which may run an encoder and find nothing."""
+"""And then only if computing the rows that this may save takes so many times as long as asking, which may run an encoder and find
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Alike:
     donors    descriptions, the best first
     verdicts  what the guards said of each candidate they saw
     statuses  rows of the status table
+    failed    what the last level that could not be asked raised, if one did
     """
 
     match: Match | None = None
     donors: tuple[ChunkMeta, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     statuses: Mapping[str, Status] = field(default_factory=dict[str, Status])
+    failed: str = ""
 
 
 class Likeness:
@@ -43,11 +46,12 @@ class Likeness:
         self.guards = guards
         self.seconds = Rate(0.0)
 
-    def worth_asking(self, new: int, tokens: int, costs: Costs | None) -> bool:
-        """Whether donors should be looked for beside copied text that leaves `new` of the prompt's `tokens` tokens."""
-        if new < LEAST_NEW:
+    def worth_asking(self, new: int, tokens: int, costs: Costs | None, least: int = 0) -> bool:
+        """Whether donors should be looked for beside copied text that leaves `new` of the prompt's `tokens` tokens. `least` rows are
+        computed whatever donors hold."""
+        if new < LEAST_NEW or new <= least:
             return False
-        if costs is None or costs.rows(new, tokens) >= WORTH_ASKING * self.seconds.value:
+        if costs is None or costs.rows(new - least, tokens) >= WORTH_ASKING * self.seconds.value:
             return True
         self.seconds.missed()
         return False
@@ -76,6 +80,7 @@ class Likeness:
         donors: list[ChunkMeta] = []
         verdicts: list[Verdict] = []
         statuses: dict[str, Status] = {}
+        failed = ""
         guards = [guard for guard in self.guards if not (blends and guard.waived_for_blend)]
         for level in self.levels:
             if match is not None:
@@ -86,8 +91,8 @@ class Likeness:
             except ConfigError:
                 raise  # a setting is wrong, and its message says which
             except Exception as error:  # a level may be foreign code: its failure costs its own hits
-                statuses[level.name] = "skip"
-                verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}: {error}"))
+                statuses[level.name], failed = "skip", type(error).__name__
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {failed}: {error}"))
                 continue
             statuses.update(search.statuses)
             for candidate in _own_first([found for found in search.matches if found.donor not in without], own):
@@ -106,7 +111,7 @@ class Likeness:
             if match is None and search.matches:
                 statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         self.seconds.add(time.perf_counter() - began)
-        return Alike(match, tuple(donors), tuple(verdicts), statuses)
+        return Alike(match, tuple(donors), tuple(verdicts), statuses, failed)
 
 
 def skipped(levels: Sequence[Level]) -> dict[str, Status]:

@@ -24,7 +24,7 @@ PAIR = 2
 """The same for `top_layer`, which takes a token wherever its neighbour stands beside it too (`reuse.top_layer`)."""
 
 MORE = 32
-"""Tokens of the prompt that donors by likeness must hold beyond those of copied text. A question that both ask is computed in any
+"""Tokens of the prompt that a donor by likeness must hold beyond the other donors. A question that both ask is computed in any
 case, and a text that says the same in other words holds little else: it was of no use (docs/plans.md)."""
 
 TokensOf = Callable[[ChunkMeta], Ids]
@@ -39,24 +39,14 @@ def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[i
     Runs are compared by 64-bit hashes: an estimate, not a proof. Ids are as `with_media` gives them. About 1 ms for 700 tokens and
     16 donors as long.
     """
-    windows = _hashes(target, run)
-    if not len(windows) or not donors:
-        return ()
-    held = np.isin(windows, np.concatenate([_hashes(donor, run) for donor in donors]))
-    starts = np.flatnonzero(held)
-    change = np.zeros(len(target) + 1, np.int64)
-    np.add.at(change, starts, 1)
-    np.add.at(change, starts + run, -1)
-    covered = np.cumsum(change)[:-1] > 0
-    edges = np.flatnonzero(np.diff(covered, prepend=False, append=False))
-    return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
+    return _stretches(_covered(target, donors, run))
 
 
 def measured(
     found: Found, prepared: Prepared, key: str, tokens_of: TokensOf, *, run: int = RUN, exactly: bool = True
 ) -> Found:
-    """With what the donors hold of the prompt whose own chunk would be `key`, in runs of at least `run` tokens. Those that are only
-    like it stay if they hold `MORE` tokens beyond the others.
+    """With what the donors hold of the prompt whose own chunk would be `key`, in runs of at least `run` tokens. One that is only
+    like it stays if it holds `MORE` tokens beyond those before it.
 
     tokens_of  a donor's token ids as `with_media` gives them
     exactly    False: runs that were verified already are enough, unless others would join them; of other donors the engine finds
@@ -66,14 +56,17 @@ def measured(
         return found
     if not exactly and not found.like:
         return replace(found, held=found.runs) if found.copied is not None else found
-    target, tokens = with_media(prepared.token_ids, prepared.spans), len(prepared.token_ids)
-    held = overlap(target, [tokens_of(meta) for meta in found.donors], run)
-    made = replace(found, held=held, runs=found.runs or held)
-    if not found.like:
-        return made
-    made = replace(made, held_with_like=overlap(target, [tokens_of(meta) for meta in made.joined.donors], run))
-    pays = made.new(tokens, 0) - made.joined.new(tokens, 0) >= MORE
-    return made if pays else replace(made, like=(), held_with_like=None)
+    target = with_media(prepared.token_ids, prepared.spans)
+    covered = _covered(target, [tokens_of(meta) for meta in found.donors], run)
+    held = _stretches(covered)
+    like: list[ChunkMeta] = []
+    for meta in found.like:
+        more = covered | _covered(target, [tokens_of(meta)], run)
+        if np.count_nonzero(more) - np.count_nonzero(covered) >= MORE:
+            covered = more
+            like.append(meta)
+    joined = _stretches(covered) if like else None
+    return replace(found, held=held, runs=found.runs or held, like=tuple(like), held_with_like=joined)
 
 
 def by_context(config: SemanticCacheConfig) -> bool:
@@ -98,6 +91,24 @@ def estimated(
     if ask.method == "blend" and by_context(config):
         return measured(found, prepared, key, tokens_of, exactly=exactly)
     return found
+
+
+def _covered(target: Ids, donors: Sequence[Ids], run: int) -> NDArray[np.bool_]:
+    """Which tokens of a prompt stand in runs of its donors `[n]`."""
+    windows = _hashes(target, run)
+    if not len(windows) or not donors:
+        return np.zeros(len(target), np.bool_)
+    starts = np.flatnonzero(np.isin(windows, np.concatenate([_hashes(donor, run) for donor in donors])))
+    change = np.zeros(len(target) + 1, np.int64)
+    np.add.at(change, starts, 1)
+    np.add.at(change, starts + run, -1)
+    return np.cumsum(change)[:-1] > 0
+
+
+def _stretches(covered: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+    """First token and length of each stretch of tokens that are covered."""
+    edges = np.flatnonzero(np.diff(covered, prepend=False, append=False))
+    return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
 
 
 def _hashes(tokens: Ids, run: int) -> NDArray[np.uint64]:

@@ -93,7 +93,7 @@ def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: 
 
 
 def _cheapest(ways: Sequence[Candidate]) -> Candidate:
-    """Of equal ones the first. Without costs the last, since each way reuses more than those before it."""
+    """Of equal ones the first. Without costs the one that reuses most."""
     if any(way.seconds is None for way in ways):
-        return ways[-1]
+        return max(ways, key=lambda way: way.plan.reused)
     return min(ways, key=lambda way: way.seconds or 0.0)

@@ -11,6 +11,7 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.long_saves import PATIENCE_S, LongSaves, PartSize
 from dejakv.engines.vllm.messages import Save
+from dejakv.engines.vllm.pace import Pace
 from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -144,7 +145,7 @@ def test_what_was_stored_to_the_end_is_stored_whatever_came_meanwhile() -> None:
 def test_blocks_that_a_wrapped_connector_frees_are_not_waited_for() -> None:
     index = SimpleNamespace(drop_parts=lambda meta, ends: None)
     adapters = SimpleNamespace(base="e", may_store=lambda lora: True)
-    lookups: Any = SimpleNamespace(adapters=adapters, index=index)
+    lookups: Any = SimpleNamespace(adapters=adapters, index=index, pace=Pace())
     side = SchedulerSide(ConnectorSettings(), lookups, 32, Counts(), size=PartSize(32, 16))
     request = SimpleNamespace(
         request_id="r", lora_request=None, kv_transfer_params=None, status=None, num_computed_tokens=100,

@@ -9,7 +9,7 @@ import pytest
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.lookups import TEXTS_WAITING, Lookups
+from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tracked import Tracked
@@ -147,7 +147,7 @@ def test_a_request_that_is_over_takes_no_time_of_the_encoder(lookups: Lookups, l
     assert compared == [60, 100]
     assert under_way.answer.done()
     assert not over.answer.done()
-    assert all(lookups._room.acquire(blocking=False) for _ in range(TEXTS_WAITING)), "none was lost"
+    assert lookups.texts.idle, "none is waited for any more"
 
 
 def test_an_encoder_that_fails_costs_its_own_hits(lookups: Lookups, level: SlowText, monkeypatch: Any) -> None:

@@ -10,6 +10,7 @@ from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.messages import Loaded, StepReport
+from dejakv.engines.vllm.pace import Pace, Timed
 from dejakv.engines.vllm.ranks import Answers, EveryRank, settings_of_rank
 from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.scheduler import SchedulerSide
@@ -29,9 +30,8 @@ def _chunk(name):
 
 def _side(**index):
     adapters = SimpleNamespace(base="start")
-    return SchedulerSide(
-        ConnectorSettings(), SimpleNamespace(adapters=adapters, index=SimpleNamespace(**index)), 32, Counts(), ranks=2
-    )
+    lookups = SimpleNamespace(adapters=adapters, index=SimpleNamespace(**index), pace=Pace())
+    return SchedulerSide(ConnectorSettings(), lookups, 32, Counts(), ranks=2)
 
 
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
@@ -108,9 +108,11 @@ def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
 
 
 def test_both_ranks_in_one_report():
-    report = StepReport(["a"], [("b", "x")], weights=[(1, True)]).aggregate(
-        StepReport(["a"], [("b", "y")], weights=[(1, False)], changed=True)
+    step = Timed(1.0, 256)
+    report = StepReport(["a"], [("b", "x")], weights=[(1, True)], timed=step).aggregate(
+        StepReport(["a"], [("b", "y")], weights=[(1, False)], changed=True, timed=step)
     )
+    assert report.timed == step
     assert report.weights == [(1, True), (1, False)]
     assert report.changed
     assert report.stored == ["a", "a"]

@@ -112,15 +112,15 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
-        report = connector_output.kv_connector_worker_meta
-        if isinstance(report, StepReport):
-            self.scheduler_side.heard(report)
-            if self._inner is not None and (report.changed or report.weights):
+        said = connector_output.kv_connector_worker_meta
+        report = said if isinstance(said, StepReport) else StepReport()
+        self.scheduler_side.heard(report)
+        if self._inner is not None:
+            if report.changed or report.weights:
                 self._inner.closed &= not self.scheduler_side.generations.of_the_start
                 self._inner.closed |= report.changed
-        if self._inner is not None:
-            theirs = report.inner if isinstance(report, StepReport) else None
-            self._inner.connector.update_connector_output(replace(connector_output, kv_connector_worker_meta=theirs))
+            theirs = replace(connector_output, kv_connector_worker_meta=report.inner)
+            self._inner.connector.update_connector_output(theirs)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         held, theirs = (False, None) if self._inner is None else self._inner.finished(request, block_ids)

@@ -1,14 +1,13 @@
 """Lookups for vLLM's requests, in threads: the engine loop asks, and asks again until there is an answer.
 
 The cache is that of the other engines. What is exact and what is copied text is found at once, without an encoder; only where that
-is not enough are prompts compared as text, in a thread of its own, and neither an exact answer nor a save waits for it.
+is not enough are prompts compared as text, in a thread of its own, and neither an exact answer nor a save waits for it. A blend of
+copied text waits for it only where that pays (`Finder.seeks_like`), and runs as it is if nothing comes of it.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,16 +20,15 @@ from dejakv.engines.vllm.indexing import Indexing
 from dejakv.engines.vllm.keys import AnonymousMedia, partition_of, prepare
 from dejakv.engines.vllm.limits import Would
 from dejakv.engines.vllm.messages import Kept
+from dejakv.engines.vllm.pace import Pace
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.texts import Texts
 from dejakv.find.ask import Ask
 from dejakv.find.bound import BOUND, setting_of
 from dejakv.find.decision import Decision
 from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.base import ChunkMeta
-
-TEXTS_WAITING = 64
-"""Prompts that wait to be compared or described as text; more are only looked up exactly and for copied text."""
 
 
 @dataclass
@@ -66,6 +64,7 @@ class Lookups:
 
     adapters  the epoch of a request's LoRA adapter, or of the base model
     text_of   a prompt's token ids as text, for the levels that compare text; None: there are none
+    pace      what a row takes, as the scheduler side sees it
     """
 
     def __init__(
@@ -78,11 +77,11 @@ class Lookups:
         self.cache = cache
         self.index = Indexing(cache, settings.refresh_s if settings.store_dir else 0)
         self.adapters = adapters
+        self.pace = Pace()
+        self.texts = Texts()
         self._settings = settings
         self._text_of = text_of
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="dejakv-text")
-        self._room = threading.Semaphore(TEXTS_WAITING)
 
     def submit(self, request: Any, wish: Wish) -> Lookup:
         """Starts a lookup."""
@@ -98,7 +97,7 @@ class Lookups:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._texts.shutdown(wait=True, cancel_futures=True)
+        self.texts.close()
         self.index.close()
         self.cache.close()
 
@@ -164,19 +163,41 @@ class Lookups:
         began: float,
     ) -> bool:
         """Has the prompt compared and described as text, if there is anything to gain. True if the answer waits for it."""
-        similar = ask.mode == "blend" and not ask.named and found.method != "blend" and found.level != "exact_text"
-        similar = similar and found.would is None
-        if self._text_of is None or not (similar or found.save) or not self._room.acquire(blocking=False):
+        if self._text_of is None:
+            return False
+        similar = self._seeks_like(found, ask, decision)
+        if not (similar or found.save):
             return False
         lookup.early = found
-        # With the context: whether anything is kept of the request.
-        as_text = partial(copy_context().run, self._as_text)
-        job = self._texts.submit(as_text, lookup, found, prepared, ask if similar else None, wish, decision, began)
-        job.add_done_callback(lambda _: self._room.release())
+        as_text = partial(self._as_text, lookup, found, prepared, ask if similar else None, wish, decision, began)
+        job = self.texts.submit(as_text)
+        if job is None:
+            return False
         lookup.jobs.append(job)
         if lookup.over:  # since before the job was there
             job.cancel()
         return similar
+
+    def _seeks_like(self, found: Found, ask: Ask, decision: Decision) -> bool:
+        """Whether the answer may wait for prompts that are only like this one.
+
+        Beside copied text they must be worth it, and the encoder be at work for nobody else. A blend of a request with a limit stays
+        as it is: one that is held back waits for nothing, and is labelled for those that are served.
+        """
+        if ask.mode != "blend" or ask.named or found.would is not None or found.level == "exact_text":
+            return False
+        if found.method != "blend":
+            return True
+        costs, finder = self.pace.costs, self.cache.finder
+        if costs is None or not self.texts.idle:
+            return False
+        least = round((decision.tokens - decision.plan.kept) * self.cache.config.blend.share)
+        if not finder.seeks_like(decision.found, decision.tokens, ask, costs, least):
+            return False
+        in_time = finder.likeness.seconds.value < self._settings.lookup_timeout_s
+        if not in_time:
+            finder.likeness.seconds.missed()
+        return in_time
 
     def _as_text(
         self,
@@ -194,9 +215,10 @@ class Lookups:
             text = self._text_of(prepared.token_ids)
             prepared = replace(prepared, request=replace(prepared.request, prompt=text, chunk=text))
             if ask is not None:
-                decision = self.cache.find(prepared, ask)
-                again = self._told(decision, prepared, wish)
-                found = replace(again, key=found.key, save=found.save)
+                decision = self.cache.finder.find_again(decision, prepared, ask)
+                again, failed = self._told(decision, prepared, wish), decision.found.failed
+                reason = again.reason or (failed and f"prompts could not be compared: {failed}")
+                found = replace(again, key=found.key, save=found.save, reason=reason, failed=failed)
         except Exception as error:
             kind = type(error).__name__
             found = replace(found, reason=f"prompts could not be compared: {kind}: {error}", failed=kind)

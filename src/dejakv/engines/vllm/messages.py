@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from dejakv.engines.vllm.pace import Timed
 from dejakv.store.base import ChunkMeta
 
 IDLE_WAIT_S = 0.004
@@ -65,6 +66,7 @@ class StepPlan(KVConnectorMetadata):
     drop        requests whose blends are given up by all ranks, and why
     releases    requests whose blocks are not waited for any more
     storing     parts of long prompts are being stored, of which the next can only be ordered when they are
+    timed       to be reported when the step is over
     generation  a number that the worker has not seen yet makes it read its weights (`watch`)
     """
 
@@ -78,6 +80,7 @@ class StepPlan(KVConnectorMetadata):
     drop: dict[str, str] = field(default_factory=dict[str, str])
     releases: frozenset[str] = frozenset()
     storing: bool = False
+    timed: Timed | None = None
     inner: Any = None
 
 
@@ -128,6 +131,7 @@ class StepReport(KVConnectorWorkerMetadata):
              ranks alone
     weights  generation, and whether its weights are those of the start
     changed  the weights changed without a reset
+    timed    the step that is over, if its plan said so
     """
 
     stored: list[str] = field(default_factory=list[str])
@@ -137,6 +141,7 @@ class StepReport(KVConnectorWorkerMetadata):
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
+    timed: Timed | None = None
     inner: Any = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
@@ -149,5 +154,6 @@ class StepReport(KVConnectorWorkerMetadata):
             self.blend_problem or other.blend_problem,
             self.weights + other.weights,
             self.changed or other.changed,
+            self.timed or other.timed,
             self.inner if other.inner is None else other.inner,
         )

@@ -179,10 +179,12 @@ class SchedulerSide:
         self.leave_room(self.blends.room)
         begin, drop = self.blends.orders()
         number, storing = self.generations.number, self.saves.storing
-        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing)
+        timed = self.lookups.pace.planned(output, alone=not (self.blends.room or self.generations.unknown))
+        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing, timed)
 
     def heard(self, report: StepReport) -> None:
-        """Takes in what the worker confirmed."""
+        """A step is over: takes in what the worker confirmed."""
+        self.lookups.pace.over(report.timed)
         for chunk_id in report.stored:
             self.saves.heard(chunk_id, "")
         for chunk_id, why in report.dropped:

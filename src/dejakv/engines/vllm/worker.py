@@ -15,6 +15,7 @@ from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Loaded, Save, StepPlan, StepReport
 from dejakv.engines.vllm.mixer import Mixer
+from dejakv.engines.vllm.pace import Timed
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.watch import Watch
@@ -46,6 +47,7 @@ class WorkerSide:
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _loaded: list[Loaded] = field(default_factory=list[Loaded])
     _released: set[str] = field(default_factory=set[str])
+    _timed: Timed | None = None
 
     def __post_init__(self) -> None:
         self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes)
@@ -84,6 +86,7 @@ class WorkerSide:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
+        self._timed = plan.timed
         released, self._released = self._released, set()
         failed = {one.request_id for one in loaded if one.problem}
         return released, {one.request_id for one in loaded}, failed
@@ -94,9 +97,10 @@ class WorkerSide:
         loaded, self._loaded = self._loaded, []
         fetched, problem = self.loads.take()
         weights, changed = self.watch.take()
-        if not (stored or dropped or fetched or loaded or problem or weights or changed):
+        timed, self._timed = self._timed, None
+        if not (stored or dropped or fetched or loaded or problem or weights or changed or timed):
             return None
-        return StepReport(stored, list(dropped.items()), fetched, loaded, problem, weights, changed)
+        return StepReport(stored, list(dropped.items()), fetched, loaded, problem, weights, changed, timed)
 
     def close(self) -> None:
         self.loads.close()
