@@ -36,6 +36,7 @@ def sweep_command(
     from dejakv.errors import ConfigError
     from dejakv.experiments.ablation import ablation as make_ablation
     from dejakv.experiments.ablation import layer_dims
+    from dejakv.experiments.plain_words import counted
     from dejakv.experiments.sweep import read_spec, sweep
     from dejakv.experiments.sweep_log import logged
     from dejakv.experiments.sweep_table import show
@@ -65,6 +66,6 @@ def sweep_command(
     show(every, Console())
     failed = sum(bool(line["error"]) for line in lines)
     skipped = len(every) - len(lines)
-    typer.echo(f"{len(lines) - failed} runs, {failed} failed, {skipped} skipped, logged in {log_file}")
+    typer.echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")
     if failed:
         raise typer.Exit(1)
