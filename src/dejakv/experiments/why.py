@@ -132,8 +132,7 @@ def _candidates(
     layers = [":".join(layer.split(":")[:2]) + ":-1" for layer in config.embedding_layers]
     levels = build_levels(replace(config, similarity_threshold=-1.0, embedding_layers=tuple(layers)), engine)
     loose = Finder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
-    for meta in cache.store.metas():
-        loose.add(meta)
+    loose.fill()
     found: list[Candidate] = []
     for level in levels:
         for match in level.search(decision.query).matches[:CANDIDATES]:
