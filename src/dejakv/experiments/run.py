@@ -57,7 +57,7 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
     if settings.cache_mode == "shares" or (
         engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
     ):
-        summary, lines = shares_alone(settings, chosen)
+        summary, lines = shares_alone(settings, chosen, watch)
         summary["implied"] = list(settings.implied)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     _check_pictures(settings, chosen)
