@@ -20,7 +20,7 @@ def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = F
     """Runs with progress on standard error, so that standard output has the report alone."""
     console = Console(stderr=True)
     with watching(console, log_samples=log_samples) as watch:
-        return run(settings, watch, resume=resume)
+        return run(settings, watch, resume=resume, keep_earlier=True)
 
 
 @contextmanager
