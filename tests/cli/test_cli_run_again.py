@@ -107,6 +107,13 @@ def test_a_stopped_run_is_kept_until_it_is_resumed(finished: Path) -> None:
     assert json.loads((finished / "summary.json").read_text())["samples"] == 2
 
 
+def test_a_run_that_was_stopped_before_its_first_sample_is_begun_anew(finished: Path) -> None:
+    (finished / "samples.jsonl").write_text("")
+    (finished / "summary.json").unlink()
+    assert run_in(finished).exit_code == 0
+    assert json.loads((finished / "summary.json").read_text())["samples"] == 2
+
+
 def test_with_a_cache_folder_the_next_run_is_another_one(tmp_path: Path) -> None:
     flags = ("--cache-dir", str(tmp_path / "cache"))
     assert run_in(tmp_path / "out", *flags).exit_code == 0

@@ -8,7 +8,7 @@ from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
 from dejakv.experiments.finished_run import finished_rows
-from dejakv.experiments.output import SETTINGS, SIGNED, SUMMARY, read_object
+from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, SUMMARY, read_object
 from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
@@ -19,14 +19,14 @@ REMEDY = "give another --output, or remove it first"
 def earlier_run(
     settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
 ) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
-    """Summary and rows of the finished run of these settings and samples that is in the output folder. None if there is no run,
-    but perhaps the files of a dry run, which measures nothing; with `resume` also for a stopped run.
+    """Summary and rows of the finished run of these settings and samples that is in the output folder. None if nothing
+    is lost there (no run, one without a finished sample, a dry run, which measures nothing), and with `resume` for any other run.
 
     Raises: ConfigError with the remedy, for another run or a stopped one.
     """
     folder = Path(settings.output or "")
     told, summary = read_object(folder / SETTINGS), read_object(folder / SUMMARY)
-    if settings.output is None or not told:
+    if settings.output is None or not told or not _has_samples(folder):
         return None
     changed = changed_settings(told, settings.named())
     if told.get(SIGNED) != __version__:
@@ -48,6 +48,11 @@ def earlier_run(
             f"--output {str(folder)!r} has a finished run, and another one would begin with what it left in --cache-dir: {REMEDY}"
         )
     raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
+
+
+def _has_samples(folder: Path) -> bool:
+    path = folder / SAMPLES
+    return path.exists() and path.stat().st_size > 0
 
 
 def _rows(folder: Path) -> tuple[Row, ...]:

@@ -24,7 +24,7 @@ class Filling:
             left.add(id)
 
     @contextmanager
-    def listed(self, remove: Callable[[str], object]) -> Generator[list[ChunkMeta]]:
+    def listed(self, remove: Callable[[str], object]) -> Generator[list[ChunkMeta], None, None]:
         """What is stored, the oldest first, to be added within the block. At its end, `remove` is called for what has left."""
         left = self._left = set()
         try:
