@@ -72,6 +72,7 @@ def test_a_finished_run_is_reported_again_and_not_measured_again(
     [
         (("--max-new-tokens", "3", "--reuse", "adopt"), "cache.reuse, max_new_tokens"),
         (("--cache-mode", "dry-run"), "cache_mode"),
+        (("--cache-mode", "dry-run", "--resume"), "cache_mode"),
     ],
 )
 def test_a_finished_run_with_other_settings_is_kept(finished: Path, flags: tuple[str, ...], names: str) -> None:
@@ -117,7 +118,8 @@ def test_a_run_that_was_stopped_before_its_first_sample_is_begun_anew(finished: 
 def test_with_a_cache_folder_the_next_run_is_another_one(tmp_path: Path) -> None:
     flags = ("--cache-dir", str(tmp_path / "cache"))
     assert run_in(tmp_path / "out", *flags).exit_code == 0
-    assert "--cache-dir" in refused(tmp_path / "out", *flags)
+    assert "its cache folder" in refused(tmp_path / "out", *flags)
+    assert run_in(tmp_path / "out", *flags, "--resume").exit_code == 0
 
 
 def test_a_dry_run_measures_nothing_and_is_done_again(tmp_path: Path) -> None:

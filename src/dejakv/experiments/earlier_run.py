@@ -20,7 +20,8 @@ def earlier_run(
     settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
 ) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
     """Summary and rows of the finished run of these settings and samples that is in the output folder. None if nothing
-    is lost there (no run, one without a finished sample, a dry run, which measures nothing), and with `resume` for any other run.
+    is lost there (no run, one without a finished sample, a dry run, which measures nothing), and with `resume` for any other run
+    of these settings.
 
     Raises: ConfigError with the remedy, for another run or a stopped one.
     """
@@ -29,7 +30,7 @@ def earlier_run(
     if settings.output is None or not told or not _has_samples(folder):
         return None
     changed = changed_settings(told, settings.named())
-    if told.get(SIGNED) != __version__:
+    if told.get(SIGNED) != __version__ and not resume:
         changed.append(SIGNED)
     finished = "samples" in summary and "stopped_before" not in summary
     rows = _rows(folder) if finished else ()
@@ -37,15 +38,15 @@ def earlier_run(
     stateful = settings.cache.cache_dir is not None or settings.cache.fusion_cache_dir is not None
     if finished and same and (resume or not stateful):
         return summary, rows
-    if resume:
-        return None
     if changed:
         raise ConfigError(f"--output {str(folder)!r} has a run with other settings ({', '.join(changed)}): {REMEDY}")
+    if resume:
+        return None
     if not finished:
         raise ConfigError(f"--output {str(folder)!r} has a run that was stopped: add --resume to continue it, {REMEDY}")
     if same:
         raise ConfigError(
-            f"--output {str(folder)!r} has a finished run, and another one would begin with what it left in --cache-dir: {REMEDY}"
+            f"--output {str(folder)!r} has a finished run, and another one would begin with what it left in its cache folder: {REMEDY}"
         )
     raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
 
