@@ -9,6 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 ## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
 demo: $(VENV)/.model
+	rm -rf runs/demo runs/demo-rag
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset rag --max-samples 12 --output runs/demo-rag
 

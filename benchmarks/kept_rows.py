@@ -29,7 +29,7 @@ from dejakv.engines.base import Completion, ComputedRows, Prepared, Start
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import DejaKVError
 from dejakv.experiments.arms import prefix_cache
-from dejakv.find import finder
+from dejakv.find import copies
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
@@ -131,19 +131,19 @@ def measure(workload: str, requests: int, repeat: int, engine: Planned) -> list[
     base = serve(engine, prefix_cache(config), asked, repeat)
 
     def row(name: str, least: float, promotes: bool = False, **settings: Any) -> dict[str, Any]:
-        before, finder.LEAST_COPIED = finder.LEAST_COPIED, least
+        before, copies.LEAST_COPIED = copies.LEAST_COPIED, least
         try:
             made = build_cache(replace(config, **settings), engine, store=MemoryStore(), background=False)
             tally = serve(engine, made, asked, repeat, promotes=promotes)
         finally:
-            finder.LEAST_COPIED = before
+            copies.LEAST_COPIED = before
         rounds = [own / theirs for own, theirs in zip(tally.rounds, base.rounds, strict=True)]
         return {
             "workload": workload, "kept": name, "computed": round(sum(tally.rounds) / sum(base.rounds), 4),
             "rounds": [round(value, 4) for value in rounds], "rows_kept": tally.kept, "ways": dict(tally.ways),
         }  # fmt: skip
 
-    least = finder.LEAST_COPIED
+    least = copies.LEAST_COPIED
     if repeat > 1:
         rows = [row("nothing", least, max_generation=0), row("rows", least)]
         return [*rows, row("rows, promotion in idle time", least, promotes=True)]

@@ -78,8 +78,7 @@ class HierarchicalCache:
         self._served: WeakSet[FollowsWeights] = WeakSet()
         self._writer = Writer(store, background=background)
         store.on_evict(self.finder.remove)
-        for meta in sorted(store.metas(), key=lambda meta: meta.created):  # the newest is found first
-            self.finder.add(meta)
+        self.finder.fill()
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """How to run a prompt; without `ask`, as its request and the settings say. See `Finder.find`."""

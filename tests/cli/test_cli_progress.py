@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from tests.serving import until
 
 from dejakv.cli.progress import watching
 from dejakv.experiments.summary import Outcome, Row
@@ -84,6 +85,27 @@ def test_without_a_terminal_progress_is_lines() -> None:
     assert text.startswith("loading a model\n")
     assert "2 of 4 samples" in text
     assert "mean TTFT ms: none 150, cache 75" in text
+
+
+def test_a_stage_counts_from_its_own_beginning() -> None:
+    """As the seeds of a run and the experiments of a sweep follow each other."""
+    out = io.StringIO()
+    with watching(Console(file=out, width=80), seconds=0.01, counts="cases") as watch:
+        watch.sample(4, 4, row(100.0))
+        watch.stage("the next one")
+        until(lambda: "the next one, " in out.getvalue())
+        watch.sample(1, 8, row(500.0))
+        until(lambda: "1 of 8 cases" in out.getvalue())
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("1 of 8 cases")
+    assert last.endswith("mean TTFT ms: none 500, cache 250")
+
+
+def test_a_command_that_prints_meanwhile_has_no_bar() -> None:
+    out = io.StringIO()
+    with watching(Console(file=out, width=80, force_terminal=True), always_lines=True) as watch:
+        watch.stage("one, 1 of 2")
+    assert out.getvalue() == "one, 1 of 2\n"
 
 
 def test_on_a_terminal_it_is_a_bar_and_samples_are_lines_when_asked_for() -> None:

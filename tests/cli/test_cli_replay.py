@@ -37,7 +37,8 @@ def test_a_trace_is_made_and_replayed(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said("make-trace t.jsonl --requests 300", monkeypatch, capsys)[0] == 0
-    code, out, _ = said("replay t.jsonl --budget 5% --budget 100000 --output new", monkeypatch, capsys)
+    code, out, err = said("replay t.jsonl --budget 5% --budget 100000 --output new", monkeypatch, capsys)
+    assert err == "replaying 300 requests\n"
     assert code == 0
     assert "comes nearest to Belady's" in out
     assert json.loads((here / "new" / "replay.json").read_text())["requests"] == 300

@@ -12,6 +12,8 @@ from dejakv.cli.main import app
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.summary import Row
+from dejakv.experiments.watch import Silent
 from dejakv.experiments.why import why
 from dejakv.experiments.why_show import to_html, to_terminal
 
@@ -38,6 +40,17 @@ def test_it_decides_as_the_run_did(folder: Path) -> None:
         if record["method"] != "none":
             assert found.donor in {earlier["id"] for earlier in lines[: found.earlier]}
         assert record["provenance"] in found.recorded
+
+
+def test_it_tells_how_far_it_is(folder: Path) -> None:
+    class Counting(Silent):
+        def sample(self, done: int, total: int, row: Row | None) -> None:
+            seen.append((done, total))
+
+    seen: list[tuple[int, int]] = []
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    why(folder, lines[2]["id"], Counting())
+    assert seen == [(1, 2), (2, 2)]
 
 
 def test_what_it_tells_of_a_hit(folder: Path) -> None:

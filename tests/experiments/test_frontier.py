@@ -12,6 +12,8 @@ from dejakv.experiments.frontier.bench import Bench
 from dejakv.experiments.frontier.cells import cells
 from dejakv.experiments.frontier.docs_cases import make_case
 from dejakv.experiments.frontier.text_cases import TextCases
+from dejakv.experiments.summary import Row
+from dejakv.experiments.watch import Silent
 
 SOME = (
     "context/similarity/within/0/0",
@@ -44,16 +46,26 @@ def test_a_small_run_and_its_rows(tmp_path):
     assert (tmp_path / "frontier.png").stat().st_size > 1000
 
 
+class Counting(Silent):
+    """Notes how far the work is."""
+
+    def __init__(self, seen: list[tuple[int, int]]) -> None:
+        self.seen = seen
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        self.seen.append((done, total))
+
+
 def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path):
     seen: list[tuple[int, int]] = []
     given = {"facts": 5, "kinds": ("merge",), "only": SOME[:2]}
-    run_frontier("docs-lm", 2, tmp_path, **given, progress=lambda *at: seen.append(at))
+    run_frontier("docs-lm", 2, tmp_path, **given, watch=Counting(seen))
     assert seen == [(1, 2), (2, 2)]
     cases = tmp_path / "cases.jsonl"
     whole = cases.read_text()
     cases.write_text(whole[: len(whole) - 40])  # the second case was cut off
     seen.clear()
-    run_frontier("docs-lm", 3, tmp_path, **given, progress=lambda *at: seen.append(at))
+    run_frontier("docs-lm", 3, tmp_path, **given, watch=Counting(seen))
     assert seen == [(1, 2), (2, 2)]
     lines = [json.loads(line) for line in cases.read_text().splitlines()]
     assert [line["number"] for line in lines] == [0, 1, 2]
@@ -153,6 +165,11 @@ def test_commands(tmp_path):
     assert page.read_text().startswith("<!doctype html>")
     missing = runner.invoke(app, ["explain", "--donor", "@/nowhere", "--target", "x"])
     assert "cannot read" in str(missing.exception)
+    line = ["frontier", "--samples", "1", "--kind", "merge", "--only", SOME[0], "--facts", "5"]
+    small = runner.invoke(app, [*line, "--output", str(tmp_path / "small")])
+    assert small.exit_code == 0, small.output
+    # No terminal here, as in a log: what is being done is told in lines.
+    assert small.stderr.splitlines()[:2] == ["loading docs-lm", "docs-lm: 1 case to measure"]
     wrong = runner.invoke(app, ["frontier", "--kind", "better", "--output", str(tmp_path)])
     assert "--kind 'better' is unknown" in str(wrong.exception)
 

@@ -1,5 +1,7 @@
 """Finders over prompts of plain numbers, for tests: what is stored, what is asked, and a level that proposes what it is told."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,14 +58,39 @@ SIMILAR = prompt(like(0), "what was it?")
 PREFIXED = prompt((*range(64), *range(400, 440)), "what begins like it?")
 
 
-def finder_of(*stored: Prepared, level: Likes | None = None, guards: tuple[Any, ...] = (), **settings: Any) -> Finder:
-    store = MemoryStore()
+class Busy(MemoryStore):
+    """A store in which something happens right after it was listed, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], object] = lambda: None
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        listed = list(super().metas(partition, epoch))
+        then, self.then = self.then, lambda: None
+        then()
+        return iter(listed)
+
+
+def finder_of(
+    *stored: Prepared,
+    level: Likes | None = None,
+    guards: tuple[Any, ...] = (),
+    store: MemoryStore | None = None,
+    **settings: Any,
+) -> Finder:
+    store = store or MemoryStore()
     made = Finder(store, [level] if level is not None else [], guards, SemanticCacheConfig(**settings))
     for item in stored:
-        meta = described(item)
-        store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32")))
-        made.add(meta)
+        chunk = chunk_of(item)
+        store.put(chunk)
+        made.add(chunk.meta)
     return made
+
+
+def chunk_of(item: Prepared, **described_as: Any) -> Chunk:
+    meta = replace(described(item), **described_as)
+    return Chunk(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32"))
 
 
 def described(item: Prepared) -> ChunkMeta:

@@ -11,6 +11,7 @@ from tests.store.test_store_purge_traces import traces
 
 from dejakv.store import open_store
 from dejakv.store.age import SKEW, SteadyClock, is_older, now
+from dejakv.store.base import Chunk
 from dejakv.store.disk import DiskStore
 from dejakv.store.expiry import ExpiringStore, shortest
 from dejakv.store.memory import MemoryStore
@@ -114,3 +115,28 @@ def test_what_leaves_before_its_time_takes_no_memory() -> None:
     store.put(other)
     assert store.clear("p") == 3
     assert set(store._known) == {other.meta.id}
+
+
+@pytest.mark.parametrize("heard", ["before", "after"])
+def test_an_entry_that_is_stored_again_while_it_is_deleted_expires_like_any_other(heard: str) -> None:
+    """Another thread stores it before or after the expiring store hears of the removal, and in any case within `delete`."""
+    clock, below = Ahead(), MemoryStore()
+    chunk = make_chunk(1, created=now(), ttl=60.0)
+    waiting: list[Chunk] = []
+
+    def again(_: str) -> None:
+        while waiting:
+            assert store.put(waiting.pop())
+
+    if heard == "before":
+        below.on_evict(again)
+    store = ExpiringStore(below, clock, background=False)
+    if heard == "after":
+        below.on_evict(again)
+    assert store.put(chunk)
+    waiting.append(chunk)
+    assert store.delete(chunk.meta.id)
+    assert below.meta(chunk.meta.id) is not None
+    clock.seconds = 61
+    assert store.sweep() == 1
+    assert below.meta(chunk.meta.id) is None

@@ -105,6 +105,7 @@ def rename_command(
     """Move a tenant's prompts to the name that DEJAKV_PARTITION_SECRET makes of it, so that the folder does not tell whose they are."""
     from contextlib import closing
 
+    from dejakv.experiments.plain_words import counted
     from dejakv.renaming import rename
     from dejakv.store.open import folders_of, open_store
 
@@ -112,7 +113,7 @@ def rename_command(
     for folder in folders_of(cache_dir):
         with closing(open_store(folder)) as store:
             moved, purged = rename(store, partition, stored)
-        typer.echo(f"moved {moved} prompts to {stored}, removed {purged}")
+        typer.echo(f"moved {counted(moved, 'prompt')} to {stored}, removed {purged}")
 
 
 @cache_app.command("partition")

@@ -85,11 +85,13 @@ def explain_command(
 def _sample(run: Path, sample: str, html: Path | None) -> None:
     from rich.console import Console
 
+    from dejakv.cli.progress import watching
     from dejakv.experiments.output import replace_file
     from dejakv.experiments.why import why
     from dejakv.experiments.why_show import to_html, to_terminal
 
-    found = why(run, sample)
+    with watching(Console(stderr=True)) as watch:
+        found = why(run, sample, watch)
     to_terminal(found, Console())
     if html is not None:
         replace_file(html, to_html(found), "--html")

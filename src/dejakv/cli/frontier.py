@@ -41,8 +41,8 @@ def frontier_command(
     """Measure accuracy, KL divergence, stale answers and time of blending, against the share of rows recomputed."""
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError
     from dejakv.experiments.frontier import run_frontier
     from dejakv.experiments.frontier.report import brief
@@ -51,12 +51,10 @@ def frontier_command(
         raise ConfigError(f"--threads {threads}: give a number from 1 to 1024")
     if threads is not None:
         torch.set_num_threads(threads)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("cases", total=None)
+    with watching(Console(stderr=True), counts="cases") as watch:
         report = run_frontier(
             model, samples, output, facts=facts, kinds=kind or (), only=only or (), seed=seed, detail=detail,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            watch=watch,
         )  # fmt: skip
     Console().print(brief(report["rows"]))
     typer.echo(f"written to {output}/frontier.json, frontier-table.md and, with matplotlib, frontier.png")

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from dejakv.cli.progress import run_with_progress, watching
 from dejakv.errors import ConfigError
+from dejakv.experiments.earlier_run import REMEDY
 from dejakv.experiments.run import RunResult
 from dejakv.experiments.seeds import SeedResults, run_seeds, show_seeds
 from dejakv.experiments.settings import RunSettings
@@ -19,6 +20,8 @@ def run_and_show(
         _seeds(settings, seeds, log_samples, resume)
         return
     result = run_with_progress(settings, log_samples, resume)
+    if result.earlier:
+        typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
     show(result.summary, result.rows, disagreements=disagreements)
     if result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
@@ -28,7 +31,13 @@ def run_and_show(
 
 def _seeds(settings: RunSettings, count: int, log_samples: bool, resume: bool) -> None:
     with watching(Console(stderr=True), log_samples=log_samples) as watch:
-        done = run_seeds(settings, count, watch, resume=resume)
+        done = run_seeds(settings, count, watch, resume=resume, keep_earlier=True)
+    earlier = [str(seed) for seed, result in zip(done.seeds, done.results, strict=True) if result.earlier]
+    if earlier:
+        typer.echo(
+            f"finished before: seed {', '.join(earlier)} in {done.output}, not measured again: {REMEDY} to do that",
+            err=True,
+        )
     for line in settings.implied:
         typer.echo(line)
     show_seeds(done)

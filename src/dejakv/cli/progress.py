@@ -20,15 +20,24 @@ def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = F
     """Runs with progress on standard error, so that standard output has the report alone."""
     console = Console(stderr=True)
     with watching(console, log_samples=log_samples) as watch:
-        return run(settings, watch, resume=resume)
+        return run(settings, watch, resume=resume, keep_earlier=True)
 
 
 @contextmanager
 def watching(
-    console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS
+    console: Console,
+    *,
+    log_samples: bool = False,
+    seconds: float = LOG_SECONDS,
+    counts: str = "samples",
+    always_lines: bool = False,
 ) -> Generator[Watch, None, None]:
-    """A watch for the console: a bar on a terminal, otherwise a line for each stage and one every `seconds`."""
-    if console.is_terminal:
+    """A watch for the console: a bar on a terminal, otherwise a line for each stage and one every `seconds`.
+
+    counts        the noun of what is done one after the other
+    always_lines  no bar, for commands that print results meanwhile
+    """
+    if console.is_terminal and not always_lines:
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
@@ -36,7 +45,7 @@ def watching(
         with Progress(*columns, console=console, transient=True) as bar:
             yield _Bar(bar, console, log_samples)
         return
-    lines = _Lines(console, log_samples)
+    lines = _Lines(console, log_samples, counts)
     stop = threading.Event()
 
     def tick() -> None:
@@ -82,6 +91,7 @@ class _Bar:
 
     def stage(self, text: str) -> None:
         """See Watch."""
+        self._figures = _Figures()
         self._bar.update(self._task, description=text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
@@ -96,9 +106,10 @@ class _Bar:
 class _Lines:
     """A watch that prints lines. `show` is called from its own thread, so a long sample does not silence the log."""
 
-    def __init__(self, console: Console, log_samples: bool) -> None:
+    def __init__(self, console: Console, log_samples: bool, counts: str) -> None:
         self._console = console
         self._log_samples = log_samples
+        self._counts = counts
         self._figures = _Figures()
         self._lock = threading.Lock()
         self._stage = "starting"
@@ -110,7 +121,9 @@ class _Lines:
         """See Watch."""
         with self._lock:
             self._stage = text
-            self._first = (self._done, time.monotonic())
+            self._first = (0, time.monotonic())
+            self._done = self._total = 0
+            self._figures = _Figures()
         self._print(text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
@@ -132,7 +145,7 @@ class _Lines:
             if self._total:
                 before, since = self._first
                 left = (now - since) / max(1, self._done - before) * (self._total - self._done)
-                parts = [f"{self._done} of {self._total} samples, about {left:.0f} s left", str(self._figures)]
+                parts = [f"{self._done} of {self._total} {self._counts}, about {left:.0f} s left", str(self._figures)]
         self._print("; ".join(part for part in parts if part))
 
     def _print(self, text: str) -> None:

@@ -37,6 +37,7 @@ def replay_command(
     """Replay a trace of requests through the store's eviction policies at a budget; no model runs."""
     from rich.console import Console
 
+    from dejakv.cli.progress import watching
     from dejakv.experiments.output import make_folder, replace_file
     from dejakv.experiments.overwrite import refuse_existing
     from dejakv.experiments.replay.prompts import load
@@ -46,7 +47,9 @@ def replay_command(
     if output is not None:
         refuse_existing(output / "replay.json", "the replay")
         make_folder(output)
-    result = {**replay(load(trace, model, block), budget or DEFAULT_BUDGETS, bytes_per_token=bytes_per_token)}
+    calls = load(trace, model, block)
+    with watching(Console(stderr=True), counts="replays") as watch:
+        result = {**replay(calls, budget or DEFAULT_BUDGETS, bytes_per_token=bytes_per_token, watch=watch)}
     result["trace"] = trace.name
     show(result, Console())
     if output is not None:

@@ -246,7 +246,9 @@ def run_command(
             help=f"Samples on which the model is also compared with itself in the other one of fp32 and bf16 (transformers engine) (default: {RunSettings.noise_floor})."
         ),
     ] = None,
-    output: Annotated[Text, _output(help="Folder for samples.jsonl and summary.json.")] = None,
+    output: Annotated[
+        Text, _output(help="Folder for samples.jsonl and summary.json; a run in it is never replaced.")
+    ] = None,
     resume: Annotated[bool, _output("--resume", help="Continue the stopped run in the --output folder.")] = False,
     show_disagreements: Annotated[
         int, _output(min=0, help="Changed answers to print, each beside the answer of full computation.")

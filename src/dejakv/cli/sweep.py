@@ -33,9 +33,11 @@ def sweep_command(
     """Run experiments, log a line for each and print a table of all; the others run even if one fails."""
     from rich.console import Console
 
+    from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError
     from dejakv.experiments.ablation import ablation as make_ablation
     from dejakv.experiments.ablation import layer_dims
+    from dejakv.experiments.plain_words import counted
     from dejakv.experiments.sweep import read_spec, sweep
     from dejakv.experiments.sweep_log import logged
     from dejakv.experiments.sweep_table import show
@@ -58,13 +60,15 @@ def sweep_command(
         )
         typer.echo(f"{name}: {figures}")
 
-    lines = sweep(
-        spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, jobs=jobs, progress=report
-    )  # fmt: skip
+    counts = "samples" if jobs == 1 else "experiments"
+    with watching(Console(stderr=True), counts=counts, always_lines=True) as watch:
+        lines = sweep(
+            spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, jobs=jobs, progress=report, watch=watch
+        )  # fmt: skip
     every = logged(log_file)
     show(every, Console())
     failed = sum(bool(line["error"]) for line in lines)
     skipped = len(every) - len(lines)
-    typer.echo(f"{len(lines) - failed} runs, {failed} failed, {skipped} skipped, logged in {log_file}")
+    typer.echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")
     if failed:
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ from dejakv.trust.labels import LabelledHit, as_lines
 
 SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
 LABELS = "labels.jsonl"
-_SIGNED = "dejakv_version"
+SIGNED = "dejakv_version"
 
 
 def make_folder(path: str | Path, flag: str = "--output") -> Path:
@@ -36,14 +36,14 @@ def run_folder(output: str | Path) -> Path:
     """
     folder = make_folder(output)
     found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS, LABELS) if os.path.lexists(folder / name)]
-    if found and not any(_SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
+    if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
     return folder
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Writes the settings of a run, before its first sample. Raises: ConfigError."""
-    values = {**settings, _SIGNED: __version__}
+    values = {**settings, SIGNED: __version__}
     replace_file(folder / SETTINGS, json.dumps(values, indent=2, default=str) + "\n", "--output")
 
 

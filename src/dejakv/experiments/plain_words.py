@@ -1,6 +1,11 @@
-"""The result of a comparison in two sentences, for readers who skip tables."""
+"""Results in words: a count with its noun, and a comparison in two sentences for readers who skip tables."""
 
 from typing import Any
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 prompt`, `2,000 prompts`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def in_plain_words(summary: dict[str, Any]) -> list[str]:

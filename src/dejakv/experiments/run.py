@@ -17,6 +17,7 @@ from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import compare
 from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
+from dejakv.experiments.earlier_run import earlier_run
 from dejakv.experiments.output import run_folder, write_run
 from dejakv.experiments.pictures import missing, with_pictures
 from dejakv.experiments.prompting import Prompter
@@ -30,19 +31,30 @@ from dejakv.trust.labels import LabelledHit
 
 @dataclass(frozen=True)
 class RunResult:
-    """`rows` is empty for a dry run. `output`: the folder of the files, if any. `stopped`: interrupted before the last sample."""
+    """`rows` is empty for a dry run. `output`: the folder of the files, if any. `stopped`: interrupted before the last sample.
+    `earlier`: nothing was measured, it is the finished run that was in the folder."""
 
     summary: dict[str, Any]
     rows: tuple[Row, ...]
     output: Path | None
     stopped: bool = False
+    earlier: bool = False
 
 
-def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *, resume: bool = False) -> RunResult:
+def run(
+    settings: RunSettings,
+    watch: Watch | None = None,
+    engine: Any = None,
+    *,
+    resume: bool = False,
+    keep_earlier: bool = False,
+) -> RunResult:
     """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
     `summary.json` and `disagreements.txt` follow at the end, also after an interrupt.
 
-    resume  continue the stopped run of the same settings in the output folder; start a new one if there is none
+    resume        continue the stopped run of the same settings in the output folder; start a new one if there is none
+    keep_earlier  a finished run of the same settings in that folder is the result, and any other is an error; otherwise it is
+                  replaced
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
@@ -54,10 +66,12 @@ def run(settings: RunSettings, watch: Watch | None = None, engine: Any = None, *
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     if settings.output is not None:
         run_folder(settings.output)  # before the work, not after it
+    if keep_earlier and (found := earlier_run(settings, chosen, resume=resume)) is not None:
+        return RunResult(*found, Path(settings.output or ""), earlier=True)
     if settings.cache_mode == "shares" or (
         engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
     ):
-        summary, lines = shares_alone(settings, chosen)
+        summary, lines = shares_alone(settings, chosen, watch)
         summary["implied"] = list(settings.implied)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     _check_pictures(settings, chosen)

@@ -8,10 +8,10 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
-from dejakv.experiments.output import SAMPLES, SETTINGS, read_object, replace_file, run_folder, write_settings
+from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, read_object, replace_file, run_folder, write_settings
 from dejakv.experiments.summary import Row
 
-_FREE = ("output", "dejakv_version")
+_FREE = ("output", SIGNED)
 """Settings that may differ between a run and its resumption."""
 
 
@@ -81,9 +81,13 @@ def check_same(folder: Path, told: Mapping[str, Any]) -> None:
             f"--resume: {folder} has no readable {SETTINGS}, so the settings of the stopped run are unknown:"
             " run without --resume"
         )
-    now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
-    changed = sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
-    if changed:
+    if changed := changed_settings(before, told):
         raise ConfigError(
             f"the run in {folder} had other settings ({', '.join(changed)}): give the same ones, or another --output"
         )
+
+
+def changed_settings(before: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    """Names of the settings, as `settings.json` has them, that differ from a run's own."""
+    now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
+    return sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))

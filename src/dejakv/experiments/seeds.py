@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.output import SUMMARY, make_folder, replace_file
+from dejakv.experiments.earlier_run import REMEDY
+from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, replace_file
 from dejakv.experiments.run import RunResult, run
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
@@ -34,11 +35,14 @@ class SeedResults:
         return bool(self.results) and self.results[-1].stopped
 
 
-def run_seeds(settings: RunSettings, count: int, watch: Watch, *, resume: bool = False) -> SeedResults:
+def run_seeds(
+    settings: RunSettings, count: int, watch: Watch, *, resume: bool = False, keep_earlier: bool = False
+) -> SeedResults:
     """The run with `count` seeds from the settings' one upwards, each with a model loaded anew and an empty cache. With an
     output folder, each seed has a folder in it (`seed-0`), and `summary.json` has the figures of all.
 
-    Raises: ConfigError for fewer than two seeds or a cache folder, and what `run` raises.
+    Raises: ConfigError for fewer than two seeds or a cache folder, and what `run` raises, whose `resume` and `keep_earlier` hold
+    for each seed.
     """
     if count < 2:
         raise ConfigError(f"--seeds {count}: give 2 or more, or leave it out for one run")
@@ -47,6 +51,8 @@ def run_seeds(settings: RunSettings, count: int, watch: Watch, *, resume: bool =
             "--seeds with a cache folder: later seeds would find the state of earlier ones; leave the folder out"
         )
     folder = make_folder(settings.output) if settings.output is not None else None
+    if folder is not None and keep_earlier and (folder / SETTINGS).exists():
+        raise ConfigError(f"--output {str(folder)!r} has a run with one seed: {REMEDY}")
     seeds = tuple(range(settings.seed, settings.seed + count))
     results: list[RunResult] = []
     for number, seed in enumerate(seeds):
@@ -55,7 +61,8 @@ def run_seeds(settings: RunSettings, count: int, watch: Watch, *, resume: bool =
         if shuffle is not None or settings.dataset not in DRAWN:
             shuffle = (shuffle or 0) + number
         own = str(folder / f"seed-{seed}") if folder is not None else None
-        results.append(run(replace(settings, seed=seed, shuffle_seed=shuffle, output=own), watch, resume=resume))
+        one = replace(settings, seed=seed, shuffle_seed=shuffle, output=own)
+        results.append(run(one, watch, resume=resume, keep_earlier=keep_earlier))
         if results[-1].stopped:
             break
     done = SeedResults(seeds[: len(results)], tuple(results), folder)

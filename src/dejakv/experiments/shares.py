@@ -10,6 +10,7 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import InputError, ModelError
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.watch import Watch
 from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
 from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
 from dejakv.part_order import arranged
@@ -38,7 +39,9 @@ def model_is_missing(settings: RunSettings) -> bool:
     return any(item.recipe.name == settings.model and item.state != "ready" for item in fetched())
 
 
-def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def shares_alone(
+    settings: RunSettings, chosen: Sequence[Sample], watch: Watch
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and a line a sample of a run without a model: the shares, and no look-ups.
 
     Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
@@ -51,7 +54,7 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
     def tokenize(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    for sample in chosen:
+    for number, sample in enumerate(chosen, 1):
         if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model")
         request = prompter.request(sample)
@@ -61,6 +64,7 @@ def shares_alone(settings: RunSettings, chosen: Sequence[Sample]) -> tuple[dict[
         seen.add(ids, request.partition)
         found = shares.add(ids, request.partition)
         lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
+        watch.sample(number, len(chosen), None)
     summary = {
         "cache_mode": settings.cache_mode,
         "model": settings.model,

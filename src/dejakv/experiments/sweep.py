@@ -17,6 +17,7 @@ from dejakv.experiments.settings import settings_from
 from dejakv.experiments.sweep_jobs import Experiment, Here, Processes, Runner
 from dejakv.experiments.sweep_log import SweepLog, failed_line, log_line
 from dejakv.experiments.sweep_spec import entries, read_spec
+from dejakv.experiments.watch import Silent, Watch
 from dejakv.settings import shown
 from dejakv.store import purge_folder
 
@@ -32,6 +33,7 @@ def sweep(
     purge: bool = False,
     jobs: int = 1,
     progress: Callable[[str, dict[str, Any]], None] | None = None,
+    watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a sweep's experiments, appending a line to `log_file` (.csv or .json) after each. A failed experiment gets a line with
     the reason in `error`, and the others run.
@@ -39,6 +41,7 @@ def sweep(
     resume  continue a log: its experiments are skipped, except failed ones. Without it the log must not exist
     purge   delete an experiment's cache folders before it runs
     jobs    how many run at a time; more than one run in processes of their own
+    progress, watch  told of each result, and of the work in between
 
     Raises: ConfigError for a wrong specification, log or folder, before the first run; StoreError if a folder to be purged
     is not a store.
@@ -53,7 +56,8 @@ def sweep(
     with SweepLog(log_file, resume) as log:
         log.check_same(planned)
         waiting = [experiment for experiment in planned if experiment.name not in log.names]
-        return _run_all(waiting, Here() if jobs == 1 else Processes(jobs), log, purge, progress)
+        runner = Here(watch or Silent()) if jobs == 1 else Processes(jobs, watch or Silent())
+        return _run_all(waiting, runner, log, purge, progress)
 
 
 def _run_all(

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dejakv.errors import DejaKVError
+from dejakv.experiments.plain_words import counted
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +46,13 @@ class Runner(Protocol):
     def results(self, planned: Sequence[Experiment], before: Callable[[Experiment], None]) -> Iterator[Done]: ...
 
 
-def carry_out(experiment: Experiment) -> Done:
+def carry_out(experiment: Experiment, watch: Watch | None = None) -> Done:
     """Runs one experiment here. A failure of any kind is a result, so that the others still run.
 
     Raises: KeyboardInterrupt if the run was interrupted: what it measured so far is no result of the sweep.
     """
     try:
-        result = run(experiment.settings)
+        result = run(experiment.settings, watch)
     except DejaKVError as error:
         return Done(experiment, None, " ".join(str(error).split()))
     except Exception as error:  # an experiment may run foreign code; its failure is its own row
@@ -64,18 +66,23 @@ def carry_out(experiment: Experiment) -> Done:
 class Here:
     """One experiment after the other, in this process."""
 
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
     def results(self, planned: Sequence[Experiment], before: Callable[[Experiment], None]) -> Iterator[Done]:
-        for experiment in planned:
+        for number, experiment in enumerate(planned, 1):
             before(experiment)
-            yield carry_out(experiment)
+            self._watch.stage(f"{experiment.name}, {number} of {len(planned)}")
+            yield carry_out(experiment, self._watch)
 
 
 class Processes:
     """Several experiments at a time, each in a process that is used again for the next one. They end with this process, even if
     it is killed. They share the cores, so times of such a sweep are not comparable with those of a single run."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, watch: Watch) -> None:
         self._jobs = jobs
+        self._watch = watch
 
     def results(self, planned: Sequence[Experiment], before: Callable[[Experiment], None]) -> Iterator[Done]:
         waiting: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
@@ -87,10 +94,12 @@ class Processes:
         try:
             for thread in threads:
                 thread.start()
-            for _ in planned:
+            self._watch.stage(f"{counted(len(planned), 'experiment')}, {self._jobs} at a time")
+            for number in range(1, len(planned) + 1):
                 result = done.get()
                 if isinstance(result, BaseException):
                     raise result
+                self._watch.sample(number, len(planned), None)
                 yield result
         finally:
             for worker in workers:

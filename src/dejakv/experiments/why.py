@@ -16,6 +16,7 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import opened, read_samples
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
+from dejakv.experiments.watch import Silent, Watch
 from dejakv.find.ask import Ask
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
@@ -70,7 +71,7 @@ class Why:
     settings: RunSettings
 
 
-def why(folder: Path, sample_id: str) -> Why:
+def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
     """Looks the samples of a run up again in its order, up to the one asked for. The decoder does not run.
 
     Raises: ConfigError for a folder without a finished run and for an unknown sample; DatasetError or ModelError if the data
@@ -84,13 +85,15 @@ def why(folder: Path, sample_id: str) -> Why:
         raise ConfigError(
             f"the run has no sample {shown(sample_id)}{did_you_mean(sample_id, known)}: give the id of one{example}"
         )
-    place, rows = known.index(sample_id), _rows(folder)
+    place, rows, watch = known.index(sample_id), _rows(folder), watch or Silent()
+    watch.stage(f"loading {settings.model}")
     with opened(settings) as engine:
         prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
         config = replace(settings.cache, cache_dir=None, error_bound=None)  # nothing runs from which a gate could learn
         cache = build_cache(config, engine, store=MemoryStore(), background=False)
         costs = costs_of(engine, settings.cache.costs)
-        for sample in samples[:place]:
+        watch.stage(f"looking up the samples before {sample_id}")
+        for number, sample in enumerate(samples[:place], 1):
             prepared = replace(engine.prepare(prompter.request(sample)), epoch=engine.epoch)
             decision = cache.find(prepared, costs=costs)
             done = Completion(sample.answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
@@ -98,6 +101,7 @@ def why(folder: Path, sample_id: str) -> Why:
             row = rows.get(sample.id)
             if row is not None and (agreed := row.agrees("cache")) is not None:
                 cache.judged(prepared.request, row.arms["cache"].record, agreed)
+            watch.sample(number, place, None)
         prepared = replace(engine.prepare(prompter.request(samples[place])), epoch=engine.epoch)
         decision = cache.find(prepared, costs=costs)
         found = decision.found
@@ -132,8 +136,7 @@ def _candidates(
     layers = [":".join(layer.split(":")[:2]) + ":-1" for layer in config.embedding_layers]
     levels = build_levels(replace(config, similarity_threshold=-1.0, embedding_layers=tuple(layers)), engine)
     loose = Finder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
-    for meta in cache.store.metas():
-        loose.add(meta)
+    loose.fill()
     found: list[Candidate] = []
     for level in levels:
         for match in level.search(decision.query).matches[:CANDIDATES]:

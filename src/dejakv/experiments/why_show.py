@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dejakv.experiments.commands import run_command_of
+from dejakv.experiments.plain_words import counted
 from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
 from dejakv.experiments.why import Why
 
@@ -25,7 +26,7 @@ def in_words(found: Why) -> list[str]:
     copied = sum(run.length for run in found.runs)
     lines.append(
         f"exact prefix: {found.prefix} of {found.tokens} tokens" + (f", from {found.prefix_of}" if found.prefix else "")
-        + f"; copied text: {copied} of {found.tokens} tokens in {len(found.runs)} runs"
+        + f"; copied text: {copied} of {found.tokens} tokens in {counted(len(found.runs), 'run')}"
     )  # fmt: skip
     if found.recorded:
         lines.append(f"the run noted: {found.recorded}")

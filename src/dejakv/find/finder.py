@@ -7,7 +7,6 @@ It knows neither torch nor an engine. What it finds is described in a store; who
 caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front that rewrites prompts.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,27 +18,24 @@ from dejakv.encoders.base import Closes
 from dejakv.engines.base import Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.bound import bound_by
-from dejakv.find.copied.spaces import CopiedText, tokens_from
+from dejakv.find.copies import Copies
 from dejakv.find.decision import Decision, settled
-from dejakv.find.found import COPIED, Found
+from dejakv.find.filling import Filling, warn_of_vectors
+from dejakv.find.found import Found
 from dejakv.find.likeness import Likeness, skipped
 from dejakv.find.overlap import by_context, estimated
 from dejakv.find.plan import plan
+from dejakv.find.rows import serves_blends
 from dejakv.find.space import space_of as space_of
 from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.bounded import Bounded
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
 from dejakv.request import Request
-from dejakv.store.base import KV, ROWS, ChunkMeta, Store
+from dejakv.store.base import KV, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
-from dejakv.tokens import Ids, with_media
 
 Embed = Callable[[Request], Vectors]
-LEAST_COPIED = 0.25
-"""Share of a prompt that donors must hold. With less a blend saves hardly more than it costs, and the prompt's exact state is of
-more use. From .1 to .4 the tokens computed change by 5% at most (docs/results/generations.md)."""
-
 NAMED = "named"
 """Level of a donor that the caller named."""
 
@@ -80,9 +76,8 @@ class Finder:
         self.bounded = bounded
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
-        copies = self.config.copied_text and Ask(self.config.reuse).piecewise
-        self.copied = CopiedText(tokens_from(store)) if copies else None  # filled by `add`, like the levels
-        self._beginning = threading.Lock()
+        self.copied = Copies(store, self.config)
+        self._filling = Filling(store)
 
     def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
@@ -97,7 +92,7 @@ class Finder:
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses, costs)
         found = replace(found, prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        found = estimated(found, prepared, key, ask, self.config, self._tokens_of, exactly=costs is not None)
+        found = estimated(found, prepared, key, ask, self.config, self.copied.tokens, exactly=costs is not None)
         config, tokens = self.config, len(prepared.token_ids)
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
@@ -133,10 +128,17 @@ class Finder:
         planned = plan(len(prepared.token_ids), found, Ask(), costs=costs)
         return Decision(key, len(prepared.token_ids), Ask(), planned.plan, planned.exact, found, query, {})
 
+    def fill(self) -> None:
+        """Makes all that is stored findable. What leaves meanwhile does not stay so if the store tells `remove` of it."""
+        with self._filling.listed(self.remove) as metas:
+            text, latent = bool(self._of_text), bool(self.config.embedding_layers)
+            warn_of_vectors(metas, self.embedder, text=text, latent=latent)
+            for meta in metas:  # the newest is found first
+                self.add(meta)
+
     def add(self, meta: ChunkMeta) -> None:
         """Makes a stored chunk findable: exact state by every level, rows of a blended prompt for later blends alone."""
-        if self.copied is not None:
-            self._add_copied(self.copied, meta)
+        self.copied.add(meta)
         if meta.kind != KV:
             return
         request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
@@ -155,17 +157,16 @@ class Finder:
 
     def remove(self, donor: str) -> None:
         """Makes a chunk unfindable."""
+        self._filling.left(donor)
         self._prefix.remove(donor)
-        if self.copied is not None:
-            self.copied.remove(donor)
+        self.copied.remove(donor)
         for level in self.levels:
             level.remove(donor)
 
     def clear(self, partition: str) -> None:
         """Forgets what was counted and remembered of one partition; its chunks leave by `remove`."""
         self.counts.clear(partition)
-        if self.copied is not None:
-            self.copied.forget(partition)
+        self.copied.forget(partition)
 
     def prefixes(self, epoch: str) -> EpochPrefixes:
         """How much of a prompt is a prefix of a stored one."""
@@ -189,15 +190,15 @@ class Finder:
     def _find(
         self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status], costs: Costs | None
     ) -> Found:
-        epoch = prepared.epoch
-        own = self._of_caller(key, query.request, epoch)
+        own = self._of_caller(key, query.request, prepared.epoch)
         if ask.named:
-            return self._named(ask, own, query.request, epoch)
-        if ask.piecewise and ask.similar and own is None and (index := self._begin_copied()) is not None:
-            copied = self._copied(index, prepared, ask)
-            statuses["copied"] = "hit" if copied.match else "miss"
-            if copied.match is not None:
-                return self._with_like(copied, query, prepared, ask, statuses, costs)
+            return self._named(ask, own, prepared)
+        if ask.piecewise and ask.similar and own is None:
+            copied = self.copied.search(prepared, self._describes(ask, prepared), self._most(ask), ask.threshold)
+            if copied is not None:
+                statuses["copied"] = "hit" if copied.match else "miss"
+                if copied.match is not None:
+                    return self._with_like(copied, query, prepared, ask, statuses, costs)
         if not (ask.similar and ask.levels):
             return Found()
         found = self.likeness.search(
@@ -223,47 +224,13 @@ class Finder:
         """Descriptions of the donors that a prompt may use, by their ids."""
         return lambda id: self._of_caller(id, prepared.request, prepared.epoch)
 
-    def _tokens_of(self, meta: ChunkMeta) -> Ids:
-        """A donor's tokens as they are compared: as they are held, where it was found by copied text."""
-        return self.copied.tokens(meta) if self.copied is not None else with_media(meta.token_ids, meta.spans)
-
-    def _begin_copied(self) -> CopiedText | None:
-        """The index of copied text, made when a piecewise method is first asked for: nobody else has to pay for it."""
-        if self.copied is None and self.config.copied_text:
-            with self._beginning:
-                if self.copied is None:
-                    # At once, so that what is stored meanwhile is added.
-                    index = self.copied = CopiedText(tokens_from(self.store))
-                    for meta in sorted(self.store.metas(), key=lambda meta: meta.created):
-                        self._add_copied(index, meta)
-        return self.copied
-
-    def _add_copied(self, index: CopiedText, meta: ChunkMeta) -> None:
-        if self._serves_blends(meta):
-            index.add(meta)
-
-    def _serves_blends(self, meta: ChunkMeta) -> bool:
-        return meta.kind == KV or (meta.kind == ROWS and meta.generation <= self.config.max_generation)
-
-    def _copied(self, index: CopiedText, prepared: Prepared, ask: Ask) -> Found:
-        """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
-        cover, known = index.search(prepared, prepared.epoch), self._describes(ask)
-        metas = (known(id, prepared.request, prepared.epoch) for id in cover.donors[: self._most(ask)])
-        donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))
-        used = {meta.id for meta in donors}
-        runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
-        copied = sum(length for _, length in runs)
-        if not donors or copied < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
-            return Found()
-        return Found(Match(donors[0].id, COPIED, copied / cover.tokens), donors, copied=copied, runs=runs)
-
-    def _named(self, ask: Ask, own: ChunkMeta | None, request: Request, epoch: str) -> Found:
+    def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
         """The donors that the caller named, or the prompt's own state, which is always better."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
-        known = self._describes(ask)
-        metas = [known(id, request, epoch) for id in dict.fromkeys(ask.named)]
-        donors = tuple(meta for meta in metas if meta is not None and self._serves_blends(meta))[: self._most(ask)]
+        metas = list(map(self._describes(ask, prepared), dict.fromkeys(ask.named)))
+        usable = tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config.max_generation))
+        donors = usable[: self._most(ask)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
         verdicts = (unknown,) * metas.count(None)
         return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=verdicts)
@@ -274,9 +241,10 @@ class Finder:
             return 1
         return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
 
-    def _describes(self, ask: Ask) -> Callable[[str, Request, str], ChunkMeta | None]:
-        """Who tells what a method's donors are: rows of a blend serve blends alone."""
-        return self._known if ask.method == "blend" else self._of_caller
+    def _describes(self, ask: Ask, prepared: Prepared) -> Callable[[str], ChunkMeta | None]:
+        """Descriptions of a method's donors by their ids: rows of a blend serve blends alone."""
+        known = self._known if ask.method == "blend" else self._of_caller
+        return lambda id: known(id, prepared.request, prepared.epoch)
 
     def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
         """The description of a prompt whose exact state is stored, if it is of the request's own partition and epoch."""

@@ -6,9 +6,14 @@ from dataclasses import replace
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
 from dejakv.store.age import now
-from dejakv.store.base import ROWS, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Store, Tensor
 from dejakv.store.expiry import remaining, shortest
 from dejakv.store.lineage import DONORS, PROMPT
+
+
+def serves_blends(meta: ChunkMeta, most: int) -> bool:
+    """Whether a blend may take a chunk's rows: exact state, or rows of a blend of at most the generation `most`."""
+    return meta.kind == KV or (meta.kind == ROWS and meta.generation <= most)
 
 
 def described_rows(

@@ -98,19 +98,6 @@ class ExpiringStore(WrapperStore):
         metas, mark = super().added(mark)
         return [meta for meta in metas if self._usable(meta)], mark
 
-    def delete(self, id: str) -> bool:
-        left = super().delete(id)
-        if left:
-            self._forget(id)
-        return left
-
-    def clear(self, partition: str | None = None) -> int:
-        left = super().clear(partition)
-        for id in list(self._known):
-            if self.inner.meta(id) is None:
-                self._forget(id)
-        return left
-
     def pin(self, id: str) -> bool:
         return self.meta(id) is not None and super().pin(id)
 
@@ -168,9 +155,14 @@ class ExpiringStore(WrapperStore):
     def _forget(self, id: str) -> None:
         """An entry has left before its time."""
         with self._changed:
-            if self._known.pop(id, None) is not None and len(self._due) > 2 * len(self._known) + MOST_GONE:
+            if self._known.pop(id, None) is None:
+                return
+            if len(self._due) > 2 * len(self._known) + MOST_GONE:
                 self._due = [(due, one) for one, due in self._known.items()]
                 heapq.heapify(self._due)
+        meta = self.inner.meta(id)
+        if meta is not None:  # stored again before its removal was told
+            self._learn(meta)
 
     def _expired(self, now: float) -> list[str]:
         found: list[str] = []

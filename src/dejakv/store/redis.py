@@ -11,13 +11,13 @@ Keys, all in one hash slot: `dejakv:{<namespace>}:` and
     bytes  clock         total, and a count of uses
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dejakv.errors import ConfigError, MissingExtraError, StoreError
+from dejakv.errors import StoreError
 from dejakv.identity import digest_of
 from dejakv.store import redis_answers as answers
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, StoreStats, as_node
@@ -27,10 +27,14 @@ from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.memory import stamped
 from dejakv.store.metacodec import decode_meta, encode_meta
+from dejakv.store.redis_client import connect, reason_of
 from dejakv.store.redis_scripts import DISCARD, DROP, PUT, SPLIT, TOUCH
-from dejakv.store.redis_wire import BESIDE, bounded
+from dejakv.store.redis_wire import BESIDE
 
 _PAGE = 256
+_UNANSWERED = b"no answer"
+"""In place of a value that a server which does not answer may well have."""
+
 T = TypeVar("T")
 
 
@@ -52,8 +56,8 @@ class RedisStore:
     breaker       decides when to ask a failed server again
 
     An unreachable server is a miss, or a refusal `unreachable`; it need not be up for opening. So is a server whose answers
-    are too large, too slow (`redis_wire`) or none that Redis gives (`redis_answers`). Evictions by other clients
-    show as misses and are not announced to the listeners.
+    are too large, too slow (`redis_wire`) or none that Redis gives (`redis_answers`). What other clients or the server remove
+    shows as a miss, and is then announced to the listeners.
     Raises: MissingExtraError without the package, ConfigError for a wrong url.
     """
 
@@ -76,7 +80,8 @@ class RedisStore:
         self._prefix = f"dejakv:{{{digest_of(namespace)[:12]}}}:"
         self._counters = Counters()
         self._listeners = Listeners()
-        self._client, self._errors = _connect(url, timeout, max_chunk + BESIDE)
+        self._seen: set[str] = set()
+        self._client, self._errors = connect(url, timeout, max_chunk + BESIDE)
 
     def put(self, chunk: Chunk) -> bool:
         if not self._write(PUT, chunk):
@@ -95,11 +100,13 @@ class RedisStore:
             pipe.eval(TOUCH, 1, self._prefix, id, self._policy.name)
             return pipe.execute()[0]
 
-        blob, body = self._try(read, partial(answers.blobs, count=2), [None, None])
-        if blob is None or body is None:
-            if blob is not None or body is not None:
+        blob, body = self._try(read, partial(answers.blobs, count=2), [_UNANSWERED] * 2)
+        if blob is None or body is None or blob is _UNANSWERED:
+            if (blob is None) != (body is None):
                 # The server itself evicted one of the two: the rest of the entry is useless.
                 self.discard(id)
+            elif blob is None:
+                self._note(id, None)
             self._counters.miss()
             return None
         meta = self._decoded(id, blob)
@@ -114,8 +121,10 @@ class RedisStore:
         return None
 
     def meta(self, id: str) -> ChunkMeta | None:
-        blob = self._try(lambda client: client.get(self._key("m", id)), answers.blob, None)
-        return self._decoded(id, blob) if blob is not None else None
+        blob = self._try(lambda client: client.get(self._key("m", id)), answers.blob, _UNANSWERED)
+        if blob is None:
+            self._note(id, None)
+        return self._decoded(id, blob) if blob is not None and blob is not _UNANSWERED else None
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         ids = self._ids(partition)
@@ -219,10 +228,19 @@ class RedisStore:
             meta = decode_meta(blob)
             if meta.id != id:
                 raise CorruptChunk(f"chunk {id}: its description belongs to another chunk")
+            self._note(id, meta)
             return meta
         except CorruptChunk as error:
             self._discard(id, error, None)
             return None
+
+    def _note(self, id: str, meta: ChunkMeta | None) -> None:
+        """What the server has of an entry. One that was seen as a prompt and is none any more was removed by another client, or
+        by the server."""
+        if meta is not None and meta.kind != NODE:
+            self._seen.add(id)
+        elif id in self._seen:
+            self._tell([(id, "", "")])
 
     def _discard(self, id: str, cause: CorruptChunk, partition: str | None) -> None:
         logger.warning("a damaged chunk is removed: %s", cause)
@@ -244,13 +262,15 @@ class RedisStore:
             logger.warning("a chunk cannot be stored: %s", error)
             return self._refuse(partition, "invalid")
         except self._errors.RedisError as error:
-            return self._refuse(partition, _reason_of(error))
+            return self._refuse(partition, reason_of(error))
         if isinstance(answer, str):
             return self._refuse(partition, answer)
         for _, of, reason in answer:
             if reason:
                 self._counters.evicted(of, reason)
         self._tell(answer)
+        for chunk in chunks:
+            self._note(chunk.meta.id, chunk.meta)
         return True
 
     def _values(self, chunk: Chunk) -> tuple[Any, ...]:
@@ -264,36 +284,11 @@ class RedisStore:
         body = encoded.header + encoded.data.tobytes()
         return meta.id, meta.partition, size, meta.parent, int(meta.kind == NODE), blob, body, left
 
-    def _tell(self, gone: list[tuple[str, str, str]]) -> None:
-        self._listeners.tell(id for id, _, _ in gone)
+    def _tell(self, gone: Iterable[tuple[str, str, str]]) -> None:
+        ids = [id for id, _, _ in gone]
+        self._seen.difference_update(ids)
+        self._listeners.tell(ids)
 
     def _refuse(self, partition: str, reason: str) -> bool:
         self._counters.refused(partition, reason)
         return False
-
-
-def _connect(url: str, timeout: float, largest: int) -> tuple[Any, Any]:
-    try:
-        import redis
-        from redis import exceptions
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError as error:
-        raise MissingExtraError("redis", "redis", "a store in Redis") from error
-    try:
-        # No retries: the breaker decides when to try again, without delaying a request.
-        make = cast(Any, redis.Redis).from_url
-        client = make(url, socket_connect_timeout=timeout, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
-    except ValueError as error:
-        raise ConfigError(f"redis url {url!r} is wrong ({error}): give redis://host:port/db") from error
-    client.response_callbacks.clear()  # they rely on the answer's type
-    pool = client.connection_pool
-    pool.connection_class = bounded(pool.connection_class, largest, timeout)
-    return client, exceptions
-
-
-def _reason_of(error: Exception) -> str:
-    words = str(error)
-    if words.startswith("OOM") or "maxmemory" in words:
-        return "full"
-    return "read_only" if words.startswith("READONLY") else "error"

@@ -14,7 +14,7 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.tune.advice import hits_needed, labels_for, recommend
 from dejakv.experiments.tune.measure import Asked, Remembering, Setting, measure, settings_to_try
 from dejakv.experiments.tune.run import command, tune
-from dejakv.experiments.tune.table import in_words_of_bound
+from dejakv.experiments.tune.table import in_plain_words, in_words_of_bound
 from dejakv.request import Request
 from dejakv.trust.arithmetic import labels_needed
 
@@ -152,6 +152,22 @@ def test_without_the_model_only_equal_texts_are_compared(tmp_path: Path, monkeyp
     found = tune(written(tmp_path / "log.jsonl", {"prompt": "a"}, {"prompt": "b"}), "smollm2-135m")
     assert [row["level"] for row in found["rows"]] == ["exact", "exact_text"]
     assert "dejakv models get smollm2-135m" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (("red?", "RED?"), "up to 1 prompt has a donor that would save fewer than 99 tokens"),
+        (("red?", "RED?", "Red?"), "up to 2 prompts have a donor that would save fewer than 99 tokens"),
+    ],
+)
+def test_prompts_that_are_not_worth_a_hit_are_counted_in_words(
+    texts: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "none"))
+    log = written(tmp_path / "log.jsonl", *({"prompt": text} for text in texts))
+    lines = in_plain_words(tune(log, "smollm2-135m", min_gain=99))
+    assert [line for line in lines if line.startswith(says)], lines
 
 
 @pytest.mark.parametrize(

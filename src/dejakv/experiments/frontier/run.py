@@ -6,7 +6,7 @@ maps and selectors. Every case is written to `cases.jsonl` when it is finished, 
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from dejakv.experiments.frontier.docs_cases import DocsCases
 from dejakv.experiments.frontier.folder import CASES, held_cases, merge, open_cases
 from dejakv.experiments.frontier.report import write_report
 from dejakv.experiments.frontier.text_cases import TextCases
+from dejakv.experiments.plain_words import counted
+from dejakv.experiments.watch import Silent, Watch
 
 FACTS = 20
 PASSAGES = 4
@@ -37,7 +39,7 @@ def run_frontier(
     seed: int = 0,
     only: Sequence[str] = (),
     detail: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json`, `frontier-table.md` and (with matplotlib) `frontier.png`.
 
@@ -65,7 +67,8 @@ def run_frontier(
     if unknown := [kind for kind in kinds if kind not in cases.kinds]:
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose from {', '.join(cases.kinds)}")
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
-    folder = open_cases(output)
+    folder, watch = open_cases(output), watch or Silent()
+    watch.stage(f"loading {model}")
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
     real = cases.steps > 1
     bench = Bench(engine, cases.steps, twin_of(engine) if real else None, folder / ANSWERS if real else None)
@@ -79,6 +82,7 @@ def run_frontier(
             missing = [cell for cell in wanted if cell.name not in there]
             if missing or not there:
                 todo.append((kind, number, missing))
+    watch.stage(f"{settings['model']}: {counted(len(todo), 'case')} to measure")
     with (folder / CASES).open("a", encoding="utf-8") as file:
         for count, (kind, number, missing) in enumerate(todo):
             known = held.get((kind, number), {}).get("rows", {})
@@ -86,8 +90,7 @@ def run_frontier(
             merge(held, line)
             file.write(json.dumps(line) + "\n")
             file.flush()
-            if progress is not None:
-                progress(count + 1, len(todo))
+            watch.sample(count + 1, len(todo), None)
     used = [line for line in held.values() if line["number"] < samples and line["kind"] in kinds]
     return write_report(folder, {**settings, "samples": samples}, used, {cell.name: cell for cell in chosen}, kinds)
 

@@ -6,8 +6,10 @@ from typing import Any
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.experiments.plain_words import counted
 from dejakv.experiments.replay.policies import Belady, Blocks, Chunks, Infinite, Replayed
 from dejakv.experiments.replay.trace import Trace
+from dejakv.experiments.watch import Silent, Watch
 from dejakv.store.eviction import POLICIES
 
 WINDOWS = 20
@@ -15,7 +17,13 @@ DEFAULT_BUDGETS = ("1%", "5%", "20%")
 DEFAULT_POLICY: str = SemanticCacheConfig.policy
 
 
-def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, *, bytes_per_token: int = 0) -> dict[str, Any]:
+def replay(
+    trace: Trace,
+    budgets: Sequence[str] = DEFAULT_BUDGETS,
+    *,
+    bytes_per_token: int = 0,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
     """The figures of `replay.json`.
 
     budgets          tokens (`500000`), or a share of the trace's different tokens (`5%`)
@@ -26,12 +34,15 @@ def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, *, bytes_per_
 
     Raises: ConfigError for a wrong budget.
     """
-    tokens = [budget_of(text, trace.distinct_tokens) for text in budgets]
+    tokens, watch = [budget_of(text, trace.distinct_tokens) for text in budgets], watch or Silent()
+    watch.stage(f"replaying {counted(len(trace.calls), 'request')}")
     rows = [_row(trace, "infinite", "", 0, Infinite())]
     for text, budget in zip(budgets, tokens, strict=True):
         part: list[dict[str, Any]] = []
-        for name, make in _caches(trace, budget):
+        caches = _caches(trace, budget)
+        for name, make in caches:
             part.append(_row(trace, name, text, budget, make()))
+            watch.sample(len(rows) + len(part), 1 + len(tokens) * len(caches), None)
         best = part[0]["hit_rate"]
         for row in part:
             row["of_belady"] = row["hit_rate"] / best if best else None

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dejakv.experiments.plain_words import counted
 from dejakv.experiments.shares import in_words
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
@@ -13,7 +14,7 @@ DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text"
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints the shares, a table of the settings, the recommendation and the command that proves it."""
     console.print(
-        f"{result['samples']} prompts of {result['log']}, {result['prompt_tokens']:,} tokens of {result['model']}'s tokenizer, "
+        f"{counted(result['samples'], 'prompt')} of {result['log']}, {result['prompt_tokens']:,} tokens of {result['model']}'s tokenizer, "
         f"{result['labelled']} with a right answer ({result['labels']})",
         soft_wrap=True,
     )
@@ -47,9 +48,10 @@ def in_plain_words(result: dict[str, Any]) -> list[str]:
         lines.append("nearest: " + ", ".join(f"{name}={value}" for name, value in advice["candidate"].items()))
     not_worth = max(row["not_worth"] for row in result["rows"])
     if not_worth:
+        have = "has" if not_worth == 1 else "have"
         lines.append(
-            f"up to {not_worth} prompts have a donor that would save fewer than {result['min_gain']} tokens beyond their exact "
-            "prefix; they are no hits (--min-gain)"
+            f"up to {counted(not_worth, 'prompt')} {have} a donor that would save fewer than "
+            f"{counted(result['min_gain'], 'token')} beyond the exact prefix: no hit (--min-gain)"
         )
     beyond = result["share_anywhere"] - result["share_prefix"]
     if beyond >= 0.1:
