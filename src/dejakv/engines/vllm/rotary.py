@@ -42,20 +42,20 @@ class Rotary:
             return
         source, target = source[rows], target[rows]
         runs, others = sliced(rows.cpu().numpy())
-        slices = [(slice(begin, end), int(rows[begin])) for begin, end in runs]
+        slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
         apart = torch.from_numpy(others).to(rows.device)
+        scattered = rows[apart]
         tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one rotary module for all layers
         for rotary, mine in zip(self.rotaries, keys, strict=True):
             if id(rotary) not in tables:
                 tables[id(rotary)] = _turn(rotary, source, target)
             cos, sin = tables[id(rotary)]
-            for run, first in slices:
-                there = mine[:, first : first + run.stop - run.start]
-                _turn_keys(rotary.is_neox_style, there, cos[run], sin[run])
+            for run, there in slices:
+                _turn_keys(rotary.is_neox_style, mine[:, there], cos[run], sin[run])
             if len(apart):
-                there = mine[:, rows[apart]]
-                _turn_keys(rotary.is_neox_style, there, cos[apart], sin[apart])
-                mine[:, rows[apart]] = there
+                some = mine[:, scattered]
+                _turn_keys(rotary.is_neox_style, some, cos[apart], sin[apart])
+                mine[:, scattered] = some
 
 
 def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
