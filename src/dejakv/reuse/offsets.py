@@ -83,5 +83,7 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
 def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
     """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
     shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
-    moved = held.index_select(2, part.rest).float() + torch.matmul(part.weights, shift)
-    return moved.to(held.dtype)
+    before = held.index_select(2, part.rest)
+    heads = before.flatten(0, 1)
+    weights = part.weights.expand(len(heads), -1, -1)
+    return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(held.dtype).view_as(before)

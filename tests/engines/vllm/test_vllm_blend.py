@@ -231,26 +231,46 @@ def test_impossible_blend_runs_exactly_and_is_stored(engine):
     assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]
 
 
+FEW = ([3, 9, 10, 40], [3, 0, 50, 41])
+"""Source and target of single rows."""
+MANY = (
+    [*range(5, 45), *range(45, 75), *range(100, 120), *range(10), *range(100, 140)],
+    [*range(40), *range(45, 75), *range(90, 110), *range(10), *range(139, 99, -1)],
+)
+"""A long run, rows that stay, a short run, rows that stay, and a run of which each row moves by another distance."""
+
+
+@pytest.mark.parametrize(("source", "target"), [FEW, MANY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("halves", [True, False])
 @pytest.mark.parametrize("width", [8, 6])
-def test_moved_keys_are_those_of_their_new_places(halves, width):
-    """Keys rotated for one place and moved equal keys rotated for the other; the rest of a partly rotated head stays."""
-    half = width // 2
-    angles = torch.arange(64)[:, None] / 10 ** torch.arange(half)[None]
-    rotary = SimpleNamespace(cos_sin_cache=torch.cat([angles.cos(), angles.sin()], 1), is_neox_style=halves)
-    source, target = torch.tensor([3, 9, 10, 40]), torch.tensor([3, 0, 50, 41])
-    plain = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, target):
+    """Keys rotated for one place and moved equal keys rotated for the other, also with scaled tables (YaRN); the rest of a partly
+    rotated head stays."""
+    half, scale = width // 2, 1.3
+    angles = torch.arange(150)[:, None] / 10 ** torch.arange(half)[None]
+    table = scale * torch.cat([angles.cos(), angles.sin()], 1)
+    rotary = SimpleNamespace(cos_sin_cache=table, is_neox_style=halves)
+    source, target = torch.tensor(source), torch.tensor(target)
+    plain = torch.randn(2, 3, len(source), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def rotated(places):
-        cos, sin = angles[places].cos(), angles[places].sin()
+        cos, sin = scale * angles[places].cos(), scale * angles[places].sin()
         turned = plain[..., :width]
         one, other = turned.chunk(2, -1) if halves else (turned[..., 0::2], turned[..., 1::2])
         pair = (one * cos - other * sin, other * cos + one * sin)
         turned = torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(-2)
-        return torch.cat([turned, plain[..., width:]], -1).float()
+        return torch.cat([turned, plain[..., width:]], -1).to(dtype)
 
     keys = rotated(source)
+    keys[:, :, ::2, 0] = -0.0  # a zero that is turned by nothing would lose its sign
     before = keys.clone()
     Rotary([rotary] * 2).move(keys, source, target)
-    torch.testing.assert_close(keys, rotated(target), rtol=1e-4, atol=1e-5)
-    assert torch.equal(keys[:, :, 0], before[:, :, 0])  # what stays in place stays bit for bit
+    wanted, compared = rotated(target), torch.ones(len(source), dtype=torch.bool)
+    compared[::2] = False
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(keys[:, :, compared], wanted[:, :, compared], **near)
+    stays = source == target
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(keys[:, :, stays].view(bits), before[:, :, stays].view(bits))  # bit for bit
+    assert torch.equal(keys[..., width:], before[..., width:])

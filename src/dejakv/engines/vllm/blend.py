@@ -110,6 +110,11 @@ class Blender:
         return block_ids[-(-draft.plan.first // self.paged.block_tokens) :]
 
     @staticmethod
+    def tokens(draft: Draft) -> int:
+        """How many tokens' state `begin` puts into blocks."""
+        return draft.plan.end - draft.plan.first
+
+    @staticmethod
     def rows_asked(draft: Draft) -> int:
         """How many rows `begin` computes at most, for the question."""
         return draft.tail if draft.plan.selector.asks and draft.plan.ranks else 0

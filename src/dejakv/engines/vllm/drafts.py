@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
+from dejakv.engines.vllm.row_batch import sliced
 from dejakv.errors import InputError
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.identity import digest_of
@@ -178,30 +179,27 @@ class Drafting:
                 shape = (*donor.shape[:3], len(found), donor.shape[4])
                 lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
                 state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
-            self._copy(donor, places, rows + first, meta.position, state)
+            self._copy(donor, places, rows + first, state)
             exact = meta.generation == meta.position == 0
             if exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
                 proof = chunk
         assert state is not None
+        positions = torch.from_numpy(among.positions[found.source[first:]]).to(self.device)
+        self.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=self.device))
         return _Filled(state, proof, lent)
 
-    def _copy(self, donor: torch.Tensor, places: Ids, rows: Ids, position: int, state: torch.Tensor) -> None:
-        """Copies a donor's tokens at `places` to the target's `rows`. Its first token was computed at `position`."""
-        at = torch.from_numpy(rows).to(self.device)
-        source = torch.from_numpy(places).to(self.device)
+    def _copy(self, donor: torch.Tensor, places: Ids, rows: Ids, state: torch.Tensor) -> None:
+        """Copies a donor's tokens at `places` to the target's `rows`: long runs as slices, in one pass."""
         donor = donor.to(self.device)
-        if len(rows) == state.shape[3]:
-            torch.index_select(donor, 3, source, out=state)
-            self.move(state[0], source + position, at)
-            return
-        shape = (*state.shape[:3], len(rows), state.shape[4])
-        lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
-        part = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
-        torch.index_select(donor, 3, source, out=part)
-        self.move(part[0], source + position, at)
-        state.index_copy_(3, at, part)
-        if lent is not None:
-            self.buffers.take_back(lent)
+        runs, apart = sliced(rows, rows - places)
+        for begin, end in runs:
+            to, of = int(rows[begin]), int(places[begin])
+            state[:, :, :, to : to + end - begin] = donor[:, :, :, of : of + end - begin]
+        if len(apart):
+            at = torch.from_numpy(rows[apart]).to(self.device)
+            source = torch.from_numpy(places[apart]).to(self.device)
+            for into, held in zip(state.flatten(0, 1), donor.flatten(0, 1), strict=True):  # small copies stay in caches
+                into.index_copy_(1, at, held.index_select(1, source))
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class Loads:
             else:
                 over.append(self._put_in(item, refused))
         self._loading = waiting
-        self._begin()
+        self._begin(idle=plan.idle)
         return over
 
     def take(self) -> tuple[list[tuple[str, str]], str]:
@@ -157,15 +157,18 @@ class Loads:
         else:
             time.sleep(IDLE_WAIT_S)
 
-    def _begin(self) -> None:
-        """Hands to the threads what there is memory for, in order: at least one blend at a time."""
-        held = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None)
+    def _begin(self, *, idle: bool = False) -> None:
+        """Hands to the threads what there is memory for, in order: at least one blend at a time. Not more, unless nothing else is
+        computed: drafts take time from the engine loop, and many in one step would hold up its tokens."""
+        begun = [item for item in self._loading if item.fetched is not None]
+        held = sum(self._draft_bytes(item.load) for item in begun)
+        making = sum(bool(item.load.blend) and item.arrived is None for item in begun)
         for item in self._loading:
             if item.fetched is not None:
                 continue
             more = self._draft_bytes(item.load)
-            if not more or not held or held + more <= self.max_draft_bytes:
-                held += more
+            if not more or not held or ((idle or not making) and held + more <= self.max_draft_bytes):
+                held, making = held + more, making + bool(more)
                 item.fetched = self._pool.submit(self._fetch, item.load)
 
     def _draft_bytes(self, load: Load) -> int:
@@ -228,9 +231,7 @@ class Loads:
                 item.told = True
                 self._told.append((item.load.request_id, item.draft.mark))
         blending = [item for item in self._loading if item.blending is not None and not item.problem]
-        self.mixer.mix(
-            [item.blending for item in blending if item.blending is not None], plan.room, refused, idle=plan.idle
-        )
+        self.mixer.mix([item.blending for item in blending if item.blending is not None], plan.room, refused)
         for item in blending:
             item.problem = item.blending.problem if item.blending is not None else ""
 

@@ -8,9 +8,9 @@ from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.errors import ModelError
 
-MOST_BEGUN = 4
-"""Blends that begin in a step in which others decode: each has a pass of its own for its question, and its donors' state to move, which
-take time beside their rows."""
+TOKENS_A_ROW = 4
+"""A step in which a blend begins computes a row less for so many of its tokens. Their draft, their way into blocks, the pass of the question
+and how they move with computed rows take time too: as long as a row for every 4 tokens on docs-lm, for every 20 on SmolLM2."""
 
 ELSEWHERE = "another rank could not go on"
 
@@ -46,10 +46,9 @@ class Mixer:
     blender: Blender
     problem: str = ""
 
-    def mix(self, blends: Sequence[Blending], room: int, refused: str = "", *, idle: bool = False) -> None:
+    def mix(self, blends: Sequence[Blending], room: int, refused: str = "") -> None:
         """Computes at most `room` rows: checks of the model, questions, and the rows of all that have begun, in one forward.
 
-        idle     nothing else is computed in the step
         refused  why nothing may be put into blocks by this rank
         """
         if not blends:
@@ -58,31 +57,38 @@ class Mixer:
             for blend in blends:
                 blend.problem = refused or ELSEWHERE
             return
-        left = len(blends) if idle else MOST_BEGUN
-        for blend in blends:
-            if blend.mixing is None and left:
-                room -= self._begun(blend, room)
-                left -= blend.mixing is not None
-        self._agree(blends)
+        room -= self._begun(blends, room)
         begun = [blend for blend in blends if not blend.over and blend.mixing is not None]
-        if begun:
+        if begun and room > 0:
             mixing = [blend.mixing for blend in begun if blend.mixing is not None]
             self._attempt(begun, lambda: self.blender.advance(mixing, room))
             self._agree(begun)
 
-    def _begun(self, blend: Blending, room: int) -> int:
-        """Checks and begins a blend as far as there is room for it; how many rows that computed."""
-        spent, blender = 0, self.blender
-        if not blend.checked:
-            rows = blender.rows_checked(blend.draft, blend.block_ids)
-            if rows > room:
-                return 0
-            self._attempt([blend], lambda: blender.check(blend.draft, blend.block_ids))
-            blend.checked, spent = True, rows
-        if not blend.problem and blender.rows_asked(blend.draft) <= room - spent:
-            self._attempt([blend], lambda: self._begin(blend))
-            spent += blend.mixing.asked if blend.mixing is not None else 0
-        return spent
+    def _begun(self, blends: Sequence[Blending], room: int) -> int:
+        """Checks and begins blends, in order, as far as there is room beside the rows of those that have begun; what of it that took.
+        It counts the same where this rank fails: the others have gone on."""
+        blender, spent, moved = self.blender, 0, 0
+        waiting = [blend for blend in blends if blend.mixing is None]
+        for blend in waiting:
+            rows = 0 if blend.checked else blender.rows_checked(blend.draft, blend.block_ids)
+            if not blend.checked and rows <= room - spent:
+                self._attempt([blend], lambda blend=blend: blender.check(blend.draft, blend.block_ids))
+                blend.checked, spent = True, spent + rows
+        self._agree(waiting)
+        pending = sum(len(blend.mixing.rows) for blend in blends if blend.mixing is not None)
+        for blend in waiting:
+            if blend.problem or not blend.checked:
+                continue
+            asks, moves = blender.rows_asked(blend.draft), blender.tokens(blend.draft) // TOKENS_A_ROW
+            taken = pending + spent + moved
+            if asks > room - spent:
+                continue
+            if taken and taken + asks + moves > room:
+                break  # nor do those behind it begin, or it might wait for ever
+            self._attempt([blend], lambda blend=blend: self._begin(blend))
+            spent, moved = spent + asks, moved + moves
+        self._agree(waiting)
+        return spent + moved
 
     def _begin(self, blend: Blending) -> None:
         blend.mixing = self.blender.begin(blend.draft, blend.block_ids)

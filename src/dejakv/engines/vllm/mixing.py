@@ -98,9 +98,6 @@ class Part:
         """The rows that move with these, if any do. `keys`, `values`: the computed ones' `[kv_heads, rows, head_dim]`."""
         if not layer or self.slots is None:  # the first layer's K and V depend on the token alone
             return None
-        state = self.draft.state[:, layer]
-        shifted = [
-            torch.cat([corrected(held[None], fresh[None], part)[0] for part in self.moves], dim=1)
-            for held, fresh in ((state[0], keys), (state[1], values))
-        ]
+        held, fresh = self.draft.state[:, layer], torch.stack((keys, values))
+        shifted = torch.cat([corrected(held, fresh, part) for part in self.moves], dim=2)
         return shifted[0], shifted[1], self.slots

@@ -32,18 +32,24 @@ def question_attention(
     def asked(layer: int, _prompt: int, queries: torch.Tensor) -> None:
         if layer >= first:
             keys = paged.keys(blocks, layer, room)
-            seen[:room] += _weights(rows[asking], queries[asking], keys, paged.attention(layer).impl)
+            seen[:room] += _weights(queries[asking], keys, paged.attention(layer).impl)
 
     forward.run([Rows(draft.ids[rows], rows, blocks)], asked=asked)
     return seen, len(rows)
 
 
-def _weights(rows: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, impl: Any) -> torch.Tensor:
-    """How much the rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32."""
-    by_group = queries.view(len(rows), keys.shape[0], -1, keys.shape[-1]).float()
-    scores = torch.einsum("rhgd,hkd->hgrk", by_group, keys.float()) * impl.scale
+def _weights(queries: torch.Tensor, keys: torch.Tensor, impl: Any) -> torch.Tensor:
+    """How much the last rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32.
+
+    queries  of these rows `[k, heads, head_dim]`
+    keys     of all tokens `[kv_heads, tokens, head_dim]`
+    """
+    count, heads, width = queries.shape
+    by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
+    scores = torch.bmm(by_group, keys.float().mT).mul_(impl.scale).view(heads, count, -1)
     cap = getattr(impl, "logits_soft_cap", None) or 0.0
     if cap > 0.0:
         scores = cap * torch.tanh(scores / cap)
-    later = torch.arange(keys.shape[1], device=rows.device)[None] > rows[:, None]
-    return scores.masked_fill(later, -math.inf).softmax(-1).sum((0, 1, 2))
+    later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
+    scores[:, :, scores.shape[2] - count :].masked_fill_(later, -math.inf)
+    return scores.softmax(-1).sum((0, 1))

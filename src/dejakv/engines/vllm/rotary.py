@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from dejakv.engines.vllm.row_batch import sliced
 from dejakv.errors import ModelError
 from dejakv.reuse.rope import turn
 
@@ -40,11 +41,21 @@ class Rotary:
         if not len(rows):
             return
         source, target = source[rows], target[rows]
+        runs, others = sliced(rows.cpu().numpy())
+        slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
+        apart = torch.from_numpy(others).to(rows.device)
+        scattered = rows[apart]
         tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one rotary module for all layers
         for rotary, mine in zip(self.rotaries, keys, strict=True):
             if id(rotary) not in tables:
                 tables[id(rotary)] = _turn(rotary, source, target)
-            mine[:, rows] = _turned(rotary.is_neox_style, mine[:, rows], *tables[id(rotary)])
+            cos, sin = tables[id(rotary)]
+            for run, there in slices:
+                _turn_keys(rotary.is_neox_style, mine[:, there], cos[run], sin[run])
+            if len(apart):
+                some = mine[:, scattered]
+                _turn_keys(rotary.is_neox_style, some, cos[apart], sin[apart])
+                mine[:, scattered] = some
 
 
 def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,11 +65,13 @@ def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torc
     return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))
 
 
-def _turned(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`halves`: a number and its partner lie half a head apart, else side by side."""
-    width = 2 * cos.shape[-1]
-    wide = keys[..., :width].float()
+def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """In place, in float32. `halves`: a number and its partner lie half a head apart, else side by side."""
+    turning = keys[..., : 2 * cos.shape[-1]]
+    wide = turning.float()  # of float32 itself
     one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
-    pair = (one * cos - other * sin, other * cos + one * sin)
-    turned = torch.cat(pair, dim=-1) if halves else torch.stack(pair, dim=-1).flatten(-2)
-    return torch.cat([turned.to(keys.dtype), keys[..., width:]], dim=-1)
+    crossed = one * sin
+    one.mul_(cos).addcmul_(other, sin, value=-1.0)
+    other.mul_(cos).add_(crossed)
+    if turning.dtype != wide.dtype:
+        turning.copy_(wide)

@@ -1,0 +1,107 @@
+"""What a blend starts from: each token's state is its donor token's, moved, however it lies in the donors. And how many drafts are made
+at once."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm_harness import tokens
+
+from dejakv.engines.tensors import to_store
+from dejakv.engines.vllm.buffers import Buffers
+from dejakv.engines.vllm.drafts import Drafting
+from dejakv.engines.vllm.loads import Loads
+from dejakv.engines.vllm.messages import Load, StepPlan
+from dejakv.engines.vllm.row_batch import SLICED
+from dejakv.errors import InputError
+from dejakv.reuse.blend import BlendConfig, find
+from dejakv.reuse.token_map import Donors
+from dejakv.store.base import Chunk, ChunkMeta
+
+LAYERS, HEADS, WIDTH = 3, 2, 4
+CONFIG = BlendConfig(min_similarity=0.0, max_share=1.0)
+A, B = tokens(200, 1), tokens(150, 2)
+
+
+def embed(ids: Any) -> Any:
+    return np.random.default_rng(0).standard_normal((512, 8)).astype(np.float32)[ids]
+
+
+def moved(keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Stands for a rotation: it shows each row's way."""
+    keys += (target - source)[:, None]
+
+
+def chunk_of(ids: list[int], number: int, position: int = 0) -> Chunk:
+    state = torch.randn(2, LAYERS, HEADS, len(ids), WIDTH, generator=torch.Generator().manual_seed(number))
+    meta = ChunkMeta(str(number), "default", "", tuple(ids), "", "", position=position, generation=number)
+    return Chunk(meta, to_store(state))
+
+
+SHUFFLED = np.random.default_rng(3).permutation(A).tolist()
+
+
+@pytest.mark.parametrize("first", [0, 70])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        A[40:] + B[:100] + tokens(20, 4),  # runs that move by one distance each
+        [token for pair in zip(A, B, strict=False) for token in pair],  # rows here and there
+        A[:80] + SHUFFLED[:60] + B[30:],
+    ],
+)
+def test_each_tokens_state_is_its_donors_moved(prompt: list[int], first: int) -> None:
+    donors = [chunk_of(A, 1), chunk_of(B, 2, position=7)]
+    by_id = {chunk.meta.id: chunk for chunk in donors}
+    drafting = Drafting(CONFIG, LAYERS, torch.float32, torch.device("cpu"), embed, moved, Buffers(1 << 20))
+    metas = [chunk.meta for chunk in donors]
+    draft = drafting.draft(prompt, first, len(prompt), metas, by_id.__getitem__)
+    among = Donors.of(A, B, first=[0, 7])
+    found, _ = find(np.asarray(prompt), among, embed, CONFIG, None, [False, False], first)
+    source = found.source[first:]
+    assert (np.diff(source) == 1).sum() > 2 * SLICED or prompt[1] == B[0]
+    states = torch.cat(
+        [torch.from_numpy(chunk.tensor.data.copy()).view(2, LAYERS, HEADS, -1, WIDTH) for chunk in donors], 3
+    )
+    wanted = states[:, :, :, torch.from_numpy(source)]
+    wanted[0] += torch.from_numpy(np.arange(first, len(prompt)) - among.positions[source])[:, None]
+    torch.testing.assert_close(draft.state[:, :, :, first:], wanted)
+
+
+@pytest.mark.parametrize(("idle", "most"), [(False, 1), (True, 2)])
+def test_drafts_are_made_one_at_a_time_where_others_decode(idle: bool, most: int) -> None:
+    """Their threads take time from the engine loop. Where nothing else is computed, all threads make some."""
+    going_on, lock, go = [0, 0], threading.Lock(), threading.Event()
+    begun = threading.Semaphore(0)
+
+    def draft(*_: Any) -> Any:
+        with lock:
+            going_on[0] += 1
+            going_on[1] = max(going_on)
+        begun.release()
+        assert go.wait(60)
+        with lock:
+            going_on[0] -= 1
+        raise InputError("enough")
+
+    blender = SimpleNamespace(draft=draft, lockstep=SimpleNamespace(ranks=1))
+    mixer: Any = SimpleNamespace(blender=blender, problem="", mix=lambda *_: None)
+    paged: Any = SimpleNamespace(bytes_per_token=1)
+    store: Any = SimpleNamespace(meta=lambda _: None)
+    loads = Loads(store, 60.0, Buffers(0), 1 << 20, paged, mixer)
+    loads.order([Load(str(number), ("x",), (1,), 0, 2, blend=(1, 2, 3)) for number in range(6)])
+    plan = StepPlan(idle=idle)
+    loads.finish(plan)
+    for _ in range(most):
+        assert begun.acquire(timeout=60)
+    loads.finish(plan)
+    go.set()
+    over: list[str] = []
+    while len(loads):
+        over += [done.problem.split(";")[0] for done in loads.finish(plan)]
+    loads.close()
+    assert over == ["enough"] * 6
+    assert going_on == [0, most]
