@@ -11,7 +11,7 @@ import numpy as np
 
 from dejakv.attack import read_redis
 from dejakv.attack.reading import main
-from dejakv.store import disk, redis
+from dejakv.store import disk, redis, redis_client
 from dejakv.store.base import Store, Tensor
 from dejakv.store.open import open_store
 
@@ -43,7 +43,7 @@ def opened(place: str) -> Store:
         np.ones(40_000_000)
     if place.startswith("redis://"):
         if HOLE == "unbounded":
-            redis.bounded = lambda kind, *_: kind  # type: ignore[attr-defined]
+            redis_client.bounded = lambda kind, *_: kind  # type: ignore[attr-defined]
         if HOLE == "trusting":
             redis.RedisStore._ask = lambda self, call, _shape: call(self._client)
         return read_redis.opened(place)
