@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads.picture import NAME as PICTURE
+from benchmarks.workloads.streams import REQUESTS
 from benchmarks.workloads.words import verdict
 
 from dejakv.experiments.output import SUMMARY, make_folder, read_object, replace_file
@@ -56,7 +57,8 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _stream(summary: Mapping[str, Any]) -> str:
-    lines = [f"## {summary['workload']} through {summary['engine']}", "", *_where(summary), ""]
+    many = f", {summary['samples']} requests" if summary["samples"] != REQUESTS else ""
+    lines = [f"## {summary['workload']} through {summary['engine']}{many}", "", *_where(summary), ""]
     arms: Mapping[str, Any] = summary["arms"]
     lines += ["| | " + " | ".join(TITLES.get(name, name) for name in arms) + " |", "|---" * (len(arms) + 1) + "|"]
     for title, cell in _ROWS.items():
