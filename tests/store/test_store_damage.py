@@ -1,5 +1,6 @@
 """Damaged files and rows cost a counted miss and nothing else."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,22 @@ def test_what_is_no_file_of_ours_is_not_read_and_the_chunk_can_be_stored_again(
         path.symlink_to(tmp_path / "nowhere")
     expect_set_aside(store, 1)
     assert (tmp_path / "elsewhere").exists()
+
+
+def test_a_log_handler_that_keeps_records_holds_no_damaged_chunk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception in a record would hold the frames that read the chunk, and with them its map and an open file."""
+    store = DiskStore(tmp_path / "store")
+    assert store.put(make_chunk(0, nbytes=LARGE))
+    path = chunk_file(store, 0)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    inode = path.stat().st_ino
+    assert store.get(make_chunk(0).meta.id) is None
+    assert "checksum differs" in caplog.text
+    gc.collect()
+    mapped = {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert inode not in mapped
+    store.close()

@@ -270,7 +270,8 @@ class DiskStore:
         """Removes a damaged chunk and sets its file aside, now or when nobody else writes."""
         readable = row if isinstance(row, Row) else None
         if self._condemned.add(row.number, readable.file if readable else None):
-            logger.warning("a damaged chunk is set aside: %s", cause)
+            # Words, not the exception: its frames hold the chunk's map, and a log handler may keep what it is given.
+            logger.warning("a damaged chunk is set aside: %s", str(cause))
             self._counters.corrupt(readable.partition if readable else None)
             self._settle(wait=False)
 

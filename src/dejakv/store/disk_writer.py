@@ -123,7 +123,7 @@ class DiskWriter:
         except Refused:
             raise
         except (StoreError, UnicodeError) as error:
-            logger.warning("a chunk cannot be stored: %s", error)
+            logger.warning("a chunk cannot be stored: %s", str(error))
             raise Refused("invalid") from error
         except OSError as error:
             raise Refused(files.reason_of(error)) from error

@@ -63,7 +63,7 @@ class MemoryStore:
         try:
             chunk = _frozen(chunk)
         except StoreError as error:
-            logger.warning("a chunk cannot be stored: %s", error)
+            logger.warning("a chunk cannot be stored: %s", str(error))
             return self._refuse(chunk, "invalid")
         id, parent, size = chunk.meta.id, self._parent_of(chunk), footprint(chunk)
         if self._budget.excess_bytes(size):

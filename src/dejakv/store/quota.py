@@ -141,7 +141,7 @@ class QuotaStore(WrapperStore):
         try:
             return _size(chunk.meta, chunk.tensor.nbytes)
         except StoreError as error:
-            logger.warning("a chunk cannot be stored: %s", error)
+            logger.warning("a chunk cannot be stored: %s", str(error))
             self._counters.refused(chunk.meta.partition, "invalid")
             return None
 

@@ -259,7 +259,7 @@ class RedisStore:
         except Unreachable:
             return self._refuse(partition, "unreachable")
         except (StoreError, UnicodeError) as error:
-            logger.warning("a chunk cannot be stored: %s", error)
+            logger.warning("a chunk cannot be stored: %s", str(error))
             return self._refuse(partition, "invalid")
         except self._errors.RedisError as error:
             return self._refuse(partition, reason_of(error))
