@@ -28,14 +28,10 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
     records = [row.arms[name].record for row in rows]
     base = [row.arms[BASE].record for row in rows]
     ttft, latency = [record.ttft_ms for record in records], [record.latency_ms for record in records]
-    computed, of_base = (
-        sum(record.computed_tokens for record in records),
-        sum(record.computed_tokens for record in base),
-    )
     done: dict[str, Any] = {
         "prompt_tokens": sum(record.prompt_tokens for record in records),
-        "computed_tokens": computed,
-        "computed_of_prefix": computed / of_base if of_base else None,
+        "computed_tokens": sum(record.computed_tokens for record in records),
+        "computed_of_prefix": _computed_of(base, records),
         "ttft_ms": {"mean": sum(ttft) / len(ttft), "p50": percentile(ttft, 0.5), "p95": percentile(ttft, 0.95)},
         "ttft_against_prefix": paired([record.ttft_ms for record in base], ttft) if name != BASE else None,
         "requests_per_second": 1e3 * len(latency) / sum(latency),
@@ -69,13 +65,18 @@ def _method(record: Record) -> str:
     return "prefix" if record.method == "none" and record.reused_tokens else record.method
 
 
+def _computed_of(base: Sequence[Record], own: Sequence[Record]) -> float | None:
+    """Tokens computed by those of prefix caching; None where it computed none."""
+    of_base = sum(record.computed_tokens for record in base)
+    return sum(record.computed_tokens for record in own) / of_base if of_base else None
+
+
 def _later(rows: Sequence[Row], name: str) -> dict[str, Any]:
     """Of the later requests, which find more in the store than the first ones, beside the same ones under prefix caching."""
     own, base = [row.arms[name].record for row in rows], [row.arms[BASE].record for row in rows]
-    of_base = sum(record.computed_tokens for record in base)
     return {
         "requests": len(rows),
-        "computed_of_prefix": sum(record.computed_tokens for record in own) / of_base if of_base else None,
+        "computed_of_prefix": _computed_of(base, own),
         "ttft_against_prefix": paired([record.ttft_ms for record in base], [record.ttft_ms for record in own]),
     }
 

@@ -40,7 +40,7 @@ class Shape:
     """Floating-point operations of one model, embeddings left out.
 
     row          of one token in all layers, attention to other tokens apart
-    pair         of one token that attends to one other in all layers; 0 where masks cost nothing
+    pair         of one token that attends to one other in all layers; 0 where pairs are not counted
     whole        see `Costs`
     token_bytes  bytes of one token's state
     """
@@ -52,7 +52,8 @@ class Shape:
 
     @classmethod
     def of(cls, model: Any, attention: str) -> "Shape":
-        """On a GPU pairs cost next to nothing beside rows. A layer-condensed model attends to the whole prompt."""
+        """On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A layer-condensed model attends to the
+        whole prompt."""
         embeddings = model.get_input_embeddings().weight
         config = model.config.get_text_config(decoder=True)
         layers, heads = config.num_hidden_layers, config.num_attention_heads

@@ -83,9 +83,8 @@ def left_out(model: nn.Module, attention: str) -> Iterator[None]:
     entered: list[VisibleKeys] = []
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = kwargs.get("input_ids")
-        given = kwargs.get("inputs_embeds") if given is None else given
-        given = args[0] if given is None and args else given
+        inputs = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1])
+        given = next((one for one in inputs if one is not None), None)
         if isinstance(given, Tensor) and given.dim() > 1 and given.shape[1] > ROWS:
             mode = VisibleKeys()
             mode.__enter__()

@@ -65,7 +65,7 @@ class Mixer:
             self._agree(begun)
 
     def _begun(self, blends: Sequence[Blending], room: int) -> int:
-        """Checks and begins blends, in order, as far as there is room beside the rows of those that have begun; what of it that took.
+        """Checks and begins blends, in order, as far as there is room beside the rows of those that have begun; how much room that took.
         It counts the same where this rank fails: the others have gone on."""
         blender, spent, moved = self.blender, 0, 0
         waiting = [blend for blend in blends if blend.mixing is None]
