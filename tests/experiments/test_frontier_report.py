@@ -32,7 +32,15 @@ def test_rows_count_stale_answers_only_where_the_answer_had_to_change():
 
 def frontier_rows(kinds, noise=False):
     """Rows of a report with two ways of blending, one by need."""
-    given = {"accuracy": 0.9, "kl_mean": 0.1, "top1": 0.9, "quality": "", "offsets": False, "complete": 0}
+    given = {
+        "accuracy": 0.9,
+        "kl_mean": 0.1,
+        "top1": 0.9,
+        "quality": "",
+        "offsets": False,
+        "surroundings": False,
+        "complete": 0,
+    }
     rows = []
     for kind in kinds:
         rows.append({**given, "kind": kind, "selector": "full", "map": "", "budget": "share"})

@@ -89,3 +89,16 @@ def test_a_batch_of_copies_moves_alike(copies):
     correct(held, held[:, :, rows] + 1.0, corrections(np.zeros(20, dtype=np.int64), rows))
     assert (held == held[:1]).all()
     assert not torch.equal(held[:1], state(4, 20))
+
+
+def test_rows_move_by_the_share_of_their_surroundings_that_changed():
+    runs, rows = np.zeros(20, dtype=np.int64), torch.arange(0, 20, 2)
+    held = state(5, 20)
+    fresh, before = held[:, :, rows] + 2.0, held.clone()
+    whole, part = held.clone(), held.clone()
+    changed = np.linspace(0, 1, 20, dtype=np.float32)
+    correct(whole, fresh, corrections(runs, rows))
+    correct(part, fresh, corrections(runs, rows, changed))
+    rest = torch.arange(1, 20, 2)
+    expected = (whole - before)[:, :, rest] * torch.from_numpy(changed)[rest][:, None]
+    assert torch.allclose((part - before)[:, :, rest], expected, atol=1e-5)

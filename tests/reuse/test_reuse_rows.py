@@ -1,5 +1,7 @@
 """The rule for rows that every engine follows, on plain tensors."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from dejakv.reuse.need import Need
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule, constant
 from dejakv.reuse.selector import Selector, choose
+from dejakv.reuse.surroundings import Surroundings
 from dejakv.reuse.token_map import Donors
 
 TOKENS = 20
@@ -117,3 +120,22 @@ def test_rows_of_all_layers_are_those_that_each_layer_keeps() -> None:
                 assert known is not None
                 rows = rows[chosen.kept(layer, rows, known[rows])]
             assert rows.tolist() == chosen.fixed().tolist()
+
+
+def test_the_questions_attention_is_weighed_by_the_surroundings() -> None:
+    """At equal attention the row next to the change comes first; where nothing is known of surroundings all count alike."""
+    index = np.arange(TOKENS)
+    around = Surroundings(np.zeros(TOKENS, np.float32), np.where(index < 10, index, index - 10))
+    scores = torch.linspace(1.0, 1.1, TOKENS)
+    weighed = plan(0.25, scores=scores, around=around)
+    assert weighed.fixed().tolist() == [0, 10, 11, 18, 19]
+    assert plan(0.25, scores=scores).fixed().tolist() == [15, 16, 17, 18, 19]
+    moved = replace(around, changed=np.ones(TOKENS, np.float32))
+    assert plan(0.25, scores=scores, around=moved).fixed().tolist() == [15, 16, 17, 18, 19]
+
+
+def test_only_the_questions_attention_is_weighed() -> None:
+    """A map's fit and measured deviations already tell where something changed."""
+    around = Surroundings(np.zeros(TOKENS, np.float32), np.arange(TOKENS))
+    fit = torch.linspace(1.0, 0.0, TOKENS)
+    assert plan(0.25, similarity=fit, around=around).fixed().tolist() == plan(0.25, similarity=fit).fixed().tolist()

@@ -30,6 +30,8 @@ class BlendConfig:
                     computed even beyond the share; without it as many of these sentences as the share pays for
     rule            overrides what is forced: `changed`, `edits`, `first` or `none` (see `need`)
     offsets         rows that are not computed move by what the computed ones near them show (`reuse.offsets`)
+    surroundings    where little changed before a copied run, rows near the change come first, and offsets count less
+                    (`reuse.surroundings`)
     schedule        constant, linear, exponential, or a list of shares such as `1,0.3,0.1`
     complete        layers computed completely at the beginning; None: one for the selectors that compare K or V (they see
                     nothing in the first layer, whose state depends on the token alone), else none
@@ -47,6 +49,7 @@ class BlendConfig:
     by_need: bool = True
     rule: Rule | None = None
     offsets: bool = True
+    surroundings: bool = True
     schedule: str = "constant"
     complete: Count | None = None
     tail: Positive | None = None

@@ -51,8 +51,12 @@ def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids
     return np.where(known, number, -1)
 
 
-def corrections(runs: Ids, computed: Tensor) -> list[Correction]:
-    """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both. `runs`: see `runs_of`."""
+def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[Correction]:
+    """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both.
+
+    runs     see `runs_of`
+    changed  see `Surroundings`: a row moves by this share of what its neighbours show; None: by all of it
+    """
     rows = computed.cpu().numpy()
     there = np.zeros(len(runs), dtype=bool)
     there[rows] = True
@@ -63,8 +67,10 @@ def corrections(runs: Ids, computed: Tensor) -> list[Correction]:
         if not anchors.size or not rest.size:
             continue
         among = _covariance(anchors, anchors) + NOISE * np.eye(len(anchors))
-        weights = np.linalg.solve(among, _covariance(anchors, rest)).T.astype(np.float32)
-        parts = (rest, anchors, np.searchsorted(rows, anchors), weights)
+        weights = np.linalg.solve(among, _covariance(anchors, rest)).T
+        if changed is not None:
+            weights *= changed[rest][:, None]
+        parts = (rest, anchors, np.searchsorted(rows, anchors), weights.astype(np.float32))
         made.append(Correction(*(torch.from_numpy(np.ascontiguousarray(part)).to(computed.device) for part in parts)))
     return made
 

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector, choose
+from dejakv.reuse.surroundings import Surroundings
 from dejakv.reuse.token_map import Ids
 
 
@@ -25,6 +28,7 @@ class RowPlan:
     exact       rows from the beginning whose state is exact; a layer's share is of the others
     first       rows before it are there already, and are computed in no layer
     runs        `[tokens]`: whose rows that are not computed move by what the computed ones show (`offsets.runs_of`); None: none
+    around      what the question's attention is weighed by, and how far offsets go; None: all rows alike
     stop        rows from it on are computed by somebody else, in every layer; None: there are none
     """
 
@@ -39,6 +43,7 @@ class RowPlan:
     stop: int | None = None
     exact: int = 0
     runs: Ids | None = None
+    around: Surroundings | None = None
 
     @property
     def end(self) -> int:
@@ -68,10 +73,19 @@ class RowPlan:
         """Scores `[tokens]` that need nothing of the layer; None where the selector compares its K or V. The first layer's
         depend on the token alone: there the map decides."""
         if self.scores is not None:
-            return self.scores
+            return self.scores if self._worth is None else self.scores * self._worth
         if self.selector.deviation and layer > 0:
             return None
         return self.selector.fixed_scores(self.similarity)
+
+    @cached_property
+    def _worth(self) -> Tensor | None:
+        return None if self.around is None else torch.from_numpy(self.around.worth).to(self.forced.device)
+
+    @property
+    def changed(self) -> NDArray[np.float32] | None:
+        """Which share of its offset each row moves by; None: all by the whole of it."""
+        return None if self.around is None else self.around.changed
 
     def kept(self, layer: int, rows: Tensor, scores: Tensor) -> Tensor:
         """Which of the rows that the layer before computed the layer computes: ascending indices into `rows`.

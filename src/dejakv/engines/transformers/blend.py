@@ -23,6 +23,7 @@ from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
+from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor as Stored
 
@@ -70,12 +71,13 @@ def plan_cache(
     *,
     threshold: float | None = None,
     offsets: bool = False,
+    surroundings: bool = False,
 ) -> PlannedBlend:
     """Rearranges the donors' state into the target's order and moves its keys to the target's positions.
 
     states     one stacked tensor a donor (`Chunk.tensor`), in the order of `donors`
     threshold  see `RowPlan`
-    offsets    see `BlendConfig`
+    offsets, surroundings  see `BlendConfig`
 
     Raises: ModelError for a model that blending is refused for, or a state of another shape.
     """
@@ -92,8 +94,12 @@ def plan_cache(
     similarity = torch.from_numpy(found.similarity).to(device)
     forced = torch.from_numpy(needed.forced).to(device)
     left = torch.from_numpy(needed.left).to(device) if needed.left.any() else None
-    runs = runs_of(np.asarray(target, dtype=np.int64), donors, found, needed.exact) if offsets else None
-    plan = RowPlan(schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact, runs=runs)
+    ids = np.asarray(target, dtype=np.int64)
+    plan = RowPlan(
+        schedule, selector, similarity, forced, threshold, left=left, exact=needed.exact,
+        runs=runs_of(ids, donors, found, needed.exact) if offsets else None,
+        around=surroundings_of(ids, donors, found) if surroundings else None,
+    )  # fmt: skip
     asked = 0.0
     if selector.asks and plan.ranks:  # else the forced rows are all that is computed
         scores, asked = query_attention(model, seams, target, layers, plan, needed.tail)

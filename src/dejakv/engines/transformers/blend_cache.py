@@ -126,7 +126,7 @@ class BlendCache(Cache):
         cache.rows = rows
         if rows is not None and plan.runs is not None and index:  # the first layer's K and V depend on the token alone
             if self._offsets is None:
-                self._offsets = corrections(plan.runs, rows)
+                self._offsets = corrections(plan.runs, rows, plan.changed)
             cache.offsets = self._offsets
         self.trace.rows.append(rows)
         return hidden, self._for_rows(kwargs, rows, layer)

@@ -49,6 +49,7 @@ def plan_blend(
         engine.model, prepared.token_ids, states, held, found, needed,
         config.schedule_for(layers), Selector(config.selector, config.seed),
         threshold=config.threshold if config.by_need else None, offsets=config.offsets,
+        surroundings=config.surroundings,
     )  # fmt: skip
     if seams.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
         planned.made_of = MadeOf(target, held, found, metas)

@@ -23,6 +23,7 @@ from dejakv.reuse.new_text import new_text
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
+from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
 from dejakv.store.base import Chunk, ChunkMeta
 
@@ -136,6 +137,7 @@ class Drafting:
                 stop=stop,
                 exact=must.exact,
                 runs=runs_of(ids, among, found, must.exact) if self.config.offsets else None,
+                around=surroundings_of(ids, among, found) if self.config.surroundings else None,
             )
             there = torch.from_numpy(ids).to(self.device)
             names = tuple(meta.id for meta in usable)

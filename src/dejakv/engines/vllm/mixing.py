@@ -66,7 +66,7 @@ class Mixing:
         runs = self.draft.plan.runs[: self.draft.plan.end].copy()
         others = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
         runs[others] = -1  # rows of other parts do not move
-        moves = tuple(corrections(runs, rows))
+        moves = tuple(corrections(runs, rows, self.draft.plan.changed))
         if not moves:
             return Part(self.draft, taken)
         slots = slots_of(self.block_ids, self.block_tokens, torch.cat([move.rest for move in moves]))

@@ -94,7 +94,7 @@ class Bench:
         planned = plan_cache(
             self.engine.model, case.target, states, donors, found, needed,
             config.schedule_for(self.layers), Selector(config.selector, case.number), threshold=config.threshold,
-            offsets=config.offsets,
+            offsets=config.offsets, surroundings=config.surroundings,
         )  # fmt: skip
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)

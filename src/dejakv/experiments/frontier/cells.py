@@ -1,7 +1,8 @@
 """Ways of blending that a frontier compares: token map, selector, share of rows, and the use of the share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dejakv.reuse.blend import BlendConfig
 from dejakv.reuse.need import Rule
@@ -33,7 +34,7 @@ class Cell:
               then the first rows of each copied run
     complete  layers computed completely before that
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
-    offsets   see BlendConfig
+    offsets, surroundings  see BlendConfig
     """
 
     map: str
@@ -43,11 +44,13 @@ class Cell:
     complete: int = 1
     quality: str = ""
     offsets: bool = False
+    surroundings: bool = False
 
     @property
     def name(self) -> str:
         made = f"{self.map}/{self.selector}/{self.budget}/{self.complete}/{self.share:g}"
-        return self.quality or made + ("/offsets" if self.offsets else "")
+        made += "/offsets" if self.offsets else ""
+        return self.quality or made + ("/surroundings" if self.surroundings else "")
 
     @property
     def main(self) -> bool:
@@ -68,6 +71,7 @@ class Cell:
             by_need=self.budget in ("need", "first"),
             rule=rules.get(self.budget, "changed"),
             offsets=self.offsets,
+            surroundings=self.surroundings,
             min_similarity=0.0 if self.budget == "share" else 0.2,
             complete=self.complete,
             max_share=1.0,
@@ -88,9 +92,9 @@ def text_cells() -> list[Cell]:
     """The cells of the frontier on real text: the three qualities, other shares of their way, what each of its parts does
     alone, and at the default's share the ways of others."""
     made = quality_cells()
-    made += [Cell("context", "prophet", share, "need", 0, offsets=True) for share in (0.1, 0.3, 0.5)]
+    made += [Cell("context", "prophet", share, "need", 0, offsets=True, surroundings=True) for share in (0.1, 0.3, 0.5)]
     made += [Cell("context", selector, 0.2, "need", 0) for selector in ("query", "prophet", "random")]
-    made += [Cell("context", selector, 0.2, "need", 0, offsets=True) for selector in ("query", "random")]
+    made += [Cell("context", selector, 0.2, "need", 0, offsets=True) for selector in ("query", "prophet", "random")]
     made += [Cell("context", "similarity", 0.2, "first", 0), Cell("context", "value", 0.2, "need")]
     made += [Cell("embedding", "kv", 0.2), Cell("align", "kv", 0.2)]
     return made
@@ -100,7 +104,20 @@ def quality_cells() -> list[Cell]:
     """The values of `--blend-quality`."""
     return [
         Cell(
-            MAP, quality.selector, quality.share, "need", int(Selector(quality.selector).deviation), name, offsets=True
+            MAP,
+            quality.selector,
+            quality.share,
+            "need",
+            int(Selector(quality.selector).deviation),
+            name,
+            offsets=True,
+            surroundings=True,
         )
         for name, quality in QUALITIES.items()
     ]
+
+
+def moved_by(row: Mapping[str, Any]) -> str:
+    """What becomes of the rows that a way does not compute, in words; empty if they stay as they are. `row`: has a cell's fields."""
+    named = [name for name in ("offsets", "surroundings") if row[name]]
+    return "".join(f", {name}" for name in named)

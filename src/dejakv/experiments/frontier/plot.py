@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dejakv.experiments.frontier.cells import moved_by
+
 NAMES = {
     "accuracy": "accuracy",
     "kl_mean": "KL along the answer, nats",
@@ -89,4 +91,4 @@ def _way(row: Mapping[str, Any]) -> str:
         return "by need, then the first rows of each run"
     # Without a share, what ranks rows is of no account.
     ranked = row["selector"] if row["share"] else "nothing else"
-    return f"by need, {ranked}{', offsets' if row['offsets'] else ''}, {row['complete']} complete"
+    return f"by need, {ranked}{moved_by(row)}, {row['complete']} complete"

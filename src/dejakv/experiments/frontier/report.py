@@ -9,7 +9,7 @@ import numpy as np
 
 from dejakv import __version__
 from dejakv.experiments.frontier.bench import NOISE
-from dejakv.experiments.frontier.cells import Cell
+from dejakv.experiments.frontier.cells import Cell, moved_by
 from dejakv.experiments.frontier.plot import plot
 from dejakv.experiments.scoring import wilson
 
@@ -34,7 +34,8 @@ def rows_of(
         if not group:
             continue
         full = [rows["full"] for rows in group]
-        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": "", "offsets": False}
+        plain = {"map": "", "budget": "share", "share": 1.0, "complete": None, "quality": ""}
+        plain |= {"offsets": False, "surroundings": False}
         made.append({**_row(kind, full, full), **plain, "selector": "full"})
         noise = [rows for rows in group if NOISE in rows]
         if noise:
@@ -46,7 +47,7 @@ def rows_of(
                 row = _row(kind, [rows[name] for rows in got], [rows["full"] for rows in got])
                 named = {
                     k: getattr(cell, k)
-                    for k in ("map", "selector", "budget", "share", "complete", "quality", "offsets")
+                    for k in ("map", "selector", "budget", "share", "complete", "quality", "offsets", "surroundings")
                 }
                 made.append({**row, **named})
     return made
@@ -134,7 +135,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             if row["kind"] != kind:
                 continue
             budget = row["budget"] + ("" if row["complete"] in (1, None) else f", {row['complete']} complete")
-            budget += ", offsets" if row["offsets"] else ""
+            budget += moved_by(row)
             budget = f"{row['quality']}: {budget}" if row["quality"] else budget
             (low, high), (from_, to) = row["same_interval"], row["kl_mean_interval"]
             parts.append(
@@ -168,8 +169,7 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> Any:
         elif row["quality"]:
             how = row["quality"]
         elif ours or paper:
-            offsets = ", offsets" if row["offsets"] else ""
-            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}{offsets}"
+            how = f"{row['map']}, {row['selector']}, {row['budget']} {row['share']:.0%}{moved_by(row)}"
         else:
             continue
         shown.add_row(
