@@ -31,12 +31,16 @@ class Correction:
     rest     `[r]` rows of the prompt
     anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
     weights  `[r, s]` float32
+    span     first and stop of the piece, if its rows are all there are between them
+    all      `[stop - first, s]`: the weights of these, 0 for the anchors; None without a span
     """
 
     rest: Tensor
     anchors: Tensor
     at: Tensor
     weights: Tensor
+    span: tuple[int, int] = (0, 0)
+    all: Tensor | None = None
 
 
 def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
@@ -70,8 +74,13 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
         weights = np.linalg.solve(among, _covariance(anchors, rest)).T
         if changed is not None:
             weights *= changed[rest][:, None]
-        parts = (rest, anchors, np.searchsorted(rows, anchors), weights.astype(np.float32))
-        made.append(Correction(*(torch.from_numpy(np.ascontiguousarray(part)).to(computed.device) for part in parts)))
+        parts = [rest, anchors, np.searchsorted(rows, anchors), weights.astype(np.float32)]
+        first, stop = int(piece[0]), int(piece[-1]) + 1
+        if stop - first == len(piece):
+            parts.append(np.zeros((len(piece), len(anchors)), np.float32))
+            parts[-1][rest - first] = weights
+        tensors = [torch.from_numpy(np.ascontiguousarray(part)).to(computed.device) for part in parts]
+        made.append(Correction(*tensors[:4], (first, stop), *tensors[4:]))
     return made
 
 
@@ -83,13 +92,22 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
     """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
     `held` still has the donor's state there."""
     for part in made:
-        held.index_copy_(2, part.rest, corrected(held, fresh, part))
+        if part.all is None:
+            held.index_copy_(2, part.rest, corrected(held, fresh, part))
+        else:  # in one pass over the piece, without gathering its rows
+            first, stop = part.span
+            held[:, :, first:stop].add_(part.all @ _shift(held, fresh, part))
 
 
 def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
     """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
-    shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
+    shift = _shift(held, fresh, part)
     before = held.index_select(2, part.rest)
     heads = before.flatten(0, 1)
     weights = part.weights.expand(len(heads), -1, -1)
     return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(held.dtype).view_as(before)
+
+
+def _shift(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+    """How far the donors' state of the anchors is off: `[batch, kv_heads, s, head_dim]` float32."""
+    return fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()

@@ -15,9 +15,9 @@ from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Drafting
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import Load, StepPlan
-from dejakv.engines.vllm.row_batch import SLICED
 from dejakv.errors import InputError
 from dejakv.reuse.blend import BlendConfig, find
+from dejakv.reuse.slices import SLICED
 from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk, ChunkMeta
 

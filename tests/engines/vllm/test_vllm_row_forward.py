@@ -15,8 +15,9 @@ from dejakv.engines.vllm import bind
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.engines.vllm.model_check import CHECKED_ROWS, ModelCheck
-from dejakv.engines.vllm.row_batch import Batch, Rows, contiguous
+from dejakv.engines.vllm.row_batch import Batch, Rows
 from dejakv.reuse.schedule import Schedule
+from dejakv.reuse.slices import contiguous
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)

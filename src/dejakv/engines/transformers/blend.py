@@ -23,8 +23,9 @@ from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
+from dejakv.reuse.slices import copy_rows, sliced
 from dejakv.reuse.surroundings import surroundings_of
-from dejakv.reuse.token_map import Donors, TokenMap
+from dejakv.reuse.token_map import Donors, Ids, TokenMap
 from dejakv.store.base import Tensor as Stored
 
 
@@ -127,18 +128,32 @@ def rearrange(
                 f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
                 f"{len(seams.layers)} layers: it is of another model"
             )
-        held = torch.from_numpy(places)
-        taken = state[:, first:].index_select(3, held).to(device=device, dtype=dtype)
-        at = torch.from_numpy(rows).to(device)
-        source = held.to(device) + first_position[index]
-        taken[0] = seams.move(taken[0], at, source, stops[index], tokens, first)
-        if rows.size == tokens:
-            return taken
         if out is None:
-            out = taken.new_empty((2, taken.shape[1], taken.shape[2], tokens, taken.shape[4]))
-        out.index_copy_(3, at, taken)
+            shape = (2, state.shape[1] - first, state.shape[2], tokens, state.shape[4])
+            out = torch.empty(shape, dtype=dtype, device=device)
+        copy_rows(state[:, first:].to(device), places, out, rows)
+        _move(seams, out[0], rows, places + first_position[index], stops[index], first)
     assert out is not None
     return out
+
+
+def _move(seams: Seams, keys: Tensor, rows: Ids, source: Ids, length: int, first: int) -> None:
+    """Turns the keys `[layers - first, kv_heads, tokens, head_dim]` of these rows from positions `source` of a prompt of `length`
+    tokens to their own, in place."""
+    tokens = keys.shape[2]
+    if seams.fixed or length == tokens:
+        rows, source = rows[rows != source], source[rows != source]
+    if not rows.size:
+        return
+    to, of = (torch.from_numpy(places).to(keys.device) for places in (rows, source))
+    runs, apart = sliced(rows)
+    for begin, end in runs:
+        part = keys[:, :, rows[begin] : rows[begin] + end - begin]
+        part.copy_(seams.move(part, to[begin:end], of[begin:end], length, tokens, first))
+    if len(apart):
+        at = torch.from_numpy(apart).to(keys.device)
+        moved = seams.move(keys.index_select(2, to[at]), to[at], of[at], length, tokens, first)
+        keys.index_copy_(2, to[at], moved)
 
 
 def query_attention(

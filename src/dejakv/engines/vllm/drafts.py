@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
-from dejakv.engines.vllm.row_batch import sliced
 from dejakv.errors import InputError
 from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.identity import digest_of
@@ -23,6 +22,7 @@ from dejakv.reuse.new_text import new_text
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
+from dejakv.reuse.slices import copy_rows
 from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
 from dejakv.store.base import Chunk, ChunkMeta
@@ -181,7 +181,7 @@ class Drafting:
                 shape = (*donor.shape[:3], len(found), donor.shape[4])
                 lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
                 state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
-            self._copy(donor, places, rows + first, state)
+            copy_rows(donor.to(self.device), places, state, rows + first)
             exact = meta.generation == meta.position == 0
             if exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
                 proof = chunk
@@ -189,19 +189,6 @@ class Drafting:
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(self.device)
         self.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=self.device))
         return _Filled(state, proof, lent)
-
-    def _copy(self, donor: torch.Tensor, places: Ids, rows: Ids, state: torch.Tensor) -> None:
-        """Copies a donor's tokens at `places` to the target's `rows`: long runs as slices, in one pass."""
-        donor = donor.to(self.device)
-        runs, apart = sliced(rows, rows - places)
-        for begin, end in runs:
-            to, of = int(rows[begin]), int(places[begin])
-            state[:, :, :, to : to + end - begin] = donor[:, :, :, of : of + end - begin]
-        if len(apart):
-            at = torch.from_numpy(rows[apart]).to(self.device)
-            source = torch.from_numpy(places[apart]).to(self.device)
-            for into, held in zip(state.flatten(0, 1), donor.flatten(0, 1), strict=True):  # small copies stay in caches
-                into.index_copy_(1, at, held.index_select(1, source))
 
 
 @dataclass(frozen=True)

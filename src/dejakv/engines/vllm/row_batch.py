@@ -6,15 +6,11 @@ the end of a sequence, as in every chunked prefill, is then right for it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 
-from dejakv.reuse.token_map import Ids
-
-SLICED = 32
-"""Rows from which on a slice takes less time than the same rows by their numbers."""
+from dejakv.reuse.slices import contiguous
 
 
 @dataclass(frozen=True)
@@ -84,21 +80,3 @@ class Batch:
                 for number, rows in enumerate(prompts)
             ),
         )
-
-
-def contiguous(places: Ids, group: Ids | None = None) -> list[tuple[int, int]]:
-    """Begin and end of each run of consecutive places (of one `group`), as indices into them."""
-    cut = np.diff(places) != 1
-    if group is not None:
-        cut |= np.diff(group) != 0
-    return list(pairwise([0, *(np.flatnonzero(cut) + 1).tolist(), len(places)]))
-
-
-def sliced(places: Ids, group: Ids | None = None) -> tuple[list[tuple[int, int]], Ids]:
-    """The runs of at least `SLICED` consecutive places (of one `group`), as `contiguous` gives them, and the indices of all other
-    places."""
-    runs = [(begin, end) for begin, end in contiguous(places, group) if end - begin >= SLICED]
-    apart = np.ones(len(places), dtype=bool)
-    for begin, end in runs:
-        apart[begin:end] = False
-    return runs, np.flatnonzero(apart)
