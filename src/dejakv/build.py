@@ -11,6 +11,7 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoders.cross import CrossEncoder
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
+from dejakv.engines.base import encoder_outputs_of
 from dejakv.find.finder import Embed, no_vectors
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -112,7 +113,7 @@ def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "--fusion-provider", ("capture", "inject"))
-    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(
+    registry = encoder_outputs_of(engine) or VisualKVCache(
         max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
     )
     folder = config.fusion_states_dir
