@@ -23,6 +23,7 @@ from dejakv.reuse.quality import QUALITIES
         ({"max_bytes": -1}, "negative"),
         ({"blend_share": 1.2}, "0 to 1"),
         ({"blend_quality": "best"}, "strict, default, loose"),
+        ({"levels": ["package.module:level"]}, "is a list: give a tuple"),
     ],
 )
 def test_a_wrong_setting_names_the_remedy(setting: dict[str, Any], says: str) -> None:

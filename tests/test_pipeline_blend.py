@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
-from dejakv.datasets.docs import ask
+from dejakv.datasets.docs import ask, make_document
 from dejakv.reuse.blend import BlendReport
 
 
@@ -78,6 +78,21 @@ def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, 
     assert (answer.record.method, answer.record.level, answer.record.approximate) == ("blend", "copied", True)
     assert report.share < 0.5
     assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
+    assert answer.text == uncached(docs_engine, wanted).text
+
+
+def test_donors_that_are_together_longer_than_the_context_are_blended(docs_engine: Any, served: Any) -> None:
+    """Each has its own positions, so only the prompt itself must fit."""
+    documents = [make_document(random.Random(seed), facts=70) for seed in range(4)]
+    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, exact_prefix=False))
+    for document in documents:
+        assert pipeline.answer(request("Where is it?", document.text)).record.stored
+    parts = [" ".join(sentence.text for sentence in document.sentences[-20:]) for document in documents]
+    wanted = request(ask(documents[2].facts[-1], random.Random(1)), " ".join(parts))
+    answer = pipeline.answer(wanted)
+    donors = pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors
+    assert answer.record.method == "blend"
+    assert sum(meta.num_tokens for meta in donors) > docs_engine.context > answer.record.prompt_tokens
     assert answer.text == uncached(docs_engine, wanted).text
 
 

@@ -30,7 +30,7 @@ def test_every_text_that_has_an_encoding_is_taken(text: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("media", [Media(b"x")]),
+        ("media", [b"x"]),
         ("media", (b"x",)),
         ("media", Media(b"x")),
         ("sampling", {"max_new_tokens": 4}),
@@ -45,6 +45,15 @@ def test_every_text_that_has_an_encoding_is_taken(text: str) -> None:
 def test_other_fields(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=field):
         Request("r", "p", "c", **{field: value})
+
+
+def test_lists_are_kept_as_tuples() -> None:
+    pictures: Any = [Media(b"x")]
+    parts: Any = ["one", "two"]
+    assert Request("r", "p", "c", media=pictures).media == tuple(pictures)
+    made = Request("r", "say: one, two", "say", parts=parts, order="free")
+    assert made.parts == ("one", "two")
+    assert made == Request("r", "say: one, two", "say", parts=("one", "two"), order="free")
 
 
 @pytest.mark.parametrize("data", ["text", None, bytearray(b"x"), memoryview(b"x"), 5])

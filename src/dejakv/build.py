@@ -11,6 +11,8 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoders.cross import CrossEncoder
 from dejakv.encoders.hooks import hook_named
 from dejakv.encoders.text import text_encoder
+from dejakv.engines.base import encoder_outputs_of
+from dejakv.find.candidates import PlanGuard
 from dejakv.find.finder import Embed, no_vectors
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -41,10 +43,11 @@ def build_cache(
     store: Store | None = None,
     levels: Sequence[Level] = (),
     guards: Sequence[Guard] = (),
+    plan_guards: Sequence[PlanGuard] = (),
     background: bool = True,
 ) -> HierarchicalCache:
     """A cache as the config says. `engine` lends its embeddings where the config asks for the served model's own; `levels` and
-    `guards` of the caller's own go before those of the config.
+    `guards` of the caller's own go before those of the config. `plan_guards` judge approximate plans.
 
     Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder that is not installed.
     """
@@ -58,6 +61,7 @@ def build_cache(
         embed=embed,
         fusing=build_fusing(config, engine),
         gate=build_gate(config),
+        plan_guards=plan_guards,
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
@@ -112,7 +116,7 @@ def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "--fusion-provider", ("capture", "inject"))
-    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(
+    registry = encoder_outputs_of(engine) or VisualKVCache(
         max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
     )
     folder = config.fusion_states_dir

@@ -14,6 +14,7 @@ from dejakv.costs import Costs
 from dejakv.counts import CacheCounts
 from dejakv.engines.base import Completion, ComputedRows, FollowsWeights, Prepared
 from dejakv.find.ask import Ask
+from dejakv.find.candidates import PlanGuard
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
@@ -46,7 +47,7 @@ from dejakv.trust.report import TrustReport
 class HierarchicalCache:
     """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
 
-    levels, guards, embed, embedder  see `Finder`
+    levels, guards, embed, embedder, plan_guards  see `Finder`
     fusing                           states of the model's fusion modules, if a provider reads them
     gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
     background                       False stores within `record`
@@ -63,10 +64,13 @@ class HierarchicalCache:
         embedder: str = "",
         fusing: Fusing | None = None,
         gate: Gate | None = None,
+        plan_guards: Sequence[PlanGuard] = (),
         background: bool = True,
     ) -> None:
         bounded = Bounded(gate) if gate is not None else None
-        self.finder = Finder(store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded)
+        self.finder = Finder(
+            store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded, plan_guards=plan_guards
+        )
         self.config = self.finder.config
         self.gate = gate
         self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
@@ -224,8 +228,7 @@ class HierarchicalCache:
 
     def stats(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counters; None sums over all, for the operator of the process."""
-        if partition is not None:
-            check_partition(partition)
+        check_partition("" if partition is None else partition)
         return self.finder.counts.of(partition)
 
     def trust(self, partition: str | None) -> TrustReport | None:
@@ -260,8 +263,7 @@ class HierarchicalCache:
         stored afterwards; rows of a blend only while all its donors are there. What idle time is computing is not stored.
         Raises: StoreError if entries or their traces could not be removed.
         """
-        if selection.partition is not None:
-            check_partition(selection.partition)
+        check_partition("" if selection.partition is None else selection.partition)
         if not dry_run:
             self.removals.note(selection.partition)
         self._writer.flush()

@@ -6,7 +6,7 @@
     seen.add(tokenizer.encode(best.prompt))
 
 Nothing is approximate: the prompt is another one, with the same parts. What another order does to answers is measured in
-docs/order.md.
+docs/plans.md.
 """
 
 import time

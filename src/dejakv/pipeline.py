@@ -21,6 +21,7 @@ from dejakv.engines.base import (
     Start,
     check_top_layer,
     costs_of,
+    encoder_outputs_of,
 )
 from dejakv.errands import Errands
 from dejakv.errors import InputError, ModelChangedError, ModelError
@@ -136,7 +137,7 @@ class Pipeline(Errands):
 
     def _purge(self, selection: Selection, dry_run: bool) -> Purged:
         purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
-        registry = getattr(self.engine, "encoder_cache", None)
+        registry = encoder_outputs_of(self.engine)
         if registry is not None:
             purged += registry.purge(selection.of_others(purged), dry_run=dry_run)
         if not dry_run:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from dejakv.errors import InputError
 from dejakv.parts import Frame, frame_of
@@ -63,7 +63,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One request on its way through the cache.
+    """One request on its way through the cache. Lists of media and parts are kept as tuples.
 
     prompt     the text the model is given, template applied, media placeholders included
     chunk      the text the levels compare (`chunk_source` picks it; the prompt if nothing does)
@@ -94,6 +94,10 @@ class Request:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        for name in ("media", "parts"):
+            given = getattr(self, name)
+            if isinstance(given, list):
+                object.__setattr__(self, name, tuple(cast(list[object], given)))
         check_fields(self, error=InputError, nul=True)
         if self.order == "free":
             _ = self.frame  # raises for parts that the prompt does not have

@@ -169,7 +169,7 @@ def _union_problem(value: object, kinds: tuple[Any, ...], nul: bool) -> str | No
 
 def _tuple_problem(value: object, kind: Any, nul: bool) -> str | None:
     if not isinstance(value, tuple):
-        return "is no list: give a list, of one if it is one"
+        return "is a list: give a tuple" if isinstance(value, list) else "is no list: give a list, of one if it is one"
     for item in cast(tuple[object, ...], value):
         problem = _problem(item, kind, nul)
         if problem is not None:

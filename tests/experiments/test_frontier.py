@@ -2,6 +2,7 @@
 
 import json
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -168,6 +169,9 @@ def test_commands(tmp_path):
     line = ["frontier", "--samples", "1", "--kind", "merge", "--only", SOME[0], "--facts", "5"]
     small = runner.invoke(app, [*line, "--output", str(tmp_path / "small")])
     assert small.exit_code == 0, small.output
+    promised = [name for name in small.stdout.replace(",", " ").split() if name.endswith((".json", ".md", ".png"))]
+    assert [Path(name).name for name in promised] == ["frontier.json", "frontier-table.md", "frontier.png"]
+    assert all((tmp_path / "small" / Path(name).name).is_file() for name in promised)
     # No terminal here, as in a log: what is being done is told in lines.
     assert small.stderr.splitlines()[:2] == ["loading docs-lm", "docs-lm: 1 case to measure"]
     wrong = runner.invoke(app, ["frontier", "--kind", "better", "--output", str(tmp_path)])

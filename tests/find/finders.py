@@ -76,11 +76,13 @@ def finder_of(
     *stored: Prepared,
     level: Likes | None = None,
     guards: tuple[Any, ...] = (),
+    plan_guards: tuple[Any, ...] = (),
     store: MemoryStore | None = None,
     **settings: Any,
 ) -> Finder:
     store = store or MemoryStore()
-    made = Finder(store, [level] if level is not None else [], guards, SemanticCacheConfig(**settings))
+    own = SemanticCacheConfig(**settings)
+    made = Finder(store, [level] if level is not None else [], guards, own, plan_guards=plan_guards)
     for item in stored:
         chunk = chunk_of(item)
         store.put(chunk)

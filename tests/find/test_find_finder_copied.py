@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.find.finders import WORDS, copied, finder_of, id_of, similar
 
 from dejakv.find.ask import Ask
+from dejakv.find.ways import Plan
 from dejakv.levels.base import Match
 
 
@@ -45,6 +46,21 @@ def test_copied_text_of_another_tenant_or_model_is_not_found() -> None:
         assert made.find(other, Ask("blend")).plan.method == "none"
     made.remove(id_of(stored))
     assert made.find(asked, Ask("blend")).plan.method == "none"
+
+
+def test_a_guard_of_the_callers_own_judges_plans_by_their_seams() -> None:
+    """Three runs of one prompt in another order: two are admitted, three are not."""
+
+    class FewSeams:
+        def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+            return "" if plan.seams <= 2 else f"seams: {plan.seams}"
+
+    first, second, third = WORDS[:100], WORDS[100:200], WORDS[200:300]
+    stored = copied((1, 2), first, (3, 4), second, (5, 6), third)
+    made = finder_of(stored, plan_guards=(FewSeams(),))
+    assert made.find(copied(second, first), Ask("blend")).plan.method == "blend"
+    refused = made.find(copied(third, second, first), Ask("blend"))
+    assert (refused.plan.method, refused.plan.reason) == ("none", "seams: 3")
 
 
 def test_copied_text_can_be_switched_off() -> None:

@@ -44,6 +44,6 @@ class ImageEncoder(Protocol):
 
 @runtime_checkable
 class Closes(Protocol):
-    """An encoder, or a level over one, that holds what must be ended."""
+    """An encoder, a level over one or an engine that holds what must be ended."""
 
     def close(self) -> None: ...

@@ -15,6 +15,7 @@ from dejakv.store.base import Chunk, Tensor
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig
+    from dejakv.encoder_cache import VisualKVCache
     from dejakv.reuse.blend import BlendConfig, BlendReport
     from dejakv.reuse.top_layer import TopLayerConfig
 
@@ -255,6 +256,31 @@ class HoldsState(Protocol):
 
     def state_bytes(self) -> int:
         """Bytes of the state that it keeps."""
+        ...
+
+
+@runtime_checkable
+class KeepsEncoderOutputs(Protocol):
+    """An engine that can keep what its picture tower made, by content."""
+
+    @property
+    def encoder_cache(self) -> "VisualKVCache | None":
+        """The registry; None where the model has no tower, or nothing is kept."""
+        ...
+
+
+def encoder_outputs_of(engine: object) -> "VisualKVCache | None":
+    """The registry of an engine's encoder outputs; None if it has none."""
+    return engine.encoder_cache if isinstance(engine, KeepsEncoderOutputs) else None
+
+
+@runtime_checkable
+class LimitsContext(Protocol):
+    """An engine whose model takes a limited number of tokens."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
         ...
 
 

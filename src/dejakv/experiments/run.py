@@ -11,6 +11,7 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
 from dejakv.datasets.workload import WorkloadOptions
+from dejakv.encoders.base import Closes
 from dejakv.encoders.pictures import ROOT_VARIABLES, image_roots
 from dejakv.engines.open import open_engine, open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
@@ -99,9 +100,8 @@ def opened(settings: RunSettings) -> Iterator[Any]:
     try:
         yield engine
     finally:
-        close = getattr(engine, "close", None)
-        if close is not None:
-            close()
+        if isinstance(engine, Closes):
+            engine.close()
 
 
 def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Watch, resume: bool) -> RunResult:

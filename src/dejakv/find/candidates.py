@@ -116,5 +116,6 @@ def _blend(
     tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
 ) -> Candidate:
     rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
-    plan = Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept)
+    seams = sum(first + length > kept for first, length in found.held or ())
+    plan = Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept, seams=seams)
     return Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)

@@ -18,6 +18,7 @@ from dejakv.encoders.base import Closes
 from dejakv.engines.base import Prepared
 from dejakv.find.ask import Ask
 from dejakv.find.bound import bound_by
+from dejakv.find.candidates import PlanGuard
 from dejakv.find.copies import Copies
 from dejakv.find.decision import Decision, settled
 from dejakv.find.filling import Filling, warn_of_vectors
@@ -52,6 +53,7 @@ class Finder:
     embed    computes the latent layers' vectors of a request, called only when a latent level asks
     embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
     bounded  judges every approximate plan by an error bound, also one from donors that no guard was asked about
+    plan_guards  of the caller's own; they judge approximate plans beside `LeastGain` and `MostRows`
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Finder:
         embed: Embed = no_vectors,
         embedder: str = "",
         bounded: Bounded | None = None,
+        plan_guards: Sequence[PlanGuard] = (),
     ) -> None:
         self.config = config or SemanticCacheConfig()
         self.store = store
@@ -74,6 +77,7 @@ class Finder:
         self.embed = embed
         self.embedder = embedder
         self.bounded = bounded
+        self.plan_guards = tuple(plan_guards)
         self.counts = PartitionCounts()
         self._prefix = PrefixIndex(store)
         self.copied = Copies(store, self.config)
@@ -97,6 +101,7 @@ class Finder:
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
             share=config.blend.share, most=self._most(ask), tail=config.top_layer_tail, costs=costs,
+            guards=self.plan_guards,
         )  # fmt: skip
         planned, trial = bound_by(self.bounded, config, prepared, found, ask, planned)
         chosen, partition = planned.plan, query.request.partition

@@ -17,6 +17,7 @@ class Plan:
     reason   why a donor that was found is not used, else empty
     kept     tokens of an exact prefix that a blend leaves as they are
     like     how many donors are like the prompt beside others that hold copied text
+    seams    of a blend: stretches of the prompt behind `kept` that stand in donors, as far as they are known
     """
 
     method: Method
@@ -26,6 +27,7 @@ class Plan:
     reason: str = ""
     kept: int = 0
     like: int = 0
+    seams: int = 0
 
     @property
     def approximate(self) -> bool:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dejakv.engines.base import encoder_outputs_of
 from dejakv.metrics import CacheCollector
 from dejakv.server.worker import Worker
 
@@ -40,7 +41,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
     registry.register(ServerCollector(worker))
     cache = worker.pipeline.cache
     audits = cache.audits if cache is not None else None
-    encoder = getattr(worker.pipeline.engine, "encoder_cache", None)
+    encoder = encoder_outputs_of(worker.pipeline.engine)
     registry.register(
         CacheCollector(
             encoder=encoder.stats if encoder is not None else None,

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 
+from dejakv.engines.base import encoder_outputs_of
 from dejakv.errors import InputError
 from dejakv.server.access import caller_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes
@@ -72,7 +73,7 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
     assert cache is not None
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
     trust = cache.trust(caller.partition)
-    registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
+    registry = encoder_outputs_of(service.worker.pipeline.engine)
     return CacheStats(
         entries=store.entries if caller.operator else None,
         bytes=store.bytes if caller.operator else None,
@@ -94,7 +95,7 @@ def _clear(service: Service, partition: str) -> int:
     cache = service.worker.pipeline.cache
     assert cache is not None
     service.forget_names(partition)
-    registry = getattr(service.worker.pipeline.engine, "encoder_cache", None)
+    registry = encoder_outputs_of(service.worker.pipeline.engine)
     if registry is not None:
         registry.clear(partition)
     return cache.clear(partition)

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from dejakv.engines.base import no_top_layer
+from dejakv.engines.base import LimitsContext, no_top_layer
 from dejakv.errors import InputError
 from dejakv.pipeline import Answer
 from dejakv.records import APPROXIMATE
@@ -74,7 +74,8 @@ class Service:
 
     def check_length(self, characters: int) -> None:
         """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""
-        context = int(getattr(self.worker.pipeline.engine, "context", 1 << 20))
+        engine = self.worker.pipeline.engine
+        context = engine.context if isinstance(engine, LimitsContext) else 1 << 20
         if characters > context * LONGEST_TOKEN:
             raise InputError(
                 f"the prompt has {characters} characters, far over the model's context of {context} tokens: send less"

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dejakv.encoders.base import Closes
 from dejakv.engines.base import Blends, Completion, Engine, FollowsWeights, HoldsState, Prepared, Start
 from dejakv.errors import InputError, ModelChangedError
 from dejakv.request import Request, Sampling
@@ -41,9 +42,8 @@ class EngineTests:
     def engine(cls) -> Iterator[Engine]:
         engine = cls().make()
         yield engine
-        close = getattr(engine, "close", None)
-        if close is not None:
-            close()
+        if isinstance(engine, Closes):
+            engine.close()
 
     def prepared(self, engine: Engine, topic: int) -> Prepared:
         """A prompt under the engine's epoch, as a pipeline hands it over."""

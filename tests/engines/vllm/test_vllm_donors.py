@@ -203,3 +203,25 @@ def _climb(engine, truth):
         if output.tokens != truth[tuple(prompt)]:
             wrong.append(name)
     return wrong
+
+
+def test_a_donor_that_is_longer_than_this_servers_context(tmp_path):
+    """Stored by a server that takes longer prompts: what this one can use of it is used, as a blend and as an exact prefix."""
+    long = tokens(600, 301) + PARTS[0] + tokens(100, 302)
+    settings = {**SETTINGS, "store_dir": str(tmp_path)}
+    with running(extra=settings, worker_extension_cls=EXTENSION) as engine:
+        engine.ask([long])
+        engine.settle()
+    prompts = [tokens(12, 303) + PARTS[0] + QUESTION, long[:320] + QUESTION]
+    with running(extra=settings, worker_extension_cls=EXTENSION, max_model_len=512) as engine:
+        blender = worker_side().blender
+        blender.config = replace(blender.config, share=1.0)
+        off = {"mode": "off", "no_store": True}
+        truth = [engine.ask([prompt], wish=off, salt="truth", max_tokens=8)[0].tokens for prompt in prompts]
+        blended, exact = (
+            engine.ask([prompt], wish=wish, max_tokens=8)[0]
+            for prompt, wish in zip(prompts, (BLEND, EXACT), strict=True)
+        )
+        assert (blended.told["method"], blended.told["donors"]) == ("blend", [_id_of(long)])
+        assert (exact.told["method"], exact.computed) == ("exact", len(prompts[1]) - 320)
+        assert [blended.tokens, exact.tokens] == truth

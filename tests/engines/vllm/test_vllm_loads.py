@@ -78,16 +78,16 @@ def test_nothing_is_held_that_nobody_expects() -> None:
 
 
 def counted(store: Any) -> list[str]:
-    """The ids that the store is asked for from now on; each read takes a moment."""
+    """The ids of which exact loads ask for rows from now on; each read takes a moment."""
     read: list[str] = []
-    real = store.get
+    real = store.get_rows
 
-    def get(id: str) -> Any:
+    def get_rows(id: str, rows: Any) -> Any:
         read.append(id)
         time.sleep(0.3)
-        return real(id)
+        return real(id, rows)
 
-    store.get = get
+    store.get_rows = get_rows
     return read
 
 
@@ -101,7 +101,7 @@ def test_loads_of_one_chunk_are_merged() -> None:
         read = counted(worker_side().store)
         outputs = engine.ask(prompts)
         assert all(output.told["method"] == "exact" for output in outputs)
-        assert len(read) < 4
+        assert 0 < len(read) < 4
         assert not worker_side().loads._reads._expected
 
 

@@ -20,7 +20,7 @@ from dejakv.engines.vllm.mixer import Blending, Mixer
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.reads import Reads
 from dejakv.errors import InputError
-from dejakv.store.base import Chunk, Store
+from dejakv.store.base import Chunk, Rows, Store
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -180,7 +180,7 @@ class Loads:
         try:
             if load.blend:
                 return self._drafted(load)
-            chunk = self._read(load.donor)
+            chunk = self._read(load.donor, [(load.start, load.stop)])
             if isinstance(chunk, str):
                 return chunk
             if chunk.meta.num_tokens < load.stop:
@@ -189,11 +189,11 @@ class Loads:
         finally:
             self._reads.done(load.donors)
 
-    def _read(self, id: str) -> Chunk | str:
-        """In a thread: a chunk, whole, verified and of this model."""
+    def _read(self, id: str, rows: Rows | None = None) -> Chunk | str:
+        """In a thread: a chunk, verified and of this model, with at least these rows; None: all."""
         assert self.paged is not None
         try:
-            chunk = self._reads.read(id)
+            chunk = self._reads.read(id, rows)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             return f"the store failed: {type(error).__name__}: {error}"
         if chunk is None:

@@ -4,8 +4,23 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-from dejakv.store.base import Chunk, Store
+from dejakv.store.base import Chunk, Rows, Store, load_rows
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A read under way. `rows`: those that are read; None: all."""
+
+    rows: Rows | None
+    chunk: "Future[Chunk | None]" = field(default_factory=lambda: Future[Chunk | None]())
+
+    def has(self, rows: Rows | None) -> bool:
+        """Whether it reads all of these rows."""
+        if self.rows is None or rows is None:
+            return self.rows is None
+        return all(any(begin <= start and stop <= end for begin, end in self.rows) for start, stop in rows)
 
 
 class Reads:
@@ -14,7 +29,7 @@ class Reads:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._expected: Counter[str] = Counter()
-        self._reads: dict[str, Future[Chunk | None]] = {}
+        self._reads: dict[str, _Read] = {}
         self._lock = threading.Lock()
 
     def expect(self, ids: Iterable[str]) -> None:
@@ -22,24 +37,27 @@ class Reads:
         with self._lock:
             self._expected.update(ids)
 
-    def read(self, id: str) -> Chunk | None:
-        """The chunk, from a read that another thread began if there is one. Raises what the store raises."""
+    def read(self, id: str, rows: Rows | None = None) -> Chunk | None:
+        """The chunk, from a read that another thread began if one has these rows. Raises what the store raises.
+
+        rows  those that are needed, None for all; what others hold is undefined
+        """
         with self._lock:
             read = self._reads.get(id)
-            mine = read is None
-            if read is None:
-                read = Future()
+            mine = read is None or not read.has(rows)
+            if read is None or mine:
+                read = _Read(rows)
                 if self._expected[id] > 0:
                     self._reads[id] = read
         if mine:
             try:
-                read.set_result(self._store.get(id))
+                read.chunk.set_result(self._store.get(id) if rows is None else load_rows(self._store, id, rows))
             except Exception as error:
-                read.set_exception(error)
+                read.chunk.set_exception(error)
             with self._lock:
                 if self._expected[id] <= 1:
                     self._reads.pop(id, None)
-        return read.result()
+        return read.chunk.result()
 
     def done(self, ids: Iterable[str]) -> None:
         """Takes `expect` back: they were read, or nobody wants them any more."""
