@@ -10,6 +10,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.costs import Costs
 from dejakv.engines.base import (
     NO_STATE,
+    UNREADABLE,
     Blends,
     Completion,
     Engine,
@@ -34,7 +35,7 @@ from dejakv.part_order import Arrangement, arranged
 from dejakv.partition_names import PartitionNames
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
-from dejakv.store.base import Chunk, ChunkMeta, load_rows
+from dejakv.store.base import Chunk, ChunkMeta, StoredDonor, load_rows
 from dejakv.store.selection import Purged, Selection
 
 
@@ -175,15 +176,15 @@ class Pipeline(Errands):
         """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
         assert self.cache is not None
         sampling = prepared.request.sampling
+        if chosen.method == "none":
+            return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
+        if chosen.piecewise:
+            return self._piecewise(prepared, chosen, decision, clock)
         begun = time.perf_counter()
         chunks = self._chunks(self.cache, chosen)
         reading = time.perf_counter() - begun
-        if chosen.method == "none":
-            return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
         if not chunks:
-            return self._run(prepared, _plainer(chosen, decision, _UNREADABLE), decision, clock)
-        if chosen.piecewise:
-            return self._piecewise(prepared, chosen, chunks, decision, clock)
+            return self._run(prepared, _plainer(chosen, decision, UNREADABLE), decision, clock)
         target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
         tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
         try:
@@ -202,7 +203,7 @@ class Pipeline(Errands):
     def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
         """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
         if isinstance(self.engine, HoldsState):
-            return [Chunk(meta, NO_STATE) for meta in chosen.donors]
+            return _described(chosen)
         if chosen.method == "prefix":
             loaded = [load_rows(cache.store, meta.id, [(0, chosen.reused)]) for meta in chosen.donors]
         else:
@@ -214,7 +215,7 @@ class Pipeline(Errands):
         return None if cache.config.unsound else costs_of(self.engine, cache.config.costs)
 
     def _piecewise(
-        self, prepared: Prepared, chosen: Plan, chunks: list[Chunk], decision: Decision, clock: FirstToken
+        self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken
     ) -> tuple[Completion, Plan]:
         assert self.cache is not None
         from dejakv.engines.blending import run_blend  # torch, only where blend is asked for
@@ -229,7 +230,9 @@ class Pipeline(Errands):
         else:
             quality = config.blend
             settings = BlendConfig(config.blend_map, quality.selector, quality.share, max_computed=most)
-        ran = chosen
+        store, ran = self.cache.store, chosen
+        holds = isinstance(self.engine, HoldsState)
+        donors = _described(chosen) if holds else [StoredDonor(store, meta) for meta in chosen.donors]
 
         def instead() -> Completion:
             nonlocal ran
@@ -242,7 +245,7 @@ class Pipeline(Errands):
             completion = run_blend(
                 self.engine,
                 prepared,
-                chunks,
+                donors,
                 settings,
                 sampling=sampling,
                 on_token=clock,
@@ -270,7 +273,9 @@ def _plainer(chosen: Plan, decision: Decision, reason: str) -> Plan:
 _TRIES = 3
 """Lookups for one request while its model keeps changing; then it is computed."""
 
-_UNREADABLE = "the donor's state could not be read"
+
+def _described(chosen: Plan) -> list[Chunk]:
+    return [Chunk(meta, NO_STATE) for meta in chosen.donors]
 
 
 def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:

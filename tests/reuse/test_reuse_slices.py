@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dejakv.reuse.slices import SLICED, contiguous, copy_rows, sliced
+from dejakv.reuse.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, sliced
 
 
 def test_runs_of_places_and_what_stands_apart() -> None:
@@ -35,3 +35,9 @@ def test_rows_are_copied_in_their_order_and_nothing_else_is(dtype: torch.dtype) 
     expected = torch.zeros_like(into)
     expected[:, :, :, rows] = state[:, :, :, places]
     assert torch.equal(into, expected)
+
+
+def test_ranges_hold_all_places_and_nothing_far_from_them() -> None:
+    assert ranges_of(np.array([5, 3, 4, 4, 3 + GAP, 200])) == [(3, 4 + GAP), (200, 201)]
+    assert ranges_of(np.array([3, 4 + GAP])) == [(3, 4), (4 + GAP, 5 + GAP)]
+    assert ranges_of(np.array([], dtype=np.int64)) == []

@@ -11,7 +11,7 @@ from dejakv.costs import Costs
 from dejakv.errors import ModelError
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
-from dejakv.store.base import Chunk, Tensor
+from dejakv.store.base import Chunk, Donor, Tensor
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig
@@ -26,6 +26,9 @@ Accept = Callable[[NDArray[np.float32]], str]
 
 NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
 """Stands in a chunk where a prompt is described and its state is kept elsewhere, or by nobody."""
+
+UNREADABLE = "the donor's state could not be read"
+"""Why a prompt is not run from donors of which none can be read."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ class Blends(Protocol):
     def blend(
         self,
         prepared: Prepared,
-        donors: Sequence[Chunk],
+        donors: Sequence[Donor],
         config: "BlendConfig",
         *,
         sampling: Sampling | None = None,

@@ -6,17 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dejakv.engines.base import Accept, Blends, Completion, Engine, OnToken, Prepared, TakesTopLayer, no_top_layer
+from dejakv.engines.base import (
+    UNREADABLE,
+    Accept,
+    Blends,
+    Completion,
+    Engine,
+    OnToken,
+    Prepared,
+    TakesTopLayer,
+    no_top_layer,
+)
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.top_layer import TopLayerConfig
-from dejakv.store.base import Chunk
+from dejakv.store.base import Donor
 
 
 def run_blend(
     engine: Engine,
     prepared: Prepared,
-    donors: Sequence[Chunk],
+    donors: Sequence[Donor],
     config: BlendConfig | TopLayerConfig | None = None,
     *,
     sampling: Sampling | None = None,
@@ -37,7 +47,10 @@ def run_blend(
     given: dict[str, Any] = {"sampling": sampling, "on_token": on_token, "accept": accept}
     if isinstance(config, TopLayerConfig):
         if isinstance(engine, TakesTopLayer):
-            done = engine.top_layer(prepared, donors, config, **given)
+            chunks = [donor.read([(0, donor.meta.num_tokens)]) for donor in donors]
+            held = [chunk for chunk in chunks if chunk is not None]
+            unreadable = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
+            done = engine.top_layer(prepared, held, config, **given) if held else unreadable
         else:
             done = BlendReport(len(prepared.token_ids), reason=no_top_layer(engine))
     elif isinstance(engine, Blends):

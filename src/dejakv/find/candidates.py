@@ -89,7 +89,7 @@ def approximate_ways(
     if ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
         rows = min(tokens, max(tail, found.new(tokens, 0)))
         plan = Plan("top_layer", donors, found.match, tokens - rows)
-        yield Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)
+        yield Candidate(plan, costs.blending(rows, tokens, plan.loaded(tokens)) if costs else None)
         return
     yield from _blends(tokens, found, costs, share, most)
     if found.like:
@@ -118,4 +118,4 @@ def _blend(
     rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
     seams = sum(first + length > kept for first, length in found.held or ())
     plan = Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept, seams=seams)
-    return Candidate(plan, costs.blending(rows, tokens, plan.loaded) if costs else None)
+    return Candidate(plan, costs.blending(rows, tokens, plan.loaded(tokens)) if costs else None)

@@ -88,7 +88,7 @@ def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: 
     rows = float(tokens - exact.reused - min_gain)
     if costs is not None:
         seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
-        rows = min(rows, costs.most_rows(seconds, tokens, chosen.loaded))
+        rows = min(rows, costs.most_rows(seconds, tokens, chosen.loaded(tokens)))
     return min(1.0, max(0.0, rows / tokens))
 
 

@@ -45,7 +45,7 @@ class Plan:
             return f"blend{' with like text' if self.like else ''}{' behind the exact prefix' if self.kept else ''}"
         return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
 
-    @property
-    def loaded(self) -> int:
-        """Tokens of the donors, all of which are loaded."""
-        return sum(meta.num_tokens for meta in self.donors)
+    def loaded(self, tokens: int) -> int:
+        """Tokens of which state is loaded for a prompt of so many: a blend reads the rows that it uses."""
+        held = sum(meta.num_tokens for meta in self.donors)
+        return min(held, tokens) if self.method == "blend" else held

@@ -112,6 +112,7 @@ class BlendReport:
 
     computed  mean rows over the layers, of an engine that tells no more than that
     active    which rows each layer computed, None for all
+    read_s, read_bytes  what reading the donors' rows took
     asked     rows that a pass of the question alone computed, to choose the others: the mean over layers, not part of `rows`
     """
 
@@ -122,6 +123,8 @@ class BlendReport:
     asked: float = 0.0
     forced_share: float = 0.0
     map_s: float = 0.0
+    read_s: float = 0.0
+    read_bytes: int = 0
     plan_s: float = 0.0
     reason: str = ""
 

@@ -8,6 +8,8 @@ all layers and heads. Keys are taken as they are rotated: neighbours are rotated
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ class Correction:
     anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
     weights  `[r, s]` float32
     span     first and stop of the piece, if its rows are all there are between them
-    all      `[stop - first, s]`: the weights of these, 0 for the anchors; None without a span
+    whole    `[stop - first, s]`: the weights of these, 0 for the anchors; None without a span
     """
 
     rest: Tensor
@@ -40,7 +42,7 @@ class Correction:
     at: Tensor
     weights: Tensor
     span: tuple[int, int] = (0, 0)
-    all: Tensor | None = None
+    whole: Tensor | None = None
 
 
 def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
@@ -74,14 +76,21 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
         weights = np.linalg.solve(among, _covariance(anchors, rest)).T
         if changed is not None:
             weights *= changed[rest][:, None]
-        parts = [rest, anchors, np.searchsorted(rows, anchors), weights.astype(np.float32)]
         first, stop = int(piece[0]), int(piece[-1]) + 1
+        every = None
         if stop - first == len(piece):
-            parts.append(np.zeros((len(piece), len(anchors)), np.float32))
-            parts[-1][rest - first] = weights
-        tensors = [torch.from_numpy(np.ascontiguousarray(part)).to(computed.device) for part in parts]
-        made.append(Correction(*tensors[:4], (first, stop), *tensors[4:]))
+            every = np.zeros((len(piece), len(anchors)))
+            every[rest - first] = weights
+        at = np.searchsorted(rows, anchors)
+        tensor = partial(_tensor, device=computed.device)
+        whole = None if every is None else tensor(every.astype(np.float32))
+        rows_of = tensor(rest), tensor(anchors), tensor(at)
+        made.append(Correction(*rows_of, tensor(weights.astype(np.float32)), (first, stop), whole))
     return made
+
+
+def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def _covariance(one: Ids, other: Ids) -> NDArray[np.float64]:
@@ -92,11 +101,11 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
     """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
     `held` still has the donor's state there."""
     for part in made:
-        if part.all is None:
+        if part.whole is None:
             held.index_copy_(2, part.rest, corrected(held, fresh, part))
         else:  # in one pass over the piece, without gathering its rows
             first, stop = part.span
-            held[:, :, first:stop].add_(part.all @ _shift(held, fresh, part))
+            held[:, :, first:stop].add_(part.whole @ _shift(held, fresh, part))
 
 
 def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:

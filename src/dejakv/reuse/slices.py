@@ -11,6 +11,9 @@ from dejakv.reuse.token_map import Ids
 SLICED = 32
 """Rows from which on a run is worth a slice of its own."""
 
+GAP = 16
+"""Rows that are read in vain rather than left out between two ranges."""
+
 
 def contiguous(places: Ids, group: Ids | None = None) -> list[tuple[int, int]]:
     """Begin and end of each run of consecutive places (of one `group`), as indices into them."""
@@ -28,6 +31,16 @@ def sliced(places: Ids, group: Ids | None = None) -> tuple[list[tuple[int, int]]
     for begin, end in runs:
         apart[begin:end] = False
     return runs, np.flatnonzero(apart)
+
+
+def ranges_of(places: Ids) -> list[tuple[int, int]]:
+    """Ranges `[start, stop)` that hold these places, ascending. Those less than `GAP` apart are one."""
+    held = np.unique(places)
+    if not held.size:
+        return []
+    cuts = np.flatnonzero(np.diff(held) > GAP)
+    starts, stops = held[np.append(0, cuts + 1)], held[np.append(cuts, len(held) - 1)] + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:

@@ -111,6 +111,10 @@ class Chunk:
     tensor: Tensor
     rows: Rows | None = None
 
+    def read(self, rows: Rows) -> "Chunk":
+        """See `Donor`: it is read already."""
+        return self
+
 
 @dataclass(frozen=True)
 class StoreStats:
@@ -200,6 +204,28 @@ class LoadsRows(Protocol):
 def load_rows(store: Store, id: str, rows: Rows) -> Chunk | None:
     """A chunk in which at least these rows are defined."""
     return store.get_rows(id, rows) if isinstance(store, LoadsRows) else store.get(id)
+
+
+class Donor(Protocol):
+    """A state by its description, from which the rows that are needed can be read: a chunk, or one in a store."""
+
+    @property
+    def meta(self) -> ChunkMeta: ...
+
+    def read(self, rows: Rows) -> Chunk | None:
+        """A chunk in which at least these rows are defined, and all its tokens have places; None if it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredDonor:
+    """See `Donor`. It is read when its rows are asked for."""
+
+    store: Store
+    meta: ChunkMeta
+
+    def read(self, rows: Rows) -> Chunk | None:
+        return load_rows(self.store, self.meta.id, rows)
 
 
 @runtime_checkable

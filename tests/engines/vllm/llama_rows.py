@@ -17,7 +17,7 @@ from dejakv.reuse.offsets import correct, corrections
 def computed_rows(model: Any, draft: Draft, rows: torch.Tensor) -> torch.Tensor:
     """The draft's state with the rows computed in every layer and the others moved: `[2, layers, kv_heads, n, head_dim]`."""
     decoder, state = Decoder(model), draft.state.clone()
-    made = corrections(draft.plan.runs, rows) if draft.plan.runs is not None else []
+    made = corrections(draft.plan.runs, rows, draft.plan.changed) if draft.plan.runs is not None else []
     hidden, residual = decoder.embed(draft.ids[rows]), None
     for index in range(len(decoder.layers)):
         keys, values = state[0, index], state[1, index]

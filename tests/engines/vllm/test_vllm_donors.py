@@ -75,9 +75,9 @@ def test_each_donors_rows_move_from_their_own_places(engine):
     store = worker_side().store
     metas = [store.meta(_id_of(donor)) for donor in DONORS]
 
-    def reading(id):
+    def reading(id, rows):
         read.append(id)
-        return loads._read(id)
+        return loads._read(id, rows)
 
     draft = blender.draft(MOVED, 0, len(MOVED), metas, reading, loads.buffers)
     assert sorted(read) == sorted(meta.id for meta in metas)

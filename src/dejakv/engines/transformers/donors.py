@@ -15,7 +15,7 @@ from dejakv.engines.transformers.top_layer import plan_top_layer, why_not
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.top_layer import TopLayerConfig
-from dejakv.store.base import Chunk
+from dejakv.store.base import Chunk, Donor
 
 
 class FromDonors:
@@ -39,7 +39,7 @@ class FromDonors:
     def blend(
         self,
         prepared: Prepared,
-        donors: Sequence[Chunk],
+        donors: Sequence[Donor],
         config: BlendConfig,
         *,
         sampling: Sampling | None = None,
@@ -49,7 +49,7 @@ class FromDonors:
         """See `Blends`."""
         begun = time.perf_counter()
         planned, report = plan_blend(self, prepared, donors, config)
-        return self._from_donors(prepared, donors, planned, report, begun, sampling, on_token, accept)
+        return self._from_donors(prepared, planned, report, begun, sampling, on_token, accept)
 
     def without_top_layer(self, *, unsound: bool) -> str:
         """See `TakesTopLayer`."""
@@ -69,12 +69,11 @@ class FromDonors:
         begun = time.perf_counter()
         beams = (sampling or prepared.request.sampling).num_beams
         planned, report = plan_top_layer(self, prepared, donors, config, beams)
-        return self._from_donors(prepared, donors, planned, report, begun, sampling, on_token, accept)
+        return self._from_donors(prepared, planned, report, begun, sampling, on_token, accept)
 
     def _from_donors(
         self,
         prepared: Prepared,
-        donors: Sequence[Chunk],
         planned: Planned | None,
         report: BlendReport,
         begun: float,
@@ -91,8 +90,8 @@ class FromDonors:
         except Declined as declined:
             return replace(report, reason=str(declined))
         if not completion.encoder_runs:
-            self._meter.blended(planned.priced_rows(), report.tokens, planning + completion.ttft_s)
-        loaded = completion.bytes_loaded + sum(chunk.tensor.nbytes for chunk in donors)
+            self._meter.blended(planned.priced_rows(), report.tokens, planning - report.read_s + completion.ttft_s)
+        loaded = completion.bytes_loaded + report.read_bytes
         completion = replace(completion, bytes_loaded=loaded, label=planned.label)
         return later(completion, planning, replace(planned.told(report), plan_s=planning))
 

@@ -95,7 +95,12 @@ def plan_top_layer(
     ends = sentence_ends(engine.tokenizer)
     taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
     computed = taken.computed
-    report = BlendReport(tokens, forced_share=len(computed) / tokens, map_s=time.perf_counter() - begun)
+    report = BlendReport(
+        tokens,
+        forced_share=len(computed) / tokens,
+        map_s=time.perf_counter() - begun,
+        read_bytes=sum(chunk.tensor.nbytes for chunk in chunks),
+    )
     if reason := config.not_worth(len(computed), tokens):
         return None, replace(report, reason=reason)
     states = [borrowed(chunk.tensor) for chunk in chunks]

@@ -22,13 +22,13 @@ from dejakv.reuse.new_text import new_text
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
-from dejakv.reuse.slices import copy_rows
+from dejakv.reuse.slices import copy_rows, ranges_of
 from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Chunk, ChunkMeta, Rows
 
-Read = Callable[[str], "Chunk | str"]
-"""A stored state of this model by its id; or why there is none."""
+Read = Callable[[str, "Rows | None"], "Chunk | str"]
+"""A stored state of this model by its id, with at least these rows (None: all); or why there is none."""
 
 Move = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Turns keys `[layers, kv_heads, n, head_dim]` of positions `[n]` to other positions `[n]`, in place."""
@@ -171,7 +171,9 @@ class Drafting:
         state: torch.Tensor | None = None
         for number, rows, places in among.parts(found.source[first:]):
             meta = metas[number]
-            chunk = read(meta.id)
+            exact = meta.generation == meta.position == 0
+            proves = exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0)
+            chunk = read(meta.id, None if proves else ranges_of(places))
             if isinstance(chunk, str):
                 if lent is not None:
                     self.buffers.take_back(lent)
@@ -182,9 +184,7 @@ class Drafting:
                 lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
                 state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
             copy_rows(donor.to(self.device), places, state, rows + first)
-            exact = meta.generation == meta.position == 0
-            if exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0):
-                proof = chunk
+            proof = chunk if proves else proof
         assert state is not None
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(self.device)
         self.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=self.device))

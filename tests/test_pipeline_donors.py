@@ -1,0 +1,76 @@
+"""What a blend reads of its donors: the rows that it takes, after it is known which these are."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.asking import DOCUMENT
+from tests.test_pipeline_rows import BLEND, FOURTH, SECOND, THIRD, joined
+
+from dejakv.store.base import Chunk, Rows, Tensor
+
+FIRST = joined(SECOND, DOCUMENT.text)
+OTHER = joined(THIRD, FOURTH)
+WANTED = joined(DOCUMENT.text, THIRD)
+"""Its texts stand behind others in FIRST and OTHER."""
+
+
+@pytest.fixture
+def pipeline(served: Any) -> Any:
+    pipeline = served(replace(BLEND, max_generation=0))
+    for known in (FIRST, OTHER):
+        pipeline.answer(replace(known, sampling=replace(known.sampling, max_new_tokens=1)))
+    return pipeline
+
+
+def read_through(pipeline: Any, change: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Rows]:
+    """What is read of each donor; `change` gets the chunk and hands on what the engine gets."""
+    asked: dict[str, Rows] = {}
+    store = pipeline.cache.store
+    get_rows = store.get_rows
+
+    def reading(id: str, rows: Rows) -> Chunk | None:
+        asked[id] = rows
+        return change(get_rows(id, rows), rows)
+
+    monkeypatch.setattr(store, "get_rows", reading)
+    return asked
+
+
+def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = pipeline.answer(WANTED)
+    assert plain.record.method == "blend", plain.record.reason
+
+    def spoiled(chunk: Chunk, rows: Rows) -> Chunk:
+        """With numbers in all other rows that would show in every answer."""
+        data = np.full_like(chunk.tensor.data, 1e30 if chunk.tensor.data.dtype.kind == "f" else 0x7F00)
+        for start, stop in rows:
+            data[:, :, :, start:stop] = chunk.tensor.data[:, :, :, start:stop]
+        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype), rows)
+
+    asked = read_through(pipeline, spoiled, monkeypatch)
+    again = pipeline.answer(WANTED)
+    assert again.record.method == "blend"
+    assert again.token_ids == plain.token_ids
+    assert len(asked) == 2
+    for id, rows in asked.items():
+        meta = pipeline.cache.store.meta(id)
+        assert 0 < sum(stop - start for start, stop in rows) < meta.num_tokens
+    held = sum(pipeline.cache.store.meta(id).nbytes for id in asked)
+    assert 0 < again.record.bytes_loaded < held
+
+
+def test_a_donor_that_cannot_be_read_is_left_out(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = next(meta.id for meta in pipeline.cache.store.metas() if DOCUMENT.text in meta.prompt)
+    read_through(pipeline, lambda chunk, _: chunk if chunk.meta.id == document else None, monkeypatch)
+    answer = pipeline.answer(WANTED)
+    assert answer.record.method == "blend", answer.record.reason
+    assert answer.record.computed_tokens > len(pipeline.engine.prepare(joined(THIRD)).token_ids) / 2
+
+
+def test_without_a_readable_donor_the_prompt_runs_exactly(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_through(pipeline, lambda *_: None, monkeypatch)
+    answer = pipeline.answer(WANTED)
+    assert answer.record.method in ("none", "prefix")
+    assert "could not be read" in answer.record.reason
