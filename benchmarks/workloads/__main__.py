@@ -9,7 +9,7 @@ from pathlib import Path
 import benchmarks.workloads as package
 from benchmarks.workloads import picture, report
 from benchmarks.workloads.measure import finished, measure
-from benchmarks.workloads.streams import REQUESTS, stream_of
+from benchmarks.workloads.streams import PROMOTING, REQUESTS, stream_of
 from rich.console import Console
 
 from dejakv.cli.progress import watching
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of each workload, default {REQUESTS}")
     parser.add_argument("--repeat", type=int, default=1, help="how often every request comes, default 1")
     parser.add_argument(
-        "--arm", action="append", choices=("none", *QUALITIES), default=[],
+        "--arm", action="append", choices=("none", *QUALITIES, PROMOTING), default=[],
         help="measure this one beside prefix caching; may be given more than once. Default all: answers are compared where `none` is among them",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default {OUTPUT}")

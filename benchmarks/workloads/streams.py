@@ -9,7 +9,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.choice import EngineName
 from dejakv.engines.open import open_templates
-from dejakv.errors import DatasetError
+from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import read_samples, repeated
 from dejakv.experiments.settings import Arm, RunSettings, settings_from
@@ -71,7 +71,12 @@ class Stream:
 def stream_of(
     workload: str, engine: EngineName, requests: int = REQUESTS, repeat: int = 1, only: Sequence[str] = ()
 ) -> Stream:
-    """A workload with the settings of its preset. `only`: arms beside prefix caching, which everything is compared with; empty: all."""
+    """A workload with the settings of its preset. `only`: arms beside prefix caching, which everything is compared with; empty: all.
+
+    Raises: ConfigError for the arm that promotes where nothing comes again.
+    """
+    if PROMOTING in only and repeat < 2:
+        raise ConfigError(f"--arm {PROMOTING} computes prompts for when they come again: give --repeat 2 or more")
     run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests, "repeat": repeat}
     return Stream(
         settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests, only=(BASE, *only) if only else ()

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.workloads import picture, report
 from benchmarks.workloads.__main__ import main
 from benchmarks.workloads.measure import finished, measure
-from benchmarks.workloads.streams import PROMOTING, Stream, stream_of
+from benchmarks.workloads.streams import BASE, PROMOTING, Stream, stream_of
 
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.settings import settings_from
@@ -248,3 +248,9 @@ def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: An
 
 def test_a_stream_of_the_usual_length_is_named_after_its_workload_alone() -> None:
     assert stream_of("rag", "vllm").name == "rag-vllm"
+
+
+def test_promoting_needs_prompts_that_come_again() -> None:
+    with pytest.raises(ConfigError, match="--repeat 2"):
+        stream_of("rag", "transformers", 4, 1, [PROMOTING])
+    assert list(stream_of("rag", "transformers", 4, 2, [PROMOTING]).arms) == [BASE, PROMOTING]
