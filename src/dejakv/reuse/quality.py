@@ -37,8 +37,8 @@ class Quality:
 _QUALITIES: dict[BlendQuality, Quality] = {
     # Two fifths of the rows: about half of the default's divergence where passages moved.
     "strict": Quality("prophet", 0.4),
-    # What the question attends to where the model reads, and offsets for the rest: a quarter of the divergence that comparing
-    # V or the first rows of each passage leave at this share.
+    # What the question attends to where the model reads, or what is next to an edit, and offsets for the rest: where passages
+    # moved, a quarter of the divergence that comparing V or the first rows of each passage leave at this share.
     "default": Quality("prophet", 0.2),
     # What changed and the question, nothing else: fastest, and good for prompts whose passages stay in place alone.
     "loose": Quality("similarity", 0.0),
