@@ -96,10 +96,9 @@ def test_each_donors_rows_move_from_their_own_places(engine):
 def _damaged(case):
     """Has the store hand out something that is not what it holds for the second donor."""
     store, which = worker_side().store, _id_of(DONORS[1])
-    real = store.get
+    get, get_rows = store.get, store.get_rows
 
-    def get(id):
-        chunk = real(id)
+    def changed(chunk, id):
         if id != which:
             return chunk
         if case == "raises":
@@ -111,7 +110,8 @@ def _damaged(case):
         }
         return made[case]
 
-    store.get = get
+    store.get = lambda id: changed(get(id), id)
+    store.get_rows = lambda id, rows: changed(get_rows(id, rows), id)
 
 
 @pytest.mark.parametrize(
