@@ -114,7 +114,7 @@ def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs:
     ways = list(exact_ways(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs))
     if report.blended:
         blend = Plan("blend", (donor,), kept=held)
-        took = costs.blending(report.share * tokens, tokens, donor.num_tokens) if costs else None
+        took = costs.blending(report.share * tokens, tokens, blend.loaded(tokens)) if costs else None
         ways.append(Candidate(blend, took))
     return ", ".join(map(str, ways))
 

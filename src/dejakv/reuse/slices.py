@@ -44,14 +44,14 @@ def ranges_of(places: Ids) -> list[tuple[int, int]]:
 
 
 def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:
-    """Copies the tokens of `state` at `places` to the `rows` of `into`. Both are `[2, layers, kv_heads, tokens, head_dim]` on one
-    device."""
+    """Copies the tokens of `state` at `places` to the `rows` of `into`. Both are `[2, layers, kv_heads, tokens, head_dim]`; their
+    devices and types may differ."""
     runs, apart = sliced(rows, rows - places)
     for begin, end in runs:
         to, of = int(rows[begin]), int(places[begin])
         into[:, :, :, to : to + end - begin] = state[:, :, :, of : of + end - begin]
     if len(apart):
         at = torch.from_numpy(rows[apart]).to(into.device)
-        source = torch.from_numpy(places[apart]).to(into.device)
+        source = torch.from_numpy(places[apart]).to(state.device)
         for part, held in zip(into.flatten(0, 1), state.flatten(0, 1), strict=True):  # small copies stay in caches
-            part.index_copy_(1, at, held.index_select(1, source).to(part.dtype))
+            part.index_copy_(1, at, held.index_select(1, source).to(part))

@@ -131,7 +131,7 @@ def rearrange(
         if out is None:
             shape = (2, state.shape[1] - first, state.shape[2], tokens, state.shape[4])
             out = torch.empty(shape, dtype=dtype, device=device)
-        copy_rows(state[:, first:].to(device), places, out, rows)
+        copy_rows(state[:, first:], places, out, rows)
         _move(seams, out[0], rows, places + first_position[index], stops[index], first)
     assert out is not None
     return out
