@@ -15,23 +15,31 @@ from torch.overrides import TorchFunctionMode
 
 class AttentionProbe(TorchFunctionMode):
     """Within the context, collects for each attention call the weights of the last `queries` rows, summed over heads and
-    those rows: `weights[i]` is `[kv tokens]` float32, in the order of the layers. Of a batch the first counts."""
+    those rows: `weights[i]` is `[kv tokens]` float32, of the layer `first + i`. Of a batch the first counts."""
 
-    def __init__(self, queries: int) -> None:
+    def __init__(self, queries: int, first: int = 0) -> None:
         super().__init__()
         self.queries = queries
+        self._left = first
         self.weights: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
+            if self._passed():
+                return func(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 self.weights.append(self._weights(*args, **kwargs))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func is torch.nn.functional.softmax and result.dim() == 4:
+        if func is torch.nn.functional.softmax and result.dim() == 4 and not self._passed():
             self.weights.append(result[0, :, -self.queries :].float().sum((0, 1)))
         return result
+
+    def _passed(self) -> bool:
+        """Whether this call is one of those that are not looked at."""
+        self._left -= 1
+        return self._left >= 0
 
     def _weights(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -51,6 +59,6 @@ class AttentionProbe(TorchFunctionMode):
             scores = scores.masked_fill(torch.arange(length, device=key.device)[None] > at[:, None], -math.inf)
         return scores.softmax(-1).sum((0, 1, 2))
 
-    def total(self, tokens: int, first: int = 0) -> Tensor:
-        """Summed over layers from `first` on, `[tokens]`. Attention sinks beyond the tokens (GPT-OSS) are cut off."""
-        return torch.stack([weight[:tokens] for weight in self.weights[first:]]).sum(0)
+    def total(self, tokens: int) -> Tensor:
+        """Summed over layers, `[tokens]`. Attention sinks beyond the tokens (GPT-OSS) are cut off."""
+        return torch.stack([weight[:tokens] for weight in self.weights]).sum(0)

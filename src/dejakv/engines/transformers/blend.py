@@ -168,13 +168,9 @@ def query_attention(
     donors = [(layer.keys[:, :, -tail:].clone(), layer.values[:, :, -tail:].clone()) for layer in layers]
     scratch = [BlendLayer(layer.keys, layer.values) for layer in layers]
     cache = BlendCache(scratch, plan.of_question(tail), seams)
-    with AttentionProbe(tail) as probe:
-        model(
-            input_ids=torch.tensor([list(target)], device=model.device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+    ids = torch.tensor([list(target)], device=model.device)
+    with AttentionProbe(tail, plan.selector.first_asked(len(layers))) as probe:
+        model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)  # nobody asks for logits
     for layer, (keys, values) in zip(layers, donors, strict=True):
         layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values
-    return probe.total(len(target), plan.selector.first_asked(len(layers))), cache.trace.mean
+    return probe.total(len(target)), cache.trace.mean
