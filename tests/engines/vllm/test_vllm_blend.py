@@ -49,7 +49,7 @@ def test_blend_exactness(engine):
 
 def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     """From a state that is exact: the weights are those that transformers works out, and the rows are the forced ones and the
-    best of them. The last rows lie behind the request's blocks."""
+    best of them, weighed by their surroundings. The last rows lie behind the request's blocks."""
     from transformers import AutoModelForCausalLM
 
     from dejakv.reuse.schedule import Schedule
@@ -79,7 +79,8 @@ def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
     draft = _with(draft, stop=32 * len(BLOCKS))
     mixing = blender.begin(draft, BLOCKS)
     assert mixing.asked == rows
-    kept = choose(got, draft.plan.forced, round(0.2 * len(A)))
+    weighed = got * torch.from_numpy(draft.plan.around.worth)
+    kept = choose(weighed, draft.plan.forced, round(0.2 * len(A)))
     assert mixing.rows.tolist() == [row for row in kept.tolist() if row < 32 * len(BLOCKS)]
 
 
