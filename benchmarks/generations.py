@@ -6,7 +6,7 @@ Each case is a prompt of passages of real text (the frontier's) that asks for a 
 in generation 0 from one that was computed in full, in generation g from a blended prompt `[filler, passage, next filler]` in
 which only the first filler was reused, with state of generation g - 1. The prompt is then blended from these passages, and compared
 with full computation along 16 tokens of its own greedy answer (teacher forcing), beside the same model in bf16. The same
-passages are used in every generation, behind fillers of their own.
+passages are used in every generation, behind fillers of their own. No two passages of a case share text.
 
 Each finished case is a line of `cases.jsonl`; the same command goes on with what is missing. Mind that the passages are the
 documentation of this Python version's standard library.
@@ -44,6 +44,8 @@ from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
 
 GENERATIONS = 5
 PASSAGES = 4
+SHARED = 8
+"""Words in a row that no two passages of a case share: well under 32 tokens."""
 PARTITION = "generations"
 RESAMPLES = 10_000
 OUTPUT = Path("runs/generations")
@@ -110,12 +112,32 @@ def _cut(chunk: Chunk, first: int, stop: int) -> Chunk | None:
     return Chunk(part, Tensor(chunk.tensor.data[:, :, :, low:high], chunk.tensor.dtype))
 
 
+def drawn(rng: random.Random, count: int) -> list[str]:
+    """So many passages of which no two have `SHARED` words in a row in common: what another prompt holds is not kept again.
+
+    Raises: ConfigError where there are not as many.
+    """
+    texts = [passage.text for passage in passages_of_manuals()]
+    chosen: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+    for text in rng.sample(texts, len(texts)):
+        words = text.split()
+        runs = {tuple(words[i : i + SHARED]) for i in range(len(words) - SHARED + 1)}
+        if runs.isdisjoint(seen):
+            seen |= runs
+            chosen.append(text)
+        if len(chosen) == count:
+            return chosen
+    raise ConfigError(
+        f"there are {len(chosen)} passages without text in common, {count} are needed: give fewer --passages"
+    )
+
+
 def case(chain: Chain, twin: TransformersEngine, number: int, seed: int, passages: int) -> dict[str, Any]:
     """The line of one case: by generation the KL of the first token, `kl_mean` and `top1` along the answer, and the shares of
     the prompt's tokens that the donors held and that were computed; `noise`: the same model in bf16."""
     rng = random.Random(f"generations/{seed}/{number}")
-    texts = passages_of_manuals()
-    chosen = [texts[i].text for i in rng.sample(range(len(texts)), passages * (GENERATIONS + 3))]
+    chosen = drawn(rng, passages * (GENERATIONS + 3))
     targets, fillers = chosen[:passages], iter(chosen[passages:])
     question, begins = SUMMARIZE
     given = chain.prepared(prompt(INSTRUCTIONS[0], targets, question, begins), STEPS)

@@ -1,0 +1,26 @@
+"""The passages of a case of `benchmarks.generations`."""
+
+import random
+
+import pytest
+from benchmarks.generations import SHARED, drawn
+
+from dejakv.errors import ConfigError
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    words = text.split()
+    return {tuple(words[i : i + SHARED]) for i in range(len(words) - SHARED + 1)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_two_passages_share_text(seed: int) -> None:
+    chosen = drawn(random.Random(seed), 32)
+    assert len(chosen) == 32
+    every = [run for text in chosen for run in runs(text)]
+    assert len(every) == len(set(every))
+
+
+def test_more_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--passages"):
+        drawn(random.Random(0), 100_000)
