@@ -135,7 +135,8 @@ def drawn(rng: random.Random, count: int) -> list[str]:
 
 def case(chain: Chain, twin: TransformersEngine, number: int, seed: int, passages: int) -> dict[str, Any]:
     """The line of one case: by generation the KL of the first token, `kl_mean` and `top1` along the answer, and the shares of
-    the prompt's tokens that the donors held and that were computed; `noise`: the same model in bf16."""
+    the prompt's tokens that the donors held and that were computed; `noise`: the same model in bf16. `rows` is empty for a case
+    in which a passage was kept in pieces too short to be found: it has no next generation."""
     rng = random.Random(f"generations/{seed}/{number}")
     chosen = drawn(rng, passages * (GENERATIONS + 3))
     targets, fillers = chosen[:passages], iter(chosen[passages:])
@@ -156,6 +157,8 @@ def case(chain: Chain, twin: TransformersEngine, number: int, seed: int, passage
             chunks = chain.rows(text, held[place]) if generation else chain.exact(text)
             donors += chain.part_of(text, target, chunks)
             held[place], behind[place] = chain.part_of(text, new, chunks), new
+            if not held[place]:
+                return {"number": number, "tokens": len(given.token_ids), "rows": {}}
         assert all(chunk.meta.generation == generation for chunk in donors)
         done = chain.blend(given, donors)
         share = sum(chunk.meta.num_tokens for chunk in donors) / len(given.token_ids)
@@ -176,8 +179,14 @@ def _row(wanted: NDArray[np.float32], got: NDArray[np.float32] | None, held: flo
 
 
 def figures(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over the cases by generation, with 95% bootstrap intervals of `kl_mean` and `top1`."""
+    """Means over the cases by generation, with 95% bootstrap intervals of `kl_mean` and `top1`; cases without rows are left out.
+
+    Raises: ConfigError where all are.
+    """
     made: list[dict[str, Any]] = []
+    lines = [line for line in lines if line["rows"]]
+    if not lines:
+        raise ConfigError("no case has all its generations: measure more --cases")
     for name in ("noise", *(str(generation) for generation in range(GENERATIONS + 1))):
         rows = [line["rows"][name] for line in lines]
         row: dict[str, Any] = {"generation": name, "cases": len(rows)}
@@ -266,6 +275,8 @@ def _measure(given: argparse.Namespace) -> int:
     }
     (given.output / f"{NAME}.json").write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
     print(table(rows))
+    if left_out := given.cases - rows[0]["cases"]:
+        print(f"\n{left_out} of {given.cases} cases are left out: new text was kept in pieces too short to be found.")
     return 0
 
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from benchmarks.generations import SHARED, drawn
+from benchmarks.generations import GENERATIONS, SHARED, drawn, figures
 
 from dejakv.errors import ConfigError
 
@@ -24,3 +24,13 @@ def test_no_two_passages_share_text(seed: int) -> None:
 def test_more_than_there_are_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--passages"):
         drawn(random.Random(0), 100_000)
+
+
+def test_cases_without_all_generations_are_left_out() -> None:
+    row = {"kl": 0.1, "kl_mean": 0.2, "top1": 0.9, "held": 0.8, "computed": 0.2}
+    whole = {"rows": {name: row for name in ("noise", *map(str, range(GENERATIONS + 1)))}}
+    (noise, *generations) = figures([whole, {"rows": {}}, whole])
+    assert (noise["cases"], len(generations)) == (2, GENERATIONS + 1)
+    assert generations[0]["kl_mean"] == 0.2
+    with pytest.raises(ConfigError, match="more --cases"):
+        figures([{"rows": {}}])
