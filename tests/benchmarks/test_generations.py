@@ -28,7 +28,7 @@ def test_more_than_there_are_is_an_error() -> None:
 
 def test_cases_without_all_generations_are_left_out() -> None:
     row = {"kl": 0.1, "kl_mean": 0.2, "top1": 0.9, "held": 0.8, "computed": 0.2}
-    whole = {"rows": {name: row for name in ("noise", *map(str, range(GENERATIONS + 1)))}}
+    whole = {"rows": dict.fromkeys(("noise", *map(str, range(GENERATIONS + 1))), row)}
     (noise, *generations) = figures([whole, {"rows": {}}, whole])
     assert (noise["cases"], len(generations)) == (2, GENERATIONS + 1)
     assert generations[0]["kl_mean"] == 0.2
