@@ -49,7 +49,7 @@ def test_an_exact_prefix_reads_the_parts_that_hold_it(store: DeltaStore) -> None
     loads.close()
 
 
-def test_a_read_serves_whoever_wants_no_more_of_the_chunk(store: DeltaStore) -> None:
+def test_a_read_serves_others_that_want_no_more_of_the_chunk(store: DeltaStore) -> None:
     id, read = LONGEST.meta.id, parts_read(store)
     reads = Reads(store)
     reads.expect([id] * 5)
