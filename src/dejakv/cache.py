@@ -24,7 +24,7 @@ from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
 from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import observe
-from dejakv.identity import check_partition
+from dejakv.identity import check_partition, check_scope
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
 from dejakv.removals import Removals
@@ -228,13 +228,13 @@ class HierarchicalCache:
 
     def stats(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counters; None sums over all, for the operator of the process."""
-        check_partition("" if partition is None else partition)
+        check_scope(partition)
         return self.finder.counts.of(partition)
 
     def trust(self, partition: str | None) -> TrustReport | None:
         """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
         None without a bound, and while the evidence cannot be read, which the log tells."""
-        check_partition("" if partition is None else partition)
+        check_scope(partition)
         return self.gate.known(partition) if self.gate is not None else None
 
     def clear(self, partition: str) -> int:
@@ -263,7 +263,7 @@ class HierarchicalCache:
         stored afterwards; rows of a blend only while all its donors are there. What idle time is computing is not stored.
         Raises: StoreError if entries or their traces could not be removed.
         """
-        check_partition("" if selection.partition is None else selection.partition)
+        check_scope(selection.partition)
         if not dry_run:
             self.removals.note(selection.partition)
         self._writer.flush()

@@ -44,6 +44,12 @@ def check_partition(name: object) -> None:
     _bytes_of(name)
 
 
+def check_scope(name: object) -> None:
+    """As `check_partition`; None stands for all partitions."""
+    if name is not None:
+        check_partition(name)
+
+
 def epoch_of(parts: Mapping[str, object]) -> str:
     """The fingerprint of named parts (JSON-able values), 32 hexadecimal digits; the order of names does not matter."""
     return digest_of(json.dumps(parts, sort_keys=True, default=str))[:32]

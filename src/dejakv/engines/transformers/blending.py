@@ -51,7 +51,8 @@ def plan_blend(
         if isinstance(chunks, int):
             del usable[chunks]  # the map is made again without it
             continue
-        report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=sum(map(_bytes_read, chunks)))
+        read_bytes = sum(_bytes_read(chunk) for chunk in chunks if chunk is not None)
+        report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=read_bytes)
         planned = plan_cache(
             engine.model, prepared.token_ids, [chunk.tensor if chunk is not None else NO_STATE for chunk in chunks], held,
             found, needed, config.schedule_for(layers), Selector(config.selector, config.seed),
@@ -74,9 +75,9 @@ def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Chunk 
     return chunks
 
 
-def _bytes_read(chunk: Chunk | None) -> int:
-    if chunk is None or chunk.rows is None:
-        return 0 if chunk is None else chunk.tensor.nbytes
+def _bytes_read(chunk: Chunk) -> int:
+    if chunk.rows is None:
+        return chunk.tensor.nbytes
     return sum(stop - start for start, stop in chunk.rows) * chunk.tensor.nbytes // chunk.meta.num_tokens
 
 
