@@ -163,6 +163,7 @@ def test_a_study_of_an_ordinary_model_is_labelled(docs_engine: Any, served: Any)
     assert pieces[0].startswith(UNSOUND_LABEL)
     assert (answer.record.method, answer.record.label, answer.record.stored) == ("top_layer", UNSOUND_LABEL, False)
     assert answer.record.computed_tokens <= TOP.top_layer_tail + 1
+    assert answer.record.bytes_loaded > 0
 
 
 def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any) -> None:

@@ -84,7 +84,7 @@ def plan_unsound(
 ) -> tuple[PlannedUnsound | None, BlendReport]:
     """The cache with all but the last token, or None with the reason in the report."""
     ids = prepared.token_ids
-    report = BlendReport(len(ids))
+    report = BlendReport(len(ids), read_bytes=chunk.tensor.nbytes)
     if beams != 1:
         return None, replace(report, reason="layers of unequal length cannot be searched with beams")
     state = borrowed(chunk.tensor)[:, -1:].to(model.device)
