@@ -65,6 +65,17 @@ def test_an_inserted_sentence_is_computed_and_its_neighbours_are_not():
         assert not made.forced[34:-6].any()
 
 
+@pytest.mark.parametrize("rule", ["changed", "edits"])
+def test_a_new_sentence_is_computed_from_its_first_word(rule):
+    """A common word would begin it with other text's state, and leave the rest of it in pieces when it is kept."""
+    common = [1, *(x for s in range(7) for x in sentence(5, *range(20 + 10 * s, 27 + 10 * s))), 2]
+    new = [*sentence(351, 352, 353, 354), *sentence(5, 355, 356, 357, 358)]
+    made = found_for([*common[:28], *new, *common[28:]], common, rule=rule)
+    assert made.forced[28:39].all()
+    assert not made.forced[:28].any()
+    assert not made.forced[39:-10].any()
+
+
 def test_a_donors_first_sentence_is_computed_where_it_moved():
     """It was computed with nothing before it; and the first token is the attention sink."""
     target = [1, *DONOR[10:19], *DONOR[1:10], *DONOR[19:]]

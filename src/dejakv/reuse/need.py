@@ -60,7 +60,8 @@ def need(
 ) -> Need:
     """Which rows are forced.
 
-    rule            `changed`: every token that differs from its donor token, and the rest of its sentence;
+    rule            `changed`: every token that differs from its donor token, in new sentences also those that equal it by
+                    chance, and the rest of their sentences;
                     `edits`: only what changed inside copied text, and sentences that are new (reworded ones are left to
                     the selector); `first`: what `changed` has, and then the first rows of every copied run up to the
                     budget (LegoLink of EPIC, arXiv 2410.15332); `none`: the tail alone
@@ -89,7 +90,7 @@ def need(
         edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
         new = _new_sentences(target, donors, found, parts, there)
         unknown = new[parts.number] & (differs | (found.context < COPIED))
-        lost = differs | _foreign(target, donors, found, parts, there)
+        lost = differs | unknown | _foreign(target, donors, found, parts, there)
         changed = edits | (unknown if rule == "edits" else lost) | weak
         changed[n - rows :] = False
         changed[:exact] = False
