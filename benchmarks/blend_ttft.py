@@ -136,7 +136,9 @@ def measure(model, shape: str, tokens: int, repeats: int, device: str, changed: 
         mapped = clock(device)
         name = "exponential" if falling else "constant"
         schedule = with_mean(name, layers, share, complete=complete) if share < 1 else Schedule((1.0,) * layers)
-        planned = plan_cache(model, target_ids.tolist(), [state], donors, found, needed, schedule, Selector(selector))
+        planned = plan_cache(
+            model, target_ids.tolist(), [[(0, state)]], donors, found, needed, schedule, Selector(selector)
+        )
         ready = clock(device)
         model(input_ids=ids, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
         done = clock(device)

@@ -25,16 +25,17 @@ def pipeline(served: Any) -> Any:
 
 
 def read_through(pipeline: Any, change: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Rows]:
-    """What is read of each donor; `change` gets the chunk and hands on what the engine gets."""
+    """What is read of each donor; `change` gets a part and hands on what the engine gets, None for what cannot be read."""
     asked: dict[str, Rows] = {}
     store = pipeline.cache.store
-    get_rows = store.get_rows
+    get_parts = store.get_parts
 
-    def reading(id: str, rows: Rows) -> Chunk | None:
+    def reading(id: str, rows: Rows) -> list[Chunk] | None:
         asked[id] = rows
-        return change(get_rows(id, rows), rows)
+        parts = [change(part, rows) for part in get_parts(id, rows)]
+        return None if None in parts else parts
 
-    monkeypatch.setattr(store, "get_rows", reading)
+    monkeypatch.setattr(store, "get_parts", reading)
     return asked
 
 
@@ -46,8 +47,9 @@ def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, m
         """With numbers in all other rows that would show in every answer."""
         data = np.full_like(chunk.tensor.data, 1e30 if chunk.tensor.data.dtype.kind == "f" else 0x7F00)
         for start, stop in rows:
-            data[:, :, :, start:stop] = chunk.tensor.data[:, :, :, start:stop]
-        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype), rows)
+            here = slice(max(0, start - chunk.meta.rows_from), max(0, stop - chunk.meta.rows_from))
+            data[:, :, :, here] = chunk.tensor.data[:, :, :, here]
+        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype))
 
     asked = read_through(pipeline, spoiled, monkeypatch)
     again = pipeline.answer(WANTED)

@@ -122,7 +122,7 @@ def test_a_donor_that_is_purged_serves_nobody(pipeline: Any) -> None:
 
 def test_a_donor_that_cannot_be_read_costs_a_miss(condensed: Any, pipeline: Any, monkeypatch: Any) -> None:
     wanted = request(EDIT.target.text, EDIT.questions[0].text)
-    monkeypatch.setattr(type(pipeline.cache.store), "get_rows", lambda *_: None)
+    monkeypatch.setattr(type(pipeline.cache.store), "get", lambda *_: None)
     answer = pipeline.answer(wanted)
     assert answer.record.method in ("none", "prefix")
     assert "could not be read" in answer.record.reason

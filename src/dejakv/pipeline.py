@@ -35,7 +35,8 @@ from dejakv.part_order import Arrangement, arranged
 from dejakv.partition_names import PartitionNames
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
-from dejakv.store.base import Chunk, ChunkMeta, StoredDonor, load_rows
+from dejakv.store.base import Chunk, ChunkMeta, load_rows
+from dejakv.store.donors import StoredDonor
 from dejakv.store.selection import Purged, Selection
 
 

@@ -11,7 +11,8 @@ from dejakv.costs import Costs
 from dejakv.errors import ModelError
 from dejakv.identity import Span
 from dejakv.request import Media, Request, Sampling
-from dejakv.store.base import Chunk, Donor, Tensor
+from dejakv.store.base import Chunk, Tensor
+from dejakv.store.donors import Donor
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig

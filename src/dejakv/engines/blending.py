@@ -20,7 +20,7 @@ from dejakv.engines.base import (
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.top_layer import TopLayerConfig
-from dejakv.store.base import Donor
+from dejakv.store.donors import Donor
 
 
 def run_blend(
@@ -47,7 +47,7 @@ def run_blend(
     given: dict[str, Any] = {"sampling": sampling, "on_token": on_token, "accept": accept}
     if isinstance(config, TopLayerConfig):
         if isinstance(engine, TakesTopLayer):
-            chunks = [donor.read([(0, donor.meta.num_tokens)]) for donor in donors]
+            chunks = [donor.whole() for donor in donors]
             held = [chunk for chunk in chunks if chunk is not None]
             unreadable = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
             done = engine.top_layer(prepared, held, config, **given) if held else unreadable

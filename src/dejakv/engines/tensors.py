@@ -1,5 +1,7 @@
 """Between torch tensors and the store's framework-free ones, without a copy."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,15 @@ class _Borrowed:
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array  # numpy keeps this object as long as the view, and with it the memory
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def room_for(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """An empty tensor. In host memory it is numpy's, which asks for large pages: to fill 55 MB of torch's own for the first time
+    took 26 ms, of these 6."""
+    size = math.prod(shape) * dtype.itemsize
+    if torch.device(device).type != "cpu" or not size:
+        return torch.empty(*shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(*shape)
 
 
 def to_store(tensor: torch.Tensor) -> Tensor:

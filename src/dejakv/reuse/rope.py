@@ -14,6 +14,9 @@ from torch import Tensor
 ApplyRotary = Callable[..., tuple[Tensor, Tensor]]
 Tables = tuple[Tensor, Tensor]
 
+_AT_ONCE = 1 << 17
+"""Numbers rotated at once: what they pass through stays in the processor's cache."""
+
 
 def turn(target: Tables, source: Tables) -> Tables:
     """Tables that move keys from `source` positions to `target` positions, row by row. All `[..., tokens, d]` float32."""
@@ -22,18 +25,25 @@ def turn(target: Tables, source: Tables) -> Tables:
     return (ct * cs + st * ss) / scale, (st * cs - ct * ss) / scale
 
 
-def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool) -> Tensor:
+def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool, out: Tensor | None = None) -> Tensor:
     """Keys `[batch, heads, tokens, head_dim]`, rotated in float32 and handed back in their own type.
 
     apply    the model's `apply_rotary_pos_emb`
-    tables   cos and sin, `[1 or batch, tokens, d]`
+    tables   cos and sin, `[1, tokens, d]`
     partial  only the first `d` numbers of a head carry positions and the function does not know (Phi, StableLM)
+    out      where the result is written, of the keys' shape; it may be the keys themselves
     """
+    out = torch.empty_like(keys) if out is None else out
+    step = max(1, _AT_ONCE // max(1, keys[:1].numel()))
+    for some, rotated in zip(keys.split(step), out.split(step), strict=True):
+        rotated.copy_(_rotated(apply, some.float(), tables, partial))
+    return out
+
+
+def _rotated(apply: ApplyRotary, keys: Tensor, tables: Tables, partial: bool) -> Tensor:
     cos, sin = tables
-    wide = keys.float()
     if not partial:
-        return apply(wide[:0], wide, cos, sin)[1].to(keys.dtype)  # it rotates queries too: give it none
+        return apply(keys[:0], keys, cos, sin)[1]  # it rotates queries too: give it none
     width = cos.shape[-1]
-    turned = wide[..., :width]
-    turned = apply(turned[:0], turned, cos, sin)[1]
-    return torch.cat([turned, wide[..., width:]], dim=-1).to(keys.dtype)
+    turned = keys[..., :width]
+    return torch.cat([apply(turned[:0], turned, cos, sin)[1], keys[..., width:]], dim=-1)

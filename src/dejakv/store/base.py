@@ -111,8 +111,12 @@ class Chunk:
     tensor: Tensor
     rows: Rows | None = None
 
-    def read(self, rows: Rows) -> "Chunk":
+    def read(self, rows: Rows) -> "Sequence[Chunk]":
         """See `Donor`: it is read already."""
+        return (self,)
+
+    def whole(self) -> "Chunk":
+        """See `Donor`."""
         return self
 
 
@@ -206,26 +210,13 @@ def load_rows(store: Store, id: str, rows: Rows) -> Chunk | None:
     return store.get_rows(id, rows) if isinstance(store, LoadsRows) else store.get(id)
 
 
-class Donor(Protocol):
-    """A state by its description, from which the rows that are needed can be read: a chunk, or one in a store."""
+@runtime_checkable
+class LoadsParts(Protocol):
+    """A store that hands out a prompt's state as it holds it, so that nothing is put together in vain."""
 
-    @property
-    def meta(self) -> ChunkMeta: ...
-
-    def read(self, rows: Rows) -> Chunk | None:
-        """A chunk in which at least these rows are defined, and all its tokens have places; None if it cannot be read."""
+    def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
+        """What holds the given rows, first rows first: each chunk has those from its `rows_from` on. None as `get`."""
         ...
-
-
-@dataclass(frozen=True)
-class StoredDonor:
-    """See `Donor`. It is read when its rows are asked for."""
-
-    store: Store
-    meta: ChunkMeta
-
-    def read(self, rows: Rows) -> Chunk | None:
-        return load_rows(self.store, self.meta.id, rows)
 
 
 @runtime_checkable

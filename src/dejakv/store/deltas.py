@@ -11,7 +11,7 @@ refuses a chunk whose parent has left meanwhile, and the chunk is then stored wh
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dejakv.store.base import KV, NODE, Chunk, ChunkMeta, Rows, Store, StoreStats, as_node
 from dejakv.store.codec import CorruptChunk
@@ -19,6 +19,7 @@ from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.parts import (
     Assembly,
     beginning_of,
+    check_alike,
     cut,
     delivered,
     follows,
@@ -34,6 +35,8 @@ from dejakv.store.wrapper import WrapperStore
 LEAST_SHARED = 16
 """Rows that a parent or a split must save: the block of the prefix index, which finds nothing shorter. A node costs a file, a
 description, and a part to read in each load."""
+
+_T = TypeVar("_T")
 
 _TRIES = 3
 """Readings of a chunk that others change meanwhile."""
@@ -88,10 +91,14 @@ class DeltaStore(WrapperStore):
                 self.inner.delete(held.id)  # nothing happens while others need its rows
 
     def get(self, id: str) -> Chunk | None:
-        return self._load(id, None)
+        return self._load(id, lambda meta, last: self._whole(meta, None, last))
 
     def get_rows(self, id: str, rows: Rows) -> Chunk | None:
-        return self._load(id, rows)
+        return self._load(id, lambda meta, last: self._whole(meta, rows, last))
+
+    def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
+        """See `LoadsParts`."""
+        return self._load(id, lambda meta, last: self._parts_of(meta, rows, last))
 
     def meta(self, id: str) -> ChunkMeta | None:
         meta = self.inner.meta(id)
@@ -202,8 +209,7 @@ class DeltaStore(WrapperStore):
     def _split(
         self, index: PrefixIndex, held: ChunkMeta, above: ChunkMeta | None, at: int, new: ChunkMeta
     ) -> ChunkMeta | None:
-        """Splits a held entry where a new prompt leaves it, or ends: then the part before is that prompt. The description of
-        the part before; None if the entry cannot be split."""
+        """Splits a held entry where a new prompt leaves it, or ends: then the part before, which is handed back, is that prompt."""
         own = at == new.num_tokens
         upper = new if own else as_node(beginning_of(held, at))
         there = self.inner.meta(upper.id)
@@ -217,51 +223,65 @@ class DeltaStore(WrapperStore):
         index.add(upper)
         return upper
 
-    def _load(self, id: str, rows: Rows | None) -> Chunk | None:
+    def _load(self, id: str, read: Callable[[ChunkMeta, bool], _T | None]) -> _T | None:
         partition = None
         for left in reversed(range(_TRIES)):
             meta = self.meta(id)
             if meta is None:
                 break
             partition = meta.partition
-            chunk = self._whole(meta, rows, last=not left)
-            if chunk is not None:
+            loaded = read(meta, not left)
+            if loaded is not None:
                 self._counters.hit(partition)
                 if self._index is not None:
                     _learn(self._index, meta)  # another process may have stored it
-                return chunk
+                return loaded
         self._counters.miss(partition)
         return None
 
-    def _whole(self, meta: ChunkMeta, rows: Rows | None, *, last: bool) -> Chunk | None:
-        """A prompt's state, None if something of it has changed or left meanwhile. On the `last` try an entry without its
-        parent is removed."""
+    def _whole(self, meta: ChunkMeta, rows: Rows | None, last: bool) -> Chunk | None:
+        """A prompt's state, None if something of it has changed or left. On the `last` try an entry without its parent goes."""
         if not meta.parent:
-            chunk = self.inner.get(meta.id)
-            return chunk if chunk is not None and not chunk.meta.parent and chunk.meta.kind != NODE else None
+            alone = self._parts_of(meta, None, last)
+            return alone[0] if alone else None
+        whole = Assembly(meta, rows)
+        return whole.chunk() if self._gather(meta, rows, whole.add, last) else None
+
+    def _parts_of(self, meta: ChunkMeta, rows: Rows | None, last: bool) -> Sequence[Chunk] | None:
+        """The same in parts, as they are held."""
+        parts: list[Chunk] = []
+
+        def add(part: Chunk) -> None:
+            if meta.parent:  # what stands alone may be anything
+                check_alike(part, (parts or [part])[0].tensor)
+            parts.append(part)
+
+        return parts if self._gather(meta, rows, add, last) else None
+
+    def _gather(self, meta: ChunkMeta, rows: Rows | None, add: Callable[[Chunk], None], last: bool) -> bool:
+        """Adds what holds some of the rows, first rows first; `add` raises CorruptChunk for what does not fit."""
         chain = [meta]
         while chain[-1].parent:
             parent = self._above(chain[-1])
             if parent is None or not follows(chain[-1], parent):
                 if last:
                     self._lost(chain[-1], "its parent is gone")
-                return None
+                return False
             chain.append(parent)
         wanted = needed(reversed(chain), rows) or [meta]
         if wanted[-1] is not meta:
             self.touch(meta.id)  # a use, although nothing of its own is read
-        whole = Assembly(meta, rows)
         try:
             for of in wanted:
                 part = self.inner.get(of.id)
-                if part is None or part.meta.rows_from != of.rows_from:
-                    return None
-                whole.add(part)
+                if part is None or part.meta.rows_from != of.rows_from or (of is meta and part.meta.kind == NODE):
+                    return False
+                add(part)
         except CorruptChunk as error:
             self._counters.corrupt(meta.partition)
             self._lost(meta, str(error))
-            return None
-        return whole.chunk()
+            return False
+        return True
 
     def _lost(self, meta: ChunkMeta, why: str) -> None:
         logger.warning("chunk %s and all that need its rows are removed: %s", meta.id, why)

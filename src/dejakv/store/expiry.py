@@ -6,7 +6,7 @@ rows stay only while prompts that begin with them stay.
 
 import heapq
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +86,9 @@ class ExpiringStore(WrapperStore):
 
     def get_rows(self, id: str, rows: Rows) -> Chunk | None:
         return self._alive(super().get_rows(id, rows))
+
+    def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
+        return super().get_parts(id, rows) if self.meta(id) is not None else None
 
     def meta(self, id: str) -> ChunkMeta | None:
         meta = self.inner.meta(id)

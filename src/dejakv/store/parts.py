@@ -107,6 +107,14 @@ def needed(chain: Iterable[ChunkMeta], rows: Rows | None) -> list[ChunkMeta]:
     return [meta for meta in chain if any(_inside(meta, [(0, meta.num_tokens)] if rows is None else rows))]
 
 
+def check_alike(part: Chunk, state: Tensor) -> None:
+    """Raises: CorruptChunk unless the part has its rows, and they are of the shape and type of `state`, of other rows."""
+    shape, wanted = list(part.tensor.shape), list(state.shape)
+    shape[AXIS : AXIS + 1] = wanted[AXIS : AXIS + 1] = [0]
+    if (shape, part.tensor.dtype) != (wanted, state.dtype) or not has_its_rows(part):
+        raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
+
+
 class Assembly:
     """A prompt's state in the making: `rows` of it, or all. Rows of which no part is added stay undefined.
 
@@ -120,12 +128,12 @@ class Assembly:
 
     def add(self, part: Chunk) -> None:
         """Raises: CorruptChunk if the part does not fit those before it."""
-        shape, start = list(part.tensor.shape), part.meta.rows_from
-        shape[AXIS : AXIS + 1] = [self._meta.num_tokens]
         if self._whole is None:
+            shape = list(part.tensor.shape)
+            shape[AXIS : AXIS + 1] = [self._meta.num_tokens]
             self._whole = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
-        if (tuple(shape), part.tensor.dtype) != (self._whole.shape, self._whole.dtype) or not has_its_rows(part):
-            raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
+        check_alike(part, self._whole)
+        start = part.meta.rows_from
         for low, high in _inside(part.meta, [(0, self._meta.num_tokens)] if self._rows is None else self._rows):
             self._whole.data[:, :, :, low:high] = part.tensor.data[:, :, :, low - start : high - start]
 

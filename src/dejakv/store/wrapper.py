@@ -17,6 +17,7 @@ from dejakv.store.base import (
     Touches,
     load_rows,
 )
+from dejakv.store.donors import load_parts
 
 
 class WrapperStore:
@@ -44,6 +45,10 @@ class WrapperStore:
     def get_rows(self, id: str, rows: Rows) -> Chunk | None:
         """See `LoadsRows`; the whole chunk if the inner store loads no parts."""
         return load_rows(self.inner, id, rows)
+
+    def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
+        """See `LoadsParts`; the whole chunk if the inner store hands out no parts."""
+        return load_parts(self.inner, id, rows)
 
     def split(self, node: Chunk, rest: Chunk) -> bool:
         """See `Parents`; False if the inner store knows no parents."""

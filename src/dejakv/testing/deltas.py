@@ -147,6 +147,26 @@ class DeltasTests(ParentsTests):
         assert deltas.stats().hits == 2
         assert deltas.get_rows("0" * 40, [(0, 1)]) is None
 
+    def test_rows_are_handed_out_in_the_parts_that_hold_them(self, deltas: DeltaStore) -> None:
+        chunks = turns(4)
+        for chunk in chunks:
+            assert deltas.put(chunk)
+        whole = chunks[-1]
+        for rows in ([(0, 5)], [(30, 45), (75, 80)], [(0, whole.meta.num_tokens)]):
+            parts = deltas.get_parts(whole.meta.id, rows)
+            assert parts is not None
+            held = [range(own.meta.rows_from, own.meta.rows_from + own.tensor.shape[3]) for own in parts]
+            for start, stop in rows:
+                assert set(range(start, stop)) <= {row for own in held for row in own}
+            for piece, own in zip(parts, held, strict=True):
+                np.testing.assert_array_equal(piece.tensor.data, whole.tensor.data[:, :, :, own.start : own.stop])
+        alone = deltas.get_parts(chunks[0].meta.id, [(0, 5)])
+        assert alone is not None
+        assert [own.meta.id for own in alone] == [chunks[0].meta.id]
+        assert deltas.get_parts("0" * 40, [(0, 1)]) is None
+        stats = deltas.stats()
+        assert (stats.hits, stats.misses) == (4, 1)
+
     def test_a_parent_that_is_gone_costs_those_that_need_it(self, deltas: DeltaStore) -> None:
         first, second, third = turns(3)
         other = prompt_chunk(range(60))

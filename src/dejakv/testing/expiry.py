@@ -44,6 +44,7 @@ class ExpiryTests(MadeStore):
         clock.seconds = 61
         assert expiring.get(brief.meta.id) is None
         assert expiring.get_rows(brief.meta.id, [(0, 4)]) is None
+        assert expiring.get_parts(brief.meta.id, [(0, 4)]) is None
         assert expiring.meta(brief.meta.id) is None
         assert expiring.pin(brief.meta.id) is False
         assert ids(expiring) == {FOREVER.meta.id}

@@ -53,7 +53,7 @@ def planned(
     return plan_cache(
         model,
         ids[0].tolist(),
-        [state],
+        [[(0, state)]],
         donors,
         found,
         needed,
@@ -94,7 +94,8 @@ def test_keys_moved_to_other_places_are_those_the_model_would_have_made(model):
     _, state = prefill(model, ids)
     _, later = prefill(model, ids, here + 9)
     seams = seams_of(model)
-    moved = seams.move(torch.from_numpy(state.data[0]), here + 9, here, N, N + 9)
+    moved = torch.from_numpy(state.data[0].copy())
+    seams.move(moved, here + 9, here, N, N + 9)
     if "dynamic" in str(getattr(model.config, "rope_parameters", "")):
         return  # its tables depend on the longest prompt seen: positions beyond the prompt are another rotation
     assert (moved - torch.from_numpy(later.data[0])).abs().max() <= 3e-5
@@ -164,7 +165,7 @@ def test_reordered_donor_state_is_what_a_first_layer_computes():
     _, state = prefill(model, donor)
     _, fresh = prefill(model, target)
     found = TokenMap(order, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
-    out = rearrange(seams_of(model), [state], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+    out = rearrange(seams_of(model), [[(0, state)]], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
 
 
@@ -176,7 +177,7 @@ def test_several_donors_give_to_one_target():
     target = torch.cat([two, one], 1)
     source = np.concatenate([np.arange(15, 40), np.arange(15)])
     found = TokenMap(source, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
-    out = rearrange(seams_of(model), states, donors, found, "cpu", torch.float32)
+    out = rearrange(seams_of(model), [[(0, state)] for state in states], donors, found, "cpu", torch.float32)
     _, fresh = prefill(model, target)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
 
@@ -188,7 +189,7 @@ def test_donors_longer_than_the_target_and_dynamic_tables():
     _, state = prefill(model, donor)
     _, fresh = prefill(model, target)
     found = TokenMap(np.arange(30, 60), np.ones(30, dtype=np.float32), np.zeros(30, dtype=np.int64))
-    out = rearrange(seams_of(model), [state], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+    out = rearrange(seams_of(model), [[(0, state)]], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
 
 

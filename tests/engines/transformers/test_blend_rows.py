@@ -41,13 +41,15 @@ def test_a_run_is_moved_from_its_own_position(name):
     state = state_of(model, ids)
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     target = list(range(FIRST, STOP))
-    whole = rearrange(seams_of(model), [state], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32)
+    whole = rearrange(
+        seams_of(model), [[(0, state)]], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
+    )
     part = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
-    alone = rearrange(seams_of(model), [run], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    alone = rearrange(seams_of(model), [[(0, run)]], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     assert torch.equal(whole, alone)
     wrong = Donors.of(ids[0, FIRST:STOP].tolist())  # as if it had been computed from position 0
     assert not torch.equal(
-        whole, rearrange(seams_of(model), [run], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+        whole, rearrange(seams_of(model), [[(0, run)]], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     )
 
 
@@ -58,7 +60,7 @@ def test_moved_keys_equal_a_rotation_by_hand():
     state = state_of(model, ids)
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     donors = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
-    moved = rearrange(seams_of(model), [run], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    moved = rearrange(seams_of(model), [[(0, run)]], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     keys = borrowed(run)[0].double()
     half = keys.shape[-1] // 2
     base = model.config.rope_parameters["rope_theta"]
@@ -82,7 +84,11 @@ def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_w
     tail = np.arange(N) >= N - 8
     schedule = constant(len(seams_of(model).layers), 0.3, complete=complete)
     needed = Need(tail, tail, 8, np.zeros(N, bool))
-    made = plan_cache(model, ids[0].tolist(), [state], donors, found, needed, schedule, Selector("query"), offsets=True)
+    made = plan_cache(
+        model, ids[0].tolist(), [[(0, state)]], donors, found, needed, schedule, Selector("query"), offsets=True
+    )
     assert made.cache.plan.scores is not None
     held = torch.stack([torch.stack([layer.keys, layer.values]) for layer in made.cache.blends[complete:]], 1)[:, :, 0]
-    assert torch.equal(held, rearrange(seams_of(model), [state], donors, found, "cpu", torch.float32, first=complete))
+    assert torch.equal(
+        held, rearrange(seams_of(model), [[(0, state)]], donors, found, "cpu", torch.float32, first=complete)
+    )

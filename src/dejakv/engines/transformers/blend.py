@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dejakv.engines.base import ComputedRows
-from dejakv.engines.tensors import borrowed
+from dejakv.engines.tensors import borrowed, room_for
 from dejakv.engines.transformers.blend_cache import BlendCache, BlendLayer
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.blend_rows import MadeOf, computed_rows
@@ -27,6 +27,9 @@ from dejakv.reuse.slices import copy_rows, sliced
 from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Ids, TokenMap
 from dejakv.store.base import Tensor as Stored
+
+State = Sequence[tuple[int, Stored]]
+"""Of one donor: stacked tensors (`Chunk.tensor`), each with the number of its first row. They hold all rows that a map takes."""
 
 
 @dataclass
@@ -63,7 +66,7 @@ class PlannedBlend:
 def plan_cache(
     model: Any,
     target: Sequence[int],
-    states: Sequence[Stored],
+    states: Sequence[State],
     donors: Donors,
     found: TokenMap,
     needed: Need,
@@ -76,7 +79,7 @@ def plan_cache(
 ) -> PlannedBlend:
     """Rearranges the donors' state into the target's order and moves its keys to the target's positions.
 
-    states     one stacked tensor a donor (`Chunk.tensor`), in the order of `donors`
+    states     of each donor, in the order of `donors`
     threshold  see `RowPlan`
     offsets, surroundings  see `BlendConfig`
 
@@ -110,7 +113,7 @@ def plan_cache(
 
 def rearrange(
     seams: Seams,
-    states: Sequence[Stored],
+    states: Sequence[State],
     donors: Donors,
     found: TokenMap,
     device: Any,
@@ -122,19 +125,36 @@ def rearrange(
     out: Tensor | None = None
     first_position, stops = donors.first or (0,) * len(states), donors.stops
     for index, rows, places in donors.parts(found.source):
-        state, length = borrowed(states[index]), donors.lengths[index]
-        if state.dim() != 5 or state.shape[1] != len(seams.layers) or state.shape[3] != length:
+        left = len(places)
+        for start, part in states[index]:
+            state = borrowed(part)
+            if (
+                state.dim() != 5
+                or state.shape[1] != len(seams.layers)
+                or start + state.shape[3] > donors.lengths[index]
+            ):
+                raise _foreign(part, donors.lengths[index], seams)
+            if out is None:
+                shape = (2, state.shape[1] - first, state.shape[2], tokens, state.shape[4])
+                out = room_for(shape, dtype, device)
+            here = (places >= start) & (places < start + state.shape[3])
+            copy_rows(state[:, first:], places[here] - start, out, rows[here])
+            left -= int(here.sum())
+        if left or out is None:
+            length = donors.lengths[index]
             raise ModelError(
-                f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of "
-                f"{len(seams.layers)} layers: it is of another model"
+                f"a donor's state lacks {left} of the rows that are taken: it does not fit {length} tokens"
             )
-        if out is None:
-            shape = (2, state.shape[1] - first, state.shape[2], tokens, state.shape[4])
-            out = torch.empty(shape, dtype=dtype, device=device)
-        copy_rows(state[:, first:], places, out, rows)
         _move(seams, out[0], rows, places + first_position[index], stops[index], first)
     assert out is not None
     return out
+
+
+def _foreign(state: Stored, length: int, seams: Seams) -> ModelError:
+    return ModelError(
+        f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of {len(seams.layers)} layers: "
+        "it is of another model"
+    )
 
 
 def _move(seams: Seams, keys: Tensor, rows: Ids, source: Ids, length: int, first: int) -> None:
@@ -149,10 +169,11 @@ def _move(seams: Seams, keys: Tensor, rows: Ids, source: Ids, length: int, first
     runs, apart = sliced(rows)
     for begin, end in runs:
         part = keys[:, :, rows[begin] : rows[begin] + end - begin]
-        part.copy_(seams.move(part, to[begin:end], of[begin:end], length, tokens, first))
+        seams.move(part, to[begin:end], of[begin:end], length, tokens, first)
     if len(apart):
         at = torch.from_numpy(apart).to(keys.device)
-        moved = seams.move(keys.index_select(2, to[at]), to[at], of[at], length, tokens, first)
+        moved = keys.index_select(2, to[at])
+        seams.move(moved, to[at], of[at], length, tokens, first)
         keys.index_copy_(2, to[at], moved)
 
 

@@ -84,8 +84,9 @@ def learn_movers(seams: Seams, keys: Tensor, shifted: Tensor, here: Tensor, limi
         found: list[Mover | None] = []
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
             lone = Seams(seams.layers, seams.rotary, [trial])
+            moved = keys[index : index + 1].clone()
             try:
-                moved = lone.move(keys[index : index + 1], here + SHIFT, here, TOKENS, TOKENS + SHIFT)
+                lone.move(moved, here + SHIFT, here, TOKENS, TOKENS + SHIFT)
             except (RuntimeError, ValueError):
                 continue
             if _far(moved, shifted[index : index + 1]) <= limit:

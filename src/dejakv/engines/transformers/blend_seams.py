@@ -78,16 +78,16 @@ class Seams:
 
     def move(
         self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int, first: int = 0
-    ) -> Tensor:
-        """Keys `[layers, kv_heads, tokens, head_dim]` of layers `first`.., from positions `source` to `target` (`[tokens]`).
+    ) -> None:
+        """Turns keys `[layers, kv_heads, tokens, head_dim]` of layers `first`.. from positions `source` to `target` (`[tokens]`), in
+        place.
 
         source_length, target_length  tokens of the prompts: tables may depend on them (dynamic NTK, longrope)
         """
         same = self.fixed or source_length == target_length
         if not len(keys) or (same and torch.equal(target, source)):
-            return keys
+            return
         movers = self.movers[first:]
-        moved = keys if all(m == movers[0] for m in movers) else keys.clone()
         for mover in {m for m in movers if m is not None}:
             here = [i for i, m in enumerate(movers) if m == mover]
             cos, sin = self.tables(source_length, mover.kind)
@@ -95,9 +95,9 @@ class Seams:
             cos, sin = self.tables(target_length, mover.kind)
             tables = turn((cos[:, target], sin[:, target]), old)
             if len(here) == len(movers):
-                return rotate(mover.apply, keys, tables, partial=mover.partial)
-            moved[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
-        return moved
+                rotate(mover.apply, keys, tables, partial=mover.partial, out=keys)
+            else:
+                keys[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
 
 
 def _forget(rotary: Any) -> None:

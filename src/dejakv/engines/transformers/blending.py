@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dejakv.engines.base import NO_STATE, UNREADABLE, Prepared
+from dejakv.engines.base import UNREADABLE, Prepared
 from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.blend_rows import MadeOf
@@ -15,7 +15,8 @@ from dejakv.reuse.selector import Selector
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.slices import ranges_of
 from dejakv.reuse.token_map import Donors, TokenMap
-from dejakv.store.base import Chunk, Donor
+from dejakv.store.base import Chunk
+from dejakv.store.donors import Donor
 from dejakv.tokens import with_media
 
 
@@ -47,14 +48,14 @@ def plan_blend(
         report = BlendReport(tokens, forced_share=needed.share, map_s=mapped - begun)
         if reason := not_worth(config, needed, layers):
             return None, replace(report, reason=reason)
-        chunks = _read(usable, held, found)
-        if isinstance(chunks, int):
-            del usable[chunks]  # the map is made again without it
+        parts = _read(usable, held, found)
+        if isinstance(parts, int):
+            del usable[parts]  # the map is made again without it
             continue
-        read_bytes = sum(_bytes_read(chunk) for chunk in chunks if chunk is not None)
-        report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=read_bytes)
+        report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
+        states = [[(part.meta.rows_from, part.tensor) for part in own] for own in parts]
         planned = plan_cache(
-            engine.model, prepared.token_ids, [chunk.tensor if chunk is not None else NO_STATE for chunk in chunks], held,
+            engine.model, prepared.token_ids, states, held,
             found, needed, config.schedule_for(layers), Selector(config.selector, config.seed),
             threshold=config.threshold if config.by_need else None, offsets=config.offsets,
             surroundings=config.surroundings,
@@ -65,20 +66,25 @@ def plan_blend(
     return None, BlendReport(tokens, reason=UNREADABLE)
 
 
-def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Chunk | None] | int:
-    """The donors' rows that the map takes, None for a donor of which it takes none; or the number of a donor that cannot be read."""
-    chunks: list[Chunk | None] = [None] * len(donors)
+def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Sequence[Chunk]] | int:
+    """What holds the rows that the map takes of each donor, nothing of one of which it takes none; or the number of a donor that
+    cannot be read."""
+    parts: list[Sequence[Chunk]] = [()] * len(donors)
     for number, _, places in held.parts(found.source):
-        chunks[number] = donors[number].read(ranges_of(places))
-        if chunks[number] is None:
+        own = donors[number].read(ranges_of(places))
+        if own is None:
             return number
-    return chunks
+        parts[number] = own
+    return parts
 
 
-def _bytes_read(chunk: Chunk) -> int:
-    if chunk.rows is None:
-        return chunk.tensor.nbytes
-    return sum(stop - start for start, stop in chunk.rows) * chunk.tensor.nbytes // chunk.meta.num_tokens
+def _bytes_taken(parts: Sequence[Sequence[Chunk]], held: Donors, found: TokenMap) -> int:
+    taken = 0.0
+    for number, _, places in held.parts(found.source):
+        rows = sum(stop - start for start, stop in ranges_of(places))
+        one = parts[number][0]
+        taken += rows * one.tensor.nbytes / max(1, one.meta.num_tokens - one.meta.rows_from)
+    return round(taken)
 
 
 def places_by_picture(model: Any) -> bool:

@@ -15,7 +15,8 @@ from dejakv.engines.transformers.top_layer import plan_top_layer, why_not
 from dejakv.request import Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.reuse.top_layer import TopLayerConfig
-from dejakv.store.base import Chunk, Donor
+from dejakv.store.base import Chunk
+from dejakv.store.donors import Donor
 
 
 class FromDonors:

@@ -92,7 +92,7 @@ class Bench:
         found, needed, searched = self._find(case, donors, config)
         begun = time.perf_counter()
         planned = plan_cache(
-            self.engine.model, case.target, states, donors, found, needed,
+            self.engine.model, case.target, [[(0, state)] for state in states], donors, found, needed,
             config.schedule_for(self.layers), Selector(config.selector, case.number), threshold=config.threshold,
             offsets=config.offsets, surroundings=config.surroundings,
         )  # fmt: skip

@@ -1,0 +1,44 @@
+"""Donors: states by their descriptions, of which the rows that a blend takes are read, and no others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dejakv.store.base import Chunk, ChunkMeta, LoadsParts, Rows, Store
+
+
+def load_parts(store: Store, id: str, rows: Rows) -> Sequence[Chunk] | None:
+    """Chunks that hold at least these rows."""
+    if isinstance(store, LoadsParts):
+        return store.get_parts(id, rows)
+    chunk = store.get(id)
+    return None if chunk is None else (chunk,)
+
+
+class Donor(Protocol):
+    """A state by its description, from which the rows that are needed can be read: a chunk, or one in a store."""
+
+    @property
+    def meta(self) -> ChunkMeta: ...
+
+    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+        """Chunks that hold at least these rows, each those from its `rows_from` on; None if they cannot be read."""
+        ...
+
+    def whole(self) -> Chunk | None:
+        """All rows in one chunk."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredDonor:
+    """See `Donor`. It is read when its rows are asked for."""
+
+    store: Store
+    meta: ChunkMeta
+
+    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+        return load_parts(self.store, self.meta.id, rows)
+
+    def whole(self) -> Chunk | None:
+        return self.store.get(self.meta.id)
