@@ -5,7 +5,7 @@
 | `kv`         | the same of K and V                                         | CacheBlend, arXiv 2405.16444  |
 | `similarity` | how badly the token map matched                             | -                             |
 | `query`      | how much the prompt's last tokens attend to the row         | SnapKV, arXiv 2404.14469      |
-| `prophet`    | the same in the later half of the layers, which read        | ProphetKV                     |
+| `prophet`    | the same in the last third of the layers, which read        | ProphetKV                     |
 | `random`     | nothing: the control                                        | -                             |
 """
 
@@ -44,7 +44,7 @@ class Selector:
 
     def first_asked(self, layers: int) -> int:
         """The first layer whose attention counts."""
-        return layers // 2 if self.name == "prophet" else 0
+        return layers * 2 // 3 if self.name == "prophet" else 0
 
     def fixed_scores(self, similarity: Tensor) -> Tensor:
         """Scores that need no model: `[tokens]`, from the token map (or, for `random`, from the seed)."""
