@@ -52,9 +52,7 @@ def _time_share(planned: Planned) -> float:
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     """What makes approximate plans of a method what they are: evidence on one setting says nothing of another."""
     if method == "blend":
-        quality = config.blend
-        made = [config.blend_map, quality.selector, "surroundings", f"share {quality.share:g}"]
-        made.append(f"generation {config.max_generation}")
+        made = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
     elif method == "top_layer":
         made = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
     else:

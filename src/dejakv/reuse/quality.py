@@ -16,6 +16,9 @@ BlendQuality = Literal["strict", "default", "loose"]
 MAP: BlendMap = "context"
 """The token map of all three. With another one no share that saves much mends the answers."""
 
+_REVISION = 2
+"""Counted up where the same settings compute other rows than before: evidence of the error bound is of one revision."""
+
 MAX_GENERATION = 5
 """Generations of rows that serve blends. What each costs on SmolLM2 is in docs/results/generations.md; `python -m
 benchmarks.generations` measures it again."""
@@ -32,6 +35,10 @@ class Quality:
 
     selector: BlendSelector
     share: float
+
+    @property
+    def told(self) -> str:
+        return f"rows {_REVISION}, {self.selector}, share {self.share:g}"
 
 
 _QUALITIES: dict[BlendQuality, Quality] = {
