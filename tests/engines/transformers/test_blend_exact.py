@@ -16,6 +16,7 @@ from dejakv.reuse.need import Need
 from dejakv.reuse.schedule import Schedule, constant
 from dejakv.reuse.selector import SELECTORS, Selector
 from dejakv.reuse.token_map import Donors, TokenMap
+from dejakv.store.base import Tensor
 
 _spec = importlib.util.spec_from_file_location("blend_models", Path(__file__).with_name("blend_models.py"))
 assert _spec is not None
@@ -180,6 +181,22 @@ def test_several_donors_give_to_one_target():
     out = rearrange(seams_of(model), [[(0, state)] for state in states], donors, found, "cpu", torch.float32)
     _, fresh = prefill(model, target)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
+
+
+def test_a_donor_in_parts_gives_what_the_whole_gives():
+    model = models.tiny("llama")
+    donor = ids_of()
+    _, state = prefill(model, donor)
+    source = np.concatenate([np.arange(20, 40), np.arange(5, 25)])
+    found = TokenMap(source, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
+    parts = [(start, Tensor(state.data[:, :, :, start:stop], "F32")) for start, stop in ((3, 18), (18, 31), (31, 40))]
+
+    def arranged(held: list) -> torch.Tensor:
+        return rearrange(seams_of(model), [held], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+
+    assert torch.equal(arranged(parts), arranged([(0, state)]))
+    with pytest.raises(ModelError, match="lacks 18 of the rows"):
+        arranged([parts[0], parts[2]])
 
 
 def test_donors_longer_than_the_target_and_dynamic_tables():
