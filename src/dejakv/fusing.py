@@ -1,8 +1,9 @@
 """L1.5 with a user's `FusionProvider`: its states by the chunks of prompts, around each run of the engine."""
 
 import threading
-from collections import OrderedDict
 from typing import Any
+
+from cachetools import LRUCache
 
 from dejakv.engines.base import Prepared
 from dejakv.find.ways import Plan
@@ -30,7 +31,7 @@ class Fusing:
         self._registry = registry
         self._store = store
         self._ttl = ttl
-        self._caches: OrderedDict[tuple[str, str], FusionCache] = OrderedDict()
+        self._caches: LRUCache[tuple[str, str], FusionCache] = LRUCache(_MOST)
         self._lock = threading.Lock()
 
     def inject(self, engine: Any, prepared: Prepared, plan: Plan) -> Status:
@@ -51,7 +52,7 @@ class Fusing:
         in the registry leave with its own purge. Raises: StoreError."""
         purged = purge(self._store, selection, dry_run=dry_run) if self._store is not None else Purged()
         with self._lock:
-            found = [cache for (_, of), cache in self._caches.items() if selection.partition in (None, of)]
+            found = [cache for (_, of), cache in list(self._caches.items()) if selection.partition in (None, of)]
         for cache in found if not dry_run else ():
             for id in selection.donors:
                 cache.remove(id)
@@ -71,7 +72,4 @@ class Fusing:
             if found is None:
                 found = FusionCache(self._provider, self._registry, *key, store=self._store, ttl=self._ttl)
                 self._caches[key] = found
-                if len(self._caches) > _MOST:
-                    self._caches.popitem(last=False)
-            self._caches.move_to_end(key)
             return found

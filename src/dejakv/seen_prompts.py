@@ -1,8 +1,9 @@
 """Which prompts were sent to an engine that keeps their prefixes itself, as vLLM does: enough to arrange the next one."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS, block_hashes
@@ -22,8 +23,7 @@ class SeenPrompts:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         if max_blocks < 1:
             raise ConfigError(f"max_blocks={max_blocks}: give 1 or more")
-        self._max_blocks = max_blocks
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: FIFOCache[bytes, None] = FIFOCache(max_blocks)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -35,9 +35,6 @@ class SeenPrompts:
         with self._lock:
             for block in reversed(blocks):  # the first is the one used latest: a prefix is forgotten from its end
                 self._seen[block] = None
-                self._seen.move_to_end(block)
-            while len(self._seen) > self._max_blocks:
-                self._seen.popitem(last=False)
 
     def held(self, token_ids: Sequence[int], partition: str = DEFAULT_PARTITION) -> int:
         """How many leading tokens an earlier prompt shares, in whole blocks; never the last token, which gives the answer."""

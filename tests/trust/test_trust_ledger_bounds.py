@@ -19,10 +19,15 @@ def one_more(state: State) -> State:
     return state.counted(Counts(served=1))
 
 
-def test_old_models_and_classes_leave(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was changed longest ago goes first, and what is used stays."""
+@pytest.fixture
+def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejakv.trust.disk.MOST_CLASSES", 6)
     monkeypatch.setattr("dejakv.trust.ledger.MOST_CLASSES", 6)
+
+
+@pytest.mark.usefixtures("_few_classes")
+def test_old_models_and_classes_leave(ledger: Ledger) -> None:
+    """What was changed longest ago goes first, and what is used stays."""
     for number in range(10):
         ledger.change(KEY._replace(group=str(number)), one_more)
         ledger.change(KEY._replace(group="0"), one_more)

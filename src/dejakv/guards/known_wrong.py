@@ -1,7 +1,8 @@
 """A donor whose answer was wrong once is not offered again."""
 
 import threading
-from collections import OrderedDict
+
+from cachetools import FIFOCache
 
 from dejakv.guards.base import Verdict
 from dejakv.levels.base import Match
@@ -22,8 +23,7 @@ class KnownWrongGuard:
     waived_for_blend = True  # a blend does not give the donor's answer
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._remembered = remembered
-        self._wrong: OrderedDict[str, None] = OrderedDict()
+        self._wrong: FIFOCache[str, None] = FIFOCache(remembered)
         self._lock = threading.Lock()
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
@@ -37,5 +37,3 @@ class KnownWrongGuard:
             return
         with self._lock:
             self._wrong[donor.id] = None
-            while len(self._wrong) > self._remembered:
-                self._wrong.popitem(last=False)

@@ -2,10 +2,10 @@
 
 import asyncio
 import uuid
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
+from cachetools import FIFOCache
 from starlette.requests import Request as HttpRequest
 
 from dejakv.engines.base import LimitsContext, no_top_layer
@@ -33,7 +33,7 @@ class Service:
         self.settings = settings
         self.model_name = model_name
         self.ends = end_tokens(worker.pipeline.engine)
-        self._names: dict[str, OrderedDict[str, str]] = {}
+        self._names: dict[str, FIFOCache[str, str]] = {}
 
     def request(
         self,
@@ -109,11 +109,8 @@ class Service:
     def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
         """The client's key of an entry: the given one, or `p` and the beginning of its digest."""
         key = wanted or public_key(chunk_id)
-        names = self._names.setdefault(partition, OrderedDict())
+        names = self._names.setdefault(partition, FIFOCache(_NAMES_A_PARTITION))
         names[chunk_id] = key
-        names.move_to_end(chunk_id)
-        if len(names) > _NAMES_A_PARTITION:
-            names.popitem(last=False)
         return key
 
     def entry_name(self, partition: str, chunk_id: str) -> str:

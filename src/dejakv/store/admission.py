@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 from dejakv.store.base import Chunk, Store, StoreStats
@@ -44,7 +45,7 @@ class Gate:
     def __init__(self, rules: Admission, clock: Clock = time.monotonic) -> None:
         self._rules = rules
         self._clock = clock
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen: FIFOCache[str, None] = FIFOCache(rules.remembered)
         self._allowance = float(rules.max_write_rate)
         self._filled = clock()
         self._lock = threading.Lock()
@@ -57,9 +58,6 @@ class Gate:
             with self._lock:
                 known = id in self._seen
                 self._seen[id] = None
-                self._seen.move_to_end(id)
-                if len(self._seen) > self._rules.remembered:
-                    self._seen.popitem(last=False)
             if not known:
                 return "first_sight"
         return None

@@ -2,9 +2,10 @@
 
 import sqlite3
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from cachetools import FIFOCache
 
 from dejakv.store.base import NODE, ChunkMeta
 from dejakv.store.catalog import Catalog
@@ -38,7 +39,7 @@ class KnownRows:
         self._catalog = catalog
         self._listeners = listeners
         self._damaged = damaged
-        self._rows: OrderedDict[str, Known] = OrderedDict()
+        self._rows: FIFOCache[str, Known] = FIFOCache(_ROWS)
         self._changes = 0
         self._lock = threading.Lock()
 
@@ -122,5 +123,3 @@ class KnownRows:
             if changes != self._changes:
                 return
             self._rows[known.row.id] = known
-            if len(self._rows) > _ROWS:
-                self._rows.popitem(last=False)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from cachetools import FIFOCache
+
 from dejakv.trust import forks
 from dejakv.trust.draw import ClassKey
 from dejakv.trust.state import State
@@ -47,12 +49,13 @@ class MemoryLedger:
     cold_starts = 0
 
     def __init__(self) -> None:
-        self._states: dict[ClassKey, State] = {}
-        self._made: dict[str, None] = {}
+        self._states: FIFOCache[ClassKey, State] = FIFOCache(MOST_CLASSES)
+        self._made: FIFOCache[str, None] = FIFOCache(REMEMBERED)
         self._lock = forks.lock(forks.LEDGER)
 
     def read(self, cls: ClassKey) -> State | None:
-        return self._states.get(cls)
+        with self._lock:
+            return self._states.get(cls)
 
     def change(self, cls: ClassKey, change: Change, *, once: str = "") -> State:
         with self._lock:
@@ -60,14 +63,9 @@ class MemoryLedger:
             if once and once in self._made:
                 return state
             state = change(state)
-            self._states.pop(cls, None)
-            self._states[cls] = state  # the latest
-            while len(self._states) > MOST_CLASSES:
-                del self._states[next(iter(self._states))]
+            self._states[cls] = state
             if once:
                 self._made[once] = None
-                while len(self._made) > REMEMBERED:
-                    self._made.pop(next(iter(self._made)))
             return state
 
     def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:

@@ -1,13 +1,12 @@
 """Pictures on their way to the tower: decoded and processed only when they must be, known by their digest."""
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cachetools import LRUCache
+from cachetools import FIFOCache, LRUCache
 
 from dejakv.errors import InputError, ModelError
 from dejakv.pictures import decoded
@@ -44,7 +43,10 @@ class PictureBook:
     image_token_id: int | None = None
     held: int = 4
     _known: LRUCache[str, Picture] = field(default_factory=lambda: LRUCache(_KNOWN))
-    _pixels: OrderedDict[str, Mapping[str, torch.Tensor]] = field(default_factory=OrderedDict)
+    _pixels: FIFOCache[str, Mapping[str, torch.Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pixels = FIFOCache(self.held)
 
     def empty(self) -> "PictureBook":
         """A book that knows no picture yet."""
@@ -65,9 +67,6 @@ class PictureBook:
         """Takes in a picture that somebody else processed."""
         self._known[digest] = picture
         self._pixels[digest] = pixels
-        self._pixels.move_to_end(digest)
-        while len(self._pixels) > self.held:
-            self._pixels.popitem(last=False)
 
     def pixels(self, media: Media) -> Mapping[str, torch.Tensor]:
         """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""

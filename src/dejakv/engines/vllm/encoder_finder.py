@@ -7,11 +7,12 @@ picture's output is never served, nor filed in its place.
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+
+from cachetools import FIFOCache
 
 from dejakv.encoder_cache.view import EncoderView
 from dejakv.engines.vllm.keys import media_digest, partition_of
@@ -44,7 +45,7 @@ class EncoderFinder:
         self._timeout = timeout_s
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
         self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
-        self._sights: OrderedDict[str, Sight | None] = OrderedDict()
+        self._sights: FIFOCache[str, Sight | None] = FIFOCache(REMEMBERED)
         self._looked_at: set[str] = set()
         self._lock = threading.Lock()
 
@@ -122,9 +123,6 @@ class EncoderFinder:
                 self._sights[identifier] = None
             else:
                 self._sights[identifier] = sight
-            self._sights.move_to_end(identifier)
-            while len(self._sights) > REMEMBERED:
-                self._sights.popitem(last=False)
 
 
 def keeps_nothing(request: Any) -> bool:

@@ -28,8 +28,6 @@ from dejakv.request import Media, Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, Tensor
 
-_MEDIA_KEPT = 1_000
-
 
 class VLLMEngine(ModelEmbeddings):
     """Serves one model with vLLM, one request at a time (a lock keeps others waiting).
@@ -94,8 +92,6 @@ class VLLMEngine(ModelEmbeddings):
             raise InputError("the prompt is empty: give a question")
         for medium in request.media:
             self._shared.media[medium.digest] = medium
-            while len(self._shared.media) > _MEDIA_KEPT:
-                self._shared.media.popitem(last=False)
         with self._shared.lock:
             rendered = self._render({"prompt": request.prompt}, request.media)
         ids = tuple(rendered["prompt_token_ids"])

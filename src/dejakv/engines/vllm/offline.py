@@ -6,12 +6,11 @@ import os
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cachetools import LRUCache
+from cachetools import FIFOCache, LRUCache
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, MissingExtraError, ModelError, requirements_of
@@ -23,6 +22,7 @@ DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float1
 CPU_BLOCK_TOKENS = 32
 CPU_KV_GIB = "2"
 KEPT_NAMES = 100_000
+KEPT_MEDIA = 1_000
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Offline:
     settings: ConnectorSettings
     traced: bool
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
-    media: OrderedDict[str, Media] = field(default_factory=OrderedDict[str, Media])
+    media: FIFOCache[str, Media] = field(default_factory=lambda: FIFOCache(KEPT_MEDIA))
     kept: LRUCache[tuple[str, str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
