@@ -79,7 +79,7 @@ def loads(stores: dict[str, DeltaStore], whole: DiskStore, last: Chunk) -> dict[
     source, target = last.tensor.data, np.empty_like(last.tensor.data)
     id, half = last.meta.id, last.meta.num_tokens // 2
 
-    def read(load: Callable[[], Chunk | None]) -> Callable[[], object]:
+    def read(load: Callable[[], object]) -> Callable[[], object]:
         def call() -> None:
             assert load() is not None
 
@@ -93,7 +93,7 @@ def loads(stores: dict[str, DeltaStore], whole: DiskStore, last: Chunk) -> dict[
     }
     for name, store in stores.items():
         ways[f"{name}, from its parts"] = read(lambda store=store: store.get(id))
-        ways[f"{name}, first half of the rows"] = read(lambda store=store: store.get_rows(id, [(0, half)]))
+        ways[f"{name}, first half of the rows"] = read(lambda store=store: store.get_parts(id, [(0, half)]))
     return ways
 
 

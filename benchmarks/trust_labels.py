@@ -33,7 +33,7 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig
-from dejakv.store.base import load_rows
+from dejakv.store.donors import load_beginning
 from dejakv.store.memory import MemoryStore
 from dejakv.trust.features import features_of
 
@@ -71,7 +71,7 @@ def exact_start(cache: HierarchicalCache, decision: Decision) -> Start | None:
     plan = decision.exact
     if plan.method != "prefix":
         return None
-    chunk = load_rows(cache.store, plan.donors[0].id, [(0, plan.reused)])
+    chunk = load_beginning(cache.store, plan.donors[0], plan.reused)
     return None if chunk is None else Start(chunk, plan.reused)
 
 

@@ -177,10 +177,10 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     pipeline.answer(request(one))
     plain = uncached(docs_engine, request(other))
     store = pipeline.cache.store
-    get, get_rows = store.get, store.get_rows
-    store.get, store.get_rows = lambda _id: None, lambda _id, _rows: None
+    get, get_parts = store.get, store.get_parts
+    store.get, store.get_parts = lambda _id: None, lambda _id, _rows: None
     answer = pipeline.answer(request(other))
-    store.get, store.get_rows = get, get_rows
+    store.get, store.get_parts = get, get_parts
     assert (answer.record.method, answer.token_ids) == ("none", plain.token_ids)
     assert "could not be read" in answer.record.reason
 

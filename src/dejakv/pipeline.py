@@ -35,8 +35,8 @@ from dejakv.part_order import Arrangement, arranged
 from dejakv.partition_names import PartitionNames
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
-from dejakv.store.base import Chunk, ChunkMeta, load_rows
-from dejakv.store.donors import StoredDonor
+from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.donors import StoredDonor, load_beginning
 from dejakv.store.selection import Purged, Selection
 
 
@@ -206,7 +206,7 @@ class Pipeline(Errands):
         if isinstance(self.engine, HoldsState):
             return _described(chosen)
         if chosen.method == "prefix":
-            loaded = [load_rows(cache.store, meta.id, [(0, chosen.reused)]) for meta in chosen.donors]
+            loaded = [load_beginning(cache.store, meta, chosen.reused) for meta in chosen.donors]
         else:
             loaded = [cache.store.get(meta.id) for meta in chosen.donors]
         return [chunk for chunk in loaded if chunk is not None]

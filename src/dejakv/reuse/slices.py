@@ -43,6 +43,13 @@ def ranges_of(places: Ids) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
+def copy_part(part: Tensor, first: int, places: Ids, into: Tensor, rows: Ids) -> int:
+    """As `copy_rows`, from a part of a state that holds its tokens from `first` on: those that it has, and how many these are."""
+    here = (places >= first) & (places < first + part.shape[3])
+    copy_rows(part, places[here] - first, into, rows[here])
+    return int(here.sum())
+
+
 def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:
     """Copies the tokens of `state` at `places` to the `rows` of `into`. Both are `[2, layers, kv_heads, tokens, head_dim]`; their
     devices and types may differ."""

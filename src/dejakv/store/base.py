@@ -104,7 +104,7 @@ class Chunk:
     """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
     the model cached it (rotated for positions `meta.position` and following).
 
-    rows  rows of the tensor that are defined, None for all: see `LoadsRows`
+    rows  those that the tensor holds, where these are not all of `meta`: see `load_beginning`
     """
 
     meta: ChunkMeta
@@ -194,20 +194,6 @@ class Notices(Protocol):
     def notice(self) -> bool:
         """Tells the listeners which entries other processes have removed. False if some may have been missed."""
         ...
-
-
-@runtime_checkable
-class LoadsRows(Protocol):
-    """A store that can load a part of a prompt's state."""
-
-    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
-        """As `get`, but only the given rows need to be defined (`Chunk.rows`); what others hold is undefined."""
-        ...
-
-
-def load_rows(store: Store, id: str, rows: Rows) -> Chunk | None:
-    """A chunk in which at least these rows are defined."""
-    return store.get_rows(id, rows) if isinstance(store, LoadsRows) else store.get(id)
 
 
 @runtime_checkable

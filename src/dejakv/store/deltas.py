@@ -91,10 +91,7 @@ class DeltaStore(WrapperStore):
                 self.inner.delete(held.id)  # nothing happens while others need its rows
 
     def get(self, id: str) -> Chunk | None:
-        return self._load(id, lambda meta, last: self._whole(meta, None, last))
-
-    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
-        return self._load(id, lambda meta, last: self._whole(meta, rows, last))
+        return self._load(id, self._whole)
 
     def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
         """See `LoadsParts`."""
@@ -239,13 +236,14 @@ class DeltaStore(WrapperStore):
         self._counters.miss(partition)
         return None
 
-    def _whole(self, meta: ChunkMeta, rows: Rows | None, last: bool) -> Chunk | None:
+    def _whole(self, meta: ChunkMeta, last: bool) -> Chunk | None:
         """A prompt's state, None if something of it has changed or left. On the `last` try an entry without its parent goes."""
         if not meta.parent:
             alone = self._parts_of(meta, None, last)
             return alone[0] if alone else None
-        whole = Assembly(meta, rows)
-        return whole.chunk() if self._gather(meta, rows, whole.add, last) else None
+        whole = Assembly(0, meta.num_tokens)
+        tensor = whole.tensor() if self._gather(meta, None, whole.add, last) else None
+        return None if tensor is None else Chunk(replace(meta, parent="", rows_from=0, nbytes=tensor.nbytes), tensor)
 
     def _parts_of(self, meta: ChunkMeta, rows: Rows | None, last: bool) -> Sequence[Chunk] | None:
         """The same in parts, as they are held."""

@@ -1,10 +1,12 @@
-"""Donors: states by their descriptions, of which the rows that a blend takes are read, and no others."""
+"""Donors: states by their descriptions, of which the rows that are needed are read, and no others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dejakv.store.base import Chunk, ChunkMeta, LoadsParts, Rows, Store
+from dejakv.store.codec import CorruptChunk
+from dejakv.store.parts import joined
 
 
 def load_parts(store: Store, id: str, rows: Rows) -> Sequence[Chunk] | None:
@@ -13,6 +15,20 @@ def load_parts(store: Store, id: str, rows: Rows) -> Sequence[Chunk] | None:
         return store.get_parts(id, rows)
     chunk = store.get(id)
     return None if chunk is None else (chunk,)
+
+
+def load_beginning(store: Store, meta: ChunkMeta, tokens: int) -> Chunk | None:
+    """The state of a prompt's first `tokens` tokens, or of more; None if it cannot be read."""
+    parts = load_parts(store, meta.id, [(0, tokens)])
+    if not parts:
+        return None
+    if len(parts) == 1 and not parts[0].meta.rows_from:
+        return Chunk(meta, parts[0].tensor, [(0, tokens)])
+    try:
+        tensor = joined(parts, 0, tokens)
+    except CorruptChunk:
+        return None
+    return None if tensor is None else Chunk(meta, tensor, [(0, tokens)])
 
 
 class Donor(Protocol):

@@ -84,9 +84,6 @@ class ExpiringStore(WrapperStore):
     def get(self, id: str) -> Chunk | None:
         return self._alive(self.inner.get(id))
 
-    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
-        return self._alive(super().get_rows(id, rows))
-
     def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
         return super().get_parts(id, rows) if self.meta(id) is not None else None
 

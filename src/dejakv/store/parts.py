@@ -116,33 +116,49 @@ def check_alike(part: Chunk, state: Tensor) -> None:
 
 
 class Assembly:
-    """A prompt's state in the making: `rows` of it, or all. Rows of which no part is added stay undefined.
+    """Rows `start` to `stop - 1` of a prompt's state in the making.
 
     A part is copied when it is added, while it is still in the processor's cache from having been verified.
     """
 
-    def __init__(self, meta: ChunkMeta, rows: Rows | None) -> None:
-        self._meta = meta
-        self._rows = rows
-        self._whole: Tensor | None = None
+    def __init__(self, start: int, stop: int) -> None:
+        self._start, self._stop = start, stop
+        self._missing = stop - start
+        self._made: Tensor | None = None
 
     def add(self, part: Chunk) -> None:
-        """Raises: CorruptChunk if the part does not fit those before it."""
-        if self._whole is None:
+        """Copies what the part has of the rows; no two parts may have the same. Raises: CorruptChunk if the part does not fit those
+        before it."""
+        if self._made is None:
             shape = list(part.tensor.shape)
-            shape[AXIS : AXIS + 1] = [self._meta.num_tokens]
-            self._whole = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
-        check_alike(part, self._whole)
-        start = part.meta.rows_from
-        for low, high in _inside(part.meta, [(0, self._meta.num_tokens)] if self._rows is None else self._rows):
-            self._whole.data[:, :, :, low:high] = part.tensor.data[:, :, :, low - start : high - start]
+            shape[AXIS : AXIS + 1] = [self._stop - self._start]
+            self._made = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
+        check_alike(part, self._made)
+        from_ = part.meta.rows_from
+        for low, high in _inside(part.meta, [(self._start, self._stop)]):
+            rows = part.tensor.data[:, :, :, low - from_ : high - from_]
+            self._made.data[:, :, :, low - self._start : high - self._start] = rows
+            self._missing -= high - low
 
-    def chunk(self) -> Chunk:
-        """The prompt's chunk, standing alone. At least one part must have been added."""
-        assert self._whole is not None
-        self._whole.data.flags.writeable = False
-        described = replace(self._meta, parent="", rows_from=0, nbytes=self._whole.nbytes)
-        return Chunk(described, self._whole, self._rows)
+    def tensor(self) -> Tensor | None:
+        """The rows; None while some are missing."""
+        if self._made is None or self._missing:
+            return None
+        self._made.data.flags.writeable = False
+        return self._made
+
+
+def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
+    """Rows `start` to `stop - 1` of a prompt's state, of which these parts hold some each; None if a row is missing. A view where
+    there is one part. Raises: CorruptChunk for parts that do not fit each other."""
+    if len(parts) == 1 and has_its_rows(parts[0]):
+        first, data = parts[0].meta.rows_from, parts[0].tensor.data
+        inside = first <= start < stop <= first + data.shape[AXIS]
+        return Tensor(data[:, :, :, start - first : stop - first], parts[0].tensor.dtype) if inside else None
+    made = Assembly(start, stop)
+    for part in parts:
+        made.add(part)
+    return made.tensor()
 
 
 def _inside(meta: ChunkMeta, rows: Rows) -> Iterator[tuple[int, int]]:

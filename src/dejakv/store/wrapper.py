@@ -15,7 +15,6 @@ from dejakv.store.base import (
     TakesParts,
     TellsNew,
     Touches,
-    load_rows,
 )
 from dejakv.store.donors import load_parts
 
@@ -41,10 +40,6 @@ class WrapperStore:
 
     def get(self, id: str) -> Chunk | None:
         return self.inner.get(id)
-
-    def get_rows(self, id: str, rows: Rows) -> Chunk | None:
-        """See `LoadsRows`; the whole chunk if the inner store loads no parts."""
-        return load_rows(self.inner, id, rows)
 
     def get_parts(self, id: str, rows: Rows) -> Sequence[Chunk] | None:
         """See `LoadsParts`; the whole chunk if the inner store hands out no parts."""

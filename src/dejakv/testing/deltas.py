@@ -1,5 +1,6 @@
 """The conformance suite of a `DeltaStore` over any store that knows parents."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from dejakv.identity import Span
 from dejakv.store.base import NODE, Chunk, Store
 from dejakv.store.deltas import DeltaStore
+from dejakv.store.donors import load_beginning
+from dejakv.store.parts import joined
 from dejakv.testing.chunks import same_bits
 from dejakv.testing.parents import ParentsTests
 from dejakv.testing.prompts import PREAMBLE, check_whole, ids, part, prompt_chunk, told_by, turns
@@ -117,12 +120,10 @@ class DeltasTests(ParentsTests):
         assert deltas.put(first)
         for wrong in (part(second, first), part(second, tokens=20, node=True)):
             assert deltas.put(wrong) is False
-        loaded = deltas.get_rows(first.meta.id, [(0, 5)])
-        assert loaded is not None
         assert deltas.put(Chunk(second.meta, second.tensor, [(0, 5)])) is False
         assert deltas.stats("p").refused == {"invalid": 3}
 
-    def test_a_part_of_the_rows_is_loaded(self, deltas: DeltaStore) -> None:
+    def test_the_parts_that_hold_the_rows_are_read_and_no_others(self, deltas: DeltaStore) -> None:
         chunks = turns(6)
         for chunk in chunks:
             assert deltas.put(chunk)
@@ -130,22 +131,21 @@ class DeltasTests(ParentsTests):
         read: list[str] = []
         load = deltas.inner.get
         deltas.inner.get = lambda id: (read.append(id), load(id))[1]  # type: ignore[method-assign]
-        found = deltas.get_rows(whole.meta.id, [(0, 70)])
-        assert found is not None
+        begun = load_beginning(deltas, whole.meta, 70)
+        assert begun is not None
         assert read == [chunks[0].meta.id, chunks[1].meta.id], "only what holds some of the rows"
-        assert found.rows == [(0, 70)]
-        assert found.tensor.shape == whole.tensor.shape
-        np.testing.assert_array_equal(found.tensor.data[:, :, :, :70], whole.tensor.data[:, :, :, :70])
+        assert (begun.meta, begun.rows) == (whole.meta, [(0, 70)])
+        np.testing.assert_array_equal(begun.tensor.data[:, :, :, :70], whole.tensor.data[:, :, :, :70])
+        assert deltas.put(begun) is False, "it is no whole prompt"
         read.clear()
-        found = deltas.get_rows(whole.meta.id, [(30, 45), (121, 125)])
-        assert found is not None
-        assert read == [chunks[0].meta.id, chunks[4].meta.id]
+        parts = deltas.get_parts(whole.meta.id, [(30, 45), (121, 125)])
+        assert parts is not None
+        assert read == [part.meta.id for part in parts] == [chunks[0].meta.id, chunks[4].meta.id]
         for start, stop in ((30, 45), (121, 125)):
-            np.testing.assert_array_equal(
-                found.tensor.data[:, :, :, start:stop], whole.tensor.data[:, :, :, start:stop]
-            )
+            (found,) = [rows for part in parts if (rows := joined([part], start, stop)) is not None]
+            np.testing.assert_array_equal(found.data, whole.tensor.data[:, :, :, start:stop])
         assert deltas.stats().hits == 2
-        assert deltas.get_rows("0" * 40, [(0, 1)]) is None
+        assert load_beginning(deltas, replace(whole.meta, id="0" * 40), 1) is None
 
     def test_rows_are_handed_out_in_the_parts_that_hold_them(self, deltas: DeltaStore) -> None:
         chunks = turns(4)

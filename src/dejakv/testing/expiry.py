@@ -43,7 +43,6 @@ class ExpiryTests(MadeStore):
         check_whole(expiring, [brief, FOREVER])
         clock.seconds = 61
         assert expiring.get(brief.meta.id) is None
-        assert expiring.get_rows(brief.meta.id, [(0, 4)]) is None
         assert expiring.get_parts(brief.meta.id, [(0, 4)]) is None
         assert expiring.meta(brief.meta.id) is None
         assert expiring.pin(brief.meta.id) is False

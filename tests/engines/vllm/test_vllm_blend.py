@@ -107,7 +107,7 @@ def _draft(blender, prompt, *chunks):
     """The draft of a prompt of which vLLM holds nothing and computes nothing."""
     chunk_of = {chunk.meta.id: chunk for chunk in chunks}
     metas = [chunk.meta for chunk in chunks]
-    return blender.draft(prompt, 0, len(prompt), metas, lambda id, _: chunk_of[id], Buffers(1 << 24))
+    return blender.draft(prompt, 0, len(prompt), metas, lambda id, _: (chunk_of[id],), Buffers(1 << 24))
 
 
 def _with(draft, **values):

@@ -96,7 +96,7 @@ def test_each_donors_rows_move_from_their_own_places(engine):
 def _damaged(case):
     """Has the store hand out something that is not what it holds for the second donor."""
     store, which = worker_side().store, _id_of(DONORS[1])
-    get, get_rows = store.get, store.get_rows
+    get, get_parts = store.get, store.get_parts
 
     def changed(chunk, id):
         if id != which:
@@ -110,8 +110,12 @@ def _damaged(case):
         }
         return made[case]
 
+    def in_parts(parts, id):
+        made = [changed(part, id) for part in parts]
+        return None if None in made else made
+
     store.get = lambda id: changed(get(id), id)
-    store.get_rows = lambda id, rows: changed(get_rows(id, rows), id)
+    store.get_parts = lambda id, rows: in_parts(get_parts(id, rows), id)
 
 
 @pytest.mark.parametrize(

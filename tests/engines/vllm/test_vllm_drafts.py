@@ -58,7 +58,7 @@ def test_each_tokens_state_is_its_donors_moved(prompt: list[int], first: int) ->
     by_id = {chunk.meta.id: chunk for chunk in donors}
     drafting = Drafting(CONFIG, LAYERS, torch.float32, torch.device("cpu"), embed, moved, Buffers(1 << 20))
     metas = [chunk.meta for chunk in donors]
-    draft = drafting.draft(prompt, first, len(prompt), metas, lambda id, _: by_id[id])
+    draft = drafting.draft(prompt, first, len(prompt), metas, lambda id, _: (by_id[id],))
     among = Donors.of(A, B, first=[0, 7])
     found, _ = find(np.asarray(prompt), among, embed, CONFIG, None, [False, False], first)
     source = found.source[first:]

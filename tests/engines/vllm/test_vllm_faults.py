@@ -122,14 +122,14 @@ def test_hanging_store(tmp_path):
         engine.settle()
         engine.reset_prefix_cache()
         store = worker_side().store
-        real_get, real_put = store.get_rows, store.put
-        store.get_rows = lambda id, rows: time.sleep(2) or real_get(id, rows)
+        real_get, real_put = store.get_parts, store.put
+        store.get_parts = lambda id, rows: time.sleep(2) or real_get(id, rows)
         began = time.monotonic()
         (output,) = engine.ask([A])
         assert time.monotonic() - began < 2
         assert output.tokens == truth.tokens
         assert "took longer than 0.3 s" in output.told["reason"]
-        store.get_rows = real_get
+        store.get_parts = real_get
         store.put = lambda chunk: time.sleep(1) or real_put(chunk)
         began = time.monotonic()
         assert all(output.tokens for output in engine.ask(MORE))

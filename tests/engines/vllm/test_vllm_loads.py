@@ -55,10 +55,10 @@ def test_reads_of_one_chunk_are_one(error: Exception | None) -> None:
     store = Slow(error)
     reads = Reads(store)
     reads.expect(["a"] * 5)
-    assert read_by(reads, 4) == ["chunk a" if error is None else "the disk is gone"] * 4
+    assert read_by(reads, 4) == [("chunk a",) if error is None else "the disk is gone"] * 4
     assert store.read == ["a"]
     if error is None:
-        assert reads.read("a") == "chunk a"  # the fifth comes late, and is expected
+        assert reads.read("a") == ("chunk a",)  # the fifth comes late, and is expected
         assert store.read == ["a"]
     reads.done(["a"] * 5)
     assert not reads._reads
@@ -80,14 +80,14 @@ def test_nothing_is_held_that_nobody_expects() -> None:
 def counted(store: Any) -> list[str]:
     """The ids of which exact loads ask for rows from now on; each read takes a moment."""
     read: list[str] = []
-    real = store.get_rows
+    real = store.get_parts
 
-    def get_rows(id: str, rows: Any) -> Any:
+    def get_parts(id: str, rows: Any) -> Any:
         read.append(id)
         time.sleep(0.3)
         return real(id, rows)
 
-    store.get_rows = get_rows
+    store.get_parts = get_parts
     return read
 
 

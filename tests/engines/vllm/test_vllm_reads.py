@@ -11,7 +11,6 @@ from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import Load
 from dejakv.engines.vllm.reads import Reads
-from dejakv.store.base import Chunk
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.memory import MemoryStore
 from dejakv.testing.prompts import turns
@@ -57,9 +56,10 @@ def test_a_read_serves_others_that_want_no_more_of_the_chunk(store: DeltaStore) 
     assert reads.read(id, [(16, 64)]) is first
     assert len(read) == 2
     whole = reads.read(id)
-    assert isinstance(whole, Chunk)
-    assert whole.rows is None
-    assert torch.equal(borrowed(whole.tensor), borrowed(LONGEST.tensor))
+    assert whole is not None
+    (chunk,) = whole
+    assert chunk.rows is None
+    assert torch.equal(borrowed(chunk.tensor), borrowed(LONGEST.tensor))
     assert reads.read(id, [(100, 110)]) is whole
     assert len(read) == 2 + len(CHUNKS)
     reads.done([id] * 5)

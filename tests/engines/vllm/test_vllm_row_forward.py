@@ -39,7 +39,7 @@ def draft_of(prompt, *, first=0, stop=None, exact=False):
     (meta,) = store.metas(partition="default")
     chunk = store.get(meta.id)
     there = meta if exact else replace(meta, generation=1)
-    draft = blender.draft(prompt, first, stop or len(prompt), [there], lambda *_: chunk, Buffers(1 << 24))
+    draft = blender.draft(prompt, first, stop or len(prompt), [there], lambda *_: (chunk,), Buffers(1 << 24))
     return replace(draft, proof=None)
 
 

@@ -135,8 +135,8 @@ def test_a_load_at_a_reset_is_not_used(truth, tmp_path, done):
         engine.settle()
         engine.reset_prefix_cache()
         store, go = worker_side().store, threading.Event()
-        get = store.get_rows
-        store.get_rows = lambda id, rows: (go.wait(30), get(id, rows))[1]
+        get = store.get_parts
+        store.get_parts = lambda id, rows: (go.wait(30), get(id, rows))[1]
         tell = {"kv_transfer_params": {"dejakv": {}}}
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args=tell)
         engine.llm.llm_engine.add_request("one", {"prompt_token_ids": prompts[0]}, greedy)

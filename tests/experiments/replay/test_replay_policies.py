@@ -52,7 +52,7 @@ def in_the_store(paths: Paths, policy: Any, blocks: int) -> list[int]:
         hit = prefixes.longest("default", "e", ids)
         held.append(hit.tokens if hit else 0)
         if hit:
-            assert store.get_rows(hit.donor, [(0, hit.tokens)]) is not None
+            assert store.get_parts(hit.donor, [(0, hit.tokens)]) is not None
         meta = ChunkMeta(own, "default", "e", ids, "", "")
         if store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(ids), ROW // 2), np.uint8), "U8"))):
             prefixes.add(meta)

@@ -23,7 +23,7 @@ from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.schedule import Schedule
 from dejakv.reuse.selector import Selector
-from dejakv.reuse.slices import copy_rows, sliced
+from dejakv.reuse.slices import copy_part, sliced
 from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Ids, TokenMap
 from dejakv.store.base import Tensor as Stored
@@ -137,9 +137,7 @@ def rearrange(
             if out is None:
                 shape = (2, state.shape[1] - first, state.shape[2], tokens, state.shape[4])
                 out = room_for(shape, dtype, device)
-            here = (places >= start) & (places < start + state.shape[3])
-            copy_rows(state[:, first:], places[here] - start, out, rows[here])
-            left -= int(here.sum())
+            left -= copy_part(state[:, first:], start, places, out, rows)
         if left or out is None:
             length = donors.lengths[index]
             raise ModelError(

@@ -22,13 +22,14 @@ from dejakv.reuse.new_text import new_text
 from dejakv.reuse.offsets import runs_of
 from dejakv.reuse.rows import RowPlan
 from dejakv.reuse.selector import Selector
-from dejakv.reuse.slices import copy_rows, ranges_of
+from dejakv.reuse.slices import copy_part, ranges_of
 from dejakv.reuse.surroundings import surroundings_of
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
 from dejakv.store.base import Chunk, ChunkMeta, Rows
 
-Read = Callable[[str, "Rows | None"], "Chunk | str"]
-"""A stored state of this model by its id, with at least these rows (None: all); or why there is none."""
+Read = Callable[[str, "Rows | None"], "Sequence[Chunk] | str"]
+"""What holds at least these rows of a stored state of this model, by its id, first rows first (None: all, in one chunk); or why there
+is none."""
 
 Move = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Turns keys `[layers, kv_heads, n, head_dim]` of positions `[n]` to other positions `[n]`, in place."""
@@ -173,18 +174,19 @@ class Drafting:
             meta = metas[number]
             exact = meta.generation == meta.position == 0
             proves = exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0)
-            chunk = read(meta.id, None if proves else ranges_of(places))
-            if isinstance(chunk, str):
+            parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
+            for part in () if isinstance(parts, str) else parts:
+                held = borrowed(part.tensor)
+                if state is None:
+                    shape = (*held.shape[:3], len(found), held.shape[4])
+                    lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
+                    state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
+                copied += copy_part(held.to(self.device), part.meta.rows_from, places, state, rows + first)
+            if isinstance(parts, str) or copied < len(places):
                 if lent is not None:
                     self.buffers.take_back(lent)
-                return _Useless(meta, chunk)
-            donor = borrowed(chunk.tensor)
-            if state is None:
-                shape = (*donor.shape[:3], len(found), donor.shape[4])
-                lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
-                state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
-            copy_rows(donor.to(self.device), places, state, rows + first)
-            proof = chunk if proves else proof
+                return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
+            proof = parts[0] if proves else proof
         assert state is not None
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(self.device)
         self.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=self.device))

@@ -18,9 +18,10 @@ from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan
 from dejakv.engines.vllm.mixer import Blending, Mixer
 from dejakv.engines.vllm.paged import PagedKV
-from dejakv.engines.vllm.reads import Reads
+from dejakv.engines.vllm.reads import Parts, Reads
 from dejakv.errors import InputError
-from dejakv.store.base import Chunk, Rows, Store
+from dejakv.store.base import Rows, Store
+from dejakv.store.parts import joined
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -29,7 +30,7 @@ GONE = "the donor's state is gone or cannot be read"
 
 @dataclass(frozen=True)
 class _Fetched:
-    """A state to copy as it is (the store's own memory), or what a blend starts from."""
+    """A state to copy as it is (it may be the store's own memory), or what a blend starts from."""
 
     state: torch.Tensor | None = None
     draft: Draft | None = None
@@ -180,29 +181,29 @@ class Loads:
         try:
             if load.blend:
                 return self._drafted(load)
-            chunk = self._read(load.donor, [(load.start, load.stop)])
-            if isinstance(chunk, str):
-                return chunk
-            if chunk.meta.num_tokens < load.stop:
-                return "the donor's state is shorter than what was planned"
-            return _Fetched(borrowed(chunk.tensor)[:, :, :, load.start : load.stop])
+            parts = self._read(load.donor, [(load.start, load.stop)])
+            if isinstance(parts, str):
+                return parts
+            state = joined(parts, load.start, load.stop)
+            return "the donor's state is shorter than what was planned" if state is None else _Fetched(borrowed(state))
         finally:
             self._reads.done(load.donors)
 
-    def _read(self, id: str, rows: Rows | None = None) -> Chunk | str:
-        """In a thread: a chunk, verified and of this model, with at least these rows; None: all."""
+    def _read(self, id: str, rows: Rows | None = None) -> Parts | str:
+        """In a thread: what holds at least these rows, verified and of this model; None: all, in one chunk."""
         assert self.paged is not None
         try:
-            chunk = self._reads.read(id, rows)
+            parts = self._reads.read(id, rows)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             return f"the store failed: {type(error).__name__}: {error}"
-        if chunk is None:
+        if not parts:
             return GONE
-        if chunk.tensor.shape != self.paged.shape(chunk.meta.num_tokens):
-            return "the donor's state has another shape than this model's"
-        if chunk.tensor.dtype != NAMES.get(self.paged.dtype):
-            return "the donor's state has another dtype"
-        return chunk
+        for part in parts:
+            if part.tensor.shape != self.paged.shape(part.meta.num_tokens - part.meta.rows_from):
+                return "the donor's state has another shape than this model's"
+            if part.tensor.dtype != NAMES.get(self.paged.dtype):
+                return "the donor's state has another dtype"
+        return parts
 
     def _drafted(self, load: Load) -> "_Fetched | str":
         """In a thread too: token map, donors' rows, keys moved, what must be computed."""

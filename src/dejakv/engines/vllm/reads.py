@@ -2,19 +2,23 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from dejakv.store.base import Chunk, Rows, Store, load_rows
+from dejakv.store.base import Chunk, Rows, Store
+from dejakv.store.donors import load_parts
+
+Parts = Sequence[Chunk]
+"""Chunks that hold some of a state's rows each, first rows first."""
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A read under way. `rows`: those that are read; None: all."""
+    """A read under way. `rows`: those that are read; None: all, in one chunk."""
 
     rows: Rows | None
-    chunk: "Future[Chunk | None]" = field(default_factory=lambda: Future[Chunk | None]())
+    parts: "Future[Parts | None]" = field(default_factory=lambda: Future[Parts | None]())
 
     def has(self, rows: Rows | None) -> bool:
         """Whether it reads all of these rows."""
@@ -37,10 +41,10 @@ class Reads:
         with self._lock:
             self._expected.update(ids)
 
-    def read(self, id: str, rows: Rows | None = None) -> Chunk | None:
-        """The chunk, from a read that another thread began if one has these rows. Raises what the store raises.
+    def read(self, id: str, rows: Rows | None = None) -> Parts | None:
+        """What holds the rows, from a read that another thread began if one has them. Raises what the store raises.
 
-        rows  those that are needed, None for all; what others hold is undefined
+        rows  those that are needed, None for all in one chunk
         """
         with self._lock:
             read = self._reads.get(id)
@@ -51,13 +55,17 @@ class Reads:
                     self._reads[id] = read
         if mine:
             try:
-                read.chunk.set_result(self._store.get(id) if rows is None else load_rows(self._store, id, rows))
+                read.parts.set_result(self._whole(id) if rows is None else load_parts(self._store, id, rows))
             except Exception as error:
-                read.chunk.set_exception(error)
+                read.parts.set_exception(error)
             with self._lock:
                 if self._expected[id] <= 1:
                     self._reads.pop(id, None)
-        return read.chunk.result()
+        return read.parts.result()
+
+    def _whole(self, id: str) -> Parts | None:
+        chunk = self._store.get(id)
+        return None if chunk is None else (chunk,)
 
     def done(self, ids: Iterable[str]) -> None:
         """Takes `expect` back: they were read, or nobody wants them any more."""
