@@ -2,6 +2,7 @@
 at once."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,3 +106,41 @@ def test_drafts_are_made_one_at_a_time_where_others_decode(idle: bool, most: int
     loads.close()
     assert over == ["enough"] * 6
     assert going_on == [0, most]
+
+
+def wholly_read(checked: int, checkable: int, *donors: Chunk) -> tuple[list[str], str | None]:
+    """Which donors of a prompt of 250 tokens are read whole, and which of them is the proof."""
+    by_id, whole = {chunk.meta.id: chunk for chunk in donors}, list[str]()
+
+    def read(id: str, rows: Any) -> tuple[Chunk]:
+        if rows is None:
+            whole.append(id)
+        return (by_id[id],)
+
+    device, buffers = torch.device("cpu"), Buffers(1 << 20)
+    drafting = Drafting(CONFIG, LAYERS, torch.float32, device, embed, moved, buffers, None, checked, checkable)
+    prompt = A[100:] + B[50:]
+    draft = drafting.draft(prompt, 0, len(prompt), [chunk.meta for chunk in donors], read)
+    return whole, draft.proof.meta.id if draft.proof else None
+
+
+@pytest.mark.parametrize(
+    ("checked", "checkable", "whole", "proof"),
+    [
+        (0, 256, ["1", "2"], "2"),  # the second is longer, and shows more
+        (190, 256, ["2"], "2"),
+        (200, 256, [], None),
+        (100, 160, ["1"], "1"),  # both are longer than what there are blocks for: the first shows as much
+        (160, 160, [], None),  # the longest check that these blocks allow was made already
+    ],
+)
+def test_a_donor_is_read_whole_where_the_model_can_be_checked_further_with_it(
+    checked: int, checkable: int, whole: list[str], proof: str | None
+) -> None:
+    donors = [chunk_of(A[:180], 1), chunk_of(B + A[:50], 2)]
+    donors = [Chunk(replace(chunk.meta, generation=0), chunk.tensor) for chunk in donors]
+    assert wholly_read(checked, checkable, *donors) == (whole, proof)
+
+
+def test_state_that_is_not_exact_proves_nothing() -> None:
+    assert wholly_read(0, 256, chunk_of(A, 1), chunk_of(B, 2)) == ([], None)

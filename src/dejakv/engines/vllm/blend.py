@@ -80,6 +80,7 @@ class Blender:
             self._ends,
             # What other ranks have checked by now is not known in a thread, and all must check the same.
             self.model_check.checked if self.lockstep.ranks == 1 else 0,
+            self._checkable(first, stop),
         )
         made = drafting.draft(token_ids, first, stop, donors, read, gone)
         asked = self.rows_asked(made)
@@ -104,6 +105,11 @@ class Blender:
         problem = self.model_check.check(draft.proof, self._own(draft, block_ids))
         if problem:
             raise ModelError(problem)
+
+    def _checkable(self, first: int, stop: int) -> int:
+        """How many tokens fit in `_own` at least, where the blocks end with `stop`."""
+        own = -(-stop // self.paged.block_tokens) - -(-first // self.paged.block_tokens)
+        return max(0, own) * self.paged.block_tokens
 
     def _own(self, draft: Draft, block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Blocks without a token that vLLM held before: others may share those."""

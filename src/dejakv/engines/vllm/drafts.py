@@ -83,7 +83,8 @@ class Drafting:
 
     layers, dtype, device  of the KV cache
     ends                   ids of tokens that end a sentence
-    checked                tokens of the longest donor that the model was checked with
+    checked                tokens of the longest state that the model was checked with
+    checkable              tokens of the request's own blocks: no check with a donor goes further
     """
 
     config: BlendConfig
@@ -95,6 +96,7 @@ class Drafting:
     buffers: Buffers
     ends: Ids | None = None
     checked: int = 0
+    checkable: int = 0
 
     def draft(
         self,
@@ -168,12 +170,12 @@ class Drafting:
     ) -> "_Filled | _Useless":
         """The donors' rows of the tokens from `first` on, in target order; or the first donor that cannot be used."""
         lent: Lent | None = None
-        proof: Chunk | None = None
+        proof, checked = None, self.checked
         state: torch.Tensor | None = None
         for number, rows, places in among.parts(found.source[first:]):
             meta = metas[number]
-            exact = meta.generation == meta.position == 0
-            proves = exact and meta.num_tokens > max(self.checked, proof.meta.num_tokens if proof else 0)
+            shown = min(meta.num_tokens, self.checkable) if meta.generation == meta.position == 0 else 0
+            proves = shown > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
                 held = borrowed(part.tensor)
@@ -186,7 +188,8 @@ class Drafting:
                 if lent is not None:
                     self.buffers.take_back(lent)
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
-            proof = parts[0] if proves else proof
+            if proves:
+                proof, checked = parts[0], shown
         assert state is not None
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(self.device)
         self.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=self.device))

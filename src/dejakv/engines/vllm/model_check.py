@@ -87,12 +87,16 @@ class ModelCheck:
         places = torch.arange(max(0, count - CHECKED_ROWS), count, device=ids.device)
         middle = len(places) // 2
         places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
-        state = there.clone()
-        state[:, :, :, places] = 0.0
-        self.paged.scatter(block_ids, 0, state)
+        first = int(places[0])
+        end, of_end = there[:, :, :, first:].clone(), places - first
+        end[:, :, :, of_end] = 0.0
+        self.paged.scatter(block_ids, 0, there[:, :, :, :first])
+        self.paged.scatter(block_ids, first, end)
         self.forward.run([Rows(ids[places], places, block_ids)])
-        made = self.paged.gather(block_ids, count)
-        return self.lockstep.most(_error(made[:, :, :, places], there[:, :, :, places]))
+        block = first // self.paged.block_tokens
+        before = block * self.paged.block_tokens
+        made = self.paged.gather(block_ids[block:], count - before)
+        return self.lockstep.most(_error(made[:, :, :, places - before], there[:, :, :, places]))
 
     def _moved(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
         """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
