@@ -90,7 +90,8 @@ class ModelCheck:
         first = int(places[0])
         end, of_end = there[:, :, :, first:].clone(), places - first
         end[:, :, :, of_end] = 0.0
-        self.paged.scatter(block_ids, 0, there[:, :, :, :first])
+        if first:
+            self.paged.scatter(block_ids, 0, there[:, :, :, :first])
         self.paged.scatter(block_ids, first, end)
         self.forward.run([Rows(ids[places], places, block_ids)])
         block = first // self.paged.block_tokens
