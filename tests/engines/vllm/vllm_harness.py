@@ -94,7 +94,7 @@ class Engine:
         worker = worker_side()
         for _ in range(400):
             while self.core.scheduler.has_requests():
-                self.core.step_fn()
+                self.llm.llm_engine.step()  # a step of the core alone would lose its statistics
             if worker is not None:
                 worker.saver.flush(10)
             if worker is None or not self.connector._scheduler.saves.pending:
