@@ -108,12 +108,15 @@ class Blender:
 
     def _checkable(self, first: int, stop: int) -> int:
         """How many tokens fit in `_own` at least, where the blocks end with `stop`."""
-        own = -(-stop // self.paged.block_tokens) - -(-first // self.paged.block_tokens)
-        return max(0, own) * self.paged.block_tokens
+        return max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
 
     def _own(self, draft: Draft, block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Blocks without a token that vLLM held before: others may share those."""
-        return block_ids[-(-draft.plan.first // self.paged.block_tokens) :]
+        return block_ids[self._blocks(draft.plan.first) :]
+
+    def _blocks(self, tokens: int) -> int:
+        """How many blocks so many tokens take."""
+        return -(-tokens // self.paged.block_tokens)
 
     @staticmethod
     def tokens(draft: Draft) -> int:
