@@ -33,7 +33,7 @@ ablation: $(VENV)/.installed-report $(VENV)/.model
 test: test-core test-vllm
 
 ## all tests but vLLM's
-test-core: $(VENV)/.installed-dev $(VENV)/.model
+test-core: $(VENV)/.installed-dev $(VENV)/.model $(VENV)/.browser
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm -m "not soak"
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
@@ -90,6 +90,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # SmolLM2 in the user's cache folder: fetched once a machine, then only checked
 $(VENV)/.model: $(VENV)/.installed
 	$(BIN)/dejakv models get smollm2-135m
+	touch $@
+
+# reports are looked at in a real browser; where none can be installed, their tests say so and are not run
+$(VENV)/.browser: $(BIN)/python
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	    && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	    || echo "no chromium, and none could be installed: the tests that look at reports in a browser are not run"
 	touch $@
 
 .venv-vllm/.installed: scripts/setup-vllm-env.sh pyproject.toml

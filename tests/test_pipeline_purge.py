@@ -31,7 +31,7 @@ class Held:
     def run(self, *given: Any, **named: Any) -> Completion:
         completion = self._engine.run(*given, **named)
         self.reached.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait()
         return completion
 
 
@@ -50,7 +50,7 @@ def during(pipeline: Pipeline, errand: Callable[[], object], removing: Callable[
     engine = pipeline.engine = Held(pipeline.engine)  # pyright: ignore[reportAttributeAccessIssue]
     idle = threading.Thread(target=errand)
     idle.start()
-    assert engine.reached.wait(60)
+    assert engine.reached.wait()
     began = threading.Event()
     removals = pipeline.cache.removals  # pyright: ignore[reportOptionalMemberAccess]
     note = removals.note
@@ -62,11 +62,11 @@ def during(pipeline: Pipeline, errand: Callable[[], object], removing: Callable[
     removals.note = noting
     remover = threading.Thread(target=removing)
     remover.start()
-    assert began.wait(60)
+    assert began.wait()
     remover.join(0.5)
     engine.go_on.set()
-    remover.join(60)
-    idle.join(60)
+    remover.join()
+    idle.join()
     assert not remover.is_alive()
     assert not idle.is_alive()
 

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
-from tests.serving import until
+from tests.serving import heeds_ctrl_c, until
 
 from dejakv.cli.progress import watching
 from dejakv.experiments.summary import Outcome, Row
@@ -26,13 +25,15 @@ def lines_of(path: Path) -> int:
 def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
     running = subprocess.Popen(
-        [*COMMAND, "--output", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--output", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heeds_ctrl_c,
     )
-    deadline = time.monotonic() + 120
-    while lines_of(samples) < 3 and time.monotonic() < deadline and running.poll() is None:
-        time.sleep(0.05)
+    until(lambda: lines_of(samples) >= 3 or running.poll() is not None)
     running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate(timeout=120)
+    stdout, stderr = running.communicate()
     done = lines_of(samples)
     assert running.returncode == 130, stderr
     assert 3 <= done < 400
@@ -44,8 +45,7 @@ def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
     again = subprocess.Popen(
         [*COMMAND, "--output", str(tmp_path), "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while lines_of(samples) < done + 3 and time.monotonic() < deadline + 120 and again.poll() is None:
-        time.sleep(0.05)
+    until(lambda: lines_of(samples) >= done + 3 or again.poll() is not None)
     os.kill(again.pid, signal.SIGKILL)  # a run that is killed leaves its samples too
     again.wait()
     ids = [json.loads(line)["id"] for line in samples.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -56,7 +56,11 @@ def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
 def test_ctrl_c_before_the_first_sample_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import os, signal\n\ndef data(**_):\n    os.kill(os.getpid(), signal.SIGINT)\n")
     done = subprocess.run(
-        [*COMMAND, "--model", "docs-lm", "--dataset", "own:data"], cwd=tmp_path, capture_output=True, text=True
+        [*COMMAND, "--model", "docs-lm", "--dataset", "own:data"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=heeds_ctrl_c,
     )
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == "dejakv: stopped"
@@ -78,9 +82,7 @@ def test_without_a_terminal_progress_is_lines() -> None:
         watch.stage("loading a model")
         watch.sample(1, 4, row(100.0))
         watch.sample(2, 4, row(200.0))
-        deadline = time.monotonic() + 30
-        while "2 of 4" not in out.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: "2 of 4" in out.getvalue())
     text = out.getvalue()
     assert text.startswith("loading a model\n")
     assert "2 of 4 samples" in text

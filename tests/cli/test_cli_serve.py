@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.serving import heeds_ctrl_c
 
 from dejakv.server.listen import bound
 
@@ -21,17 +22,19 @@ def free_port() -> int:
 
 
 def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
-    running = subprocess.Popen([*SERVE, "--port", str(free_port())], stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*SERVE, "--port", str(free_port())], stderr=subprocess.PIPE, text=True, preexec_fn=heeds_ctrl_c
+    )
     assert running.stderr is not None
     lines = iter(running.stderr.readline, "")
     address = next(
         found[1] for line in lines if (found := re.search(r"serving docs-lm on (http://127.0.0.1:\d+);", line))
     )
     assert any("startup complete" in line for line in lines)
-    with urllib.request.urlopen(f"{address}/ready", timeout=60) as answer:
+    with urllib.request.urlopen(f"{address}/ready") as answer:
         assert answer.status == 200
     running.send_signal(signal.SIGINT)
-    _, rest = running.communicate(timeout=120)
+    _, rest = running.communicate()
     assert running.returncode == 0
     assert "Traceback" not in rest
 
@@ -44,7 +47,7 @@ def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
     ],
 )
 def test_a_wrong_variable_is_one_line(variable: str, value: str, says: str) -> None:
-    done = subprocess.run(SERVE, env={**os.environ, variable: value}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(SERVE, env={**os.environ, variable: value}, capture_output=True, text=True)
     assert done.returncode == 2
     (only,) = done.stderr.splitlines()
     assert only.startswith("dejakv: ")
@@ -54,7 +57,7 @@ def test_a_wrong_variable_is_one_line(variable: str, value: str, says: str) -> N
 def test_a_folder_that_is_no_cache_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     done = subprocess.run(
-        [*SERVE, "--port", str(free_port()), "--cache-dir", str(tmp_path)], capture_output=True, text=True, timeout=120
+        [*SERVE, "--port", str(free_port()), "--cache-dir", str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

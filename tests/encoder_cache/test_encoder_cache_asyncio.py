@@ -78,7 +78,7 @@ def test_threads_and_tasks_of_two_loops_share_one_run():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert len(runs) == 1
     assert len(got) == 25
     assert all(item is got[0] for item in got)

@@ -26,7 +26,7 @@ def test_a_cancelled_caller_does_not_cancel_the_run_it_started(asynchronous):
 
         def encode_in_thread():
             runs.append(1)
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
             return picture()
 
         compute = encode if asynchronous else encode_in_thread
@@ -77,7 +77,7 @@ def test_a_run_that_dies_with_its_loop_is_taken_over():
     got, started = [], threading.Event()
 
     def follow():
-        started.wait(10)
+        started.wait()
         got.append(view.get_or_compute("h", "image", lambda: picture(2)))
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -94,7 +94,7 @@ def test_a_run_that_dies_with_its_loop_is_taken_over():
         task.cancel()
 
     asyncio.run(main())
-    thread.join(10)
+    thread.join()
     assert got
     assert got[0][0, 0] == 2
 
@@ -119,7 +119,7 @@ def test_a_run_stranded_by_a_closed_loop_is_taken_over():
     while not view.stats().waiting_callers:
         time.sleep(0.001)
     loop.close()
-    thread.join(10)
+    thread.join()
     assert got[0][0, 0] == 2
     for left in (task, inner):
         left._log_destroy_pending = False

@@ -141,7 +141,7 @@ class SlowStore:
         self.put_chunks = []
 
     def put(self, chunk):
-        self.release.wait(10)
+        self.release.wait()
         self.put_chunks.append(chunk)
         return True
 
@@ -215,7 +215,7 @@ def test_a_reader_sees_what_another_process_encodes(tmp_path):
         assert block is not None
         assert block.embedding[0, 0] == 3
         assert (view.stats().hits, view.stats().misses) == (1, 1)
-        writer.communicate(timeout=20)
+        writer.communicate()
         assert writer.returncode == 0
 
 

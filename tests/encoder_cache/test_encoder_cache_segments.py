@@ -96,7 +96,7 @@ def test_concurrent_overlapping_clips_share_a_run():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert sorted(tower.encoded) == sorted(frames(0, 33))
     assert [int(item[0, 0]) for item in got[b"6 18"]] == list(range(6, 18))
 

@@ -17,7 +17,7 @@ def run_all(targets):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert not any(thread.is_alive() for thread in threads), "a caller was never woken"
 
 
@@ -71,7 +71,7 @@ def test_budget_is_never_exceeded_and_pins_hold_under_load():
     watcher.start()
     run_all([lambda seed=seed: worker(seed) for seed in range(8)])
     done.set()
-    watcher.join(5)
+    watcher.join()
     assert not over
     assert cache.stats().evictions
 
@@ -82,7 +82,7 @@ def test_an_encoder_error_goes_to_everyone_who_waited_and_is_not_kept():
 
     def broken():
         runs.append(1)
-        release.wait(10)
+        release.wait()
         raise MemoryError("no VRAM left")
 
     def caller():
@@ -111,7 +111,7 @@ def test_an_interrupted_leader_is_replaced_by_one_who_waits():
     def compute():
         runs.append(1)
         if len(runs) == 1:
-            release.wait(10)
+            release.wait()
             raise KeyboardInterrupt
         return np.ones((1, 1))
 
@@ -140,7 +140,7 @@ def test_waiting_callers_are_counted_while_they_wait():
     release = threading.Event()
 
     def compute():
-        release.wait(10)
+        release.wait()
         return np.ones((1, 1))
 
     def look():

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.serving import until
 
 from dejakv.build import build_levels
 from dejakv.config import SemanticCacheConfig
@@ -52,10 +52,8 @@ def is_running(pid: int) -> bool:
 
 
 def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_running(pid)
+    until(lambda: not is_running(pid))
+    return True
 
 
 def test_its_vectors_are_those_of_this_process(encoder: EncoderProcess, folder: str) -> None:

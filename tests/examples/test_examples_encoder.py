@@ -14,7 +14,7 @@ def run(name, *arguments):
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=None,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

@@ -168,7 +168,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "dejakv.cli.main", "serve", "--port", str(port), "--model", "no-such-model"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "--port" in done.stderr
@@ -201,7 +201,7 @@ def exercise(strategy: Any, headers: dict[str, str]) -> int:
     def run(case: Any) -> None:
         nonlocal ran
         ran += 1
-        answer = case.call(headers=headers, timeout=120)
+        answer = case.call(headers=headers, timeout=None)
         assert answer.status_code < 500, (case.method, case.path, answer.text)
 
     run()

@@ -49,7 +49,7 @@ def test_the_shortest_of_limits() -> None:
 
 def test_a_thread_removes_what_has_expired_and_its_traces(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert store.put(prompt_chunk(SECRET, created=now(), ttl=0.5, answer="a secret answer"))
+    assert store.put(prompt_chunk(SECRET, created=now(), ttl=3, answer="a secret answer"))
     assert traces(tmp_path)
     until(lambda: not traces(tmp_path))
     store.close()
@@ -57,9 +57,9 @@ def test_a_thread_removes_what_has_expired_and_its_traces(tmp_path: Path) -> Non
 
 def test_what_expired_while_nobody_had_the_folder_open_leaves_when_it_is_opened(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert store.put(prompt_chunk(SECRET, created=now(), ttl=0.2, answer="a secret answer"))
+    assert store.put(prompt_chunk(SECRET, created=now(), ttl=3, answer="a secret answer"))
     store.close()
-    time.sleep(0.3)
+    time.sleep(3)
     again = open_store(tmp_path)
     assert list(again.metas()) == []  # as every cache does when it opens a store
     until(lambda: not traces(tmp_path))

@@ -90,7 +90,7 @@ def test_two_processes_hammer_one_folder(tmp_path: Path) -> None:
         process.stdin.write(b"go\n")
         process.stdin.flush()
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
     store = DiskStore(folder)
     metas = list(store.metas())

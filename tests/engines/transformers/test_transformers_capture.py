@@ -37,7 +37,7 @@ class Held(MemoryStore):
         self.free = threading.Event()
 
     def put(self, chunk: Chunk) -> bool:
-        assert self.free.wait(30)
+        assert self.free.wait()
         return super().put(chunk)
 
 

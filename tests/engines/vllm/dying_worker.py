@@ -86,9 +86,7 @@ class DyingWorker(WorkerExtension):
 
         def die(number: int) -> None:
             if compat.rank() == death.rank and number == death.number:
-                deadline = time.monotonic() + 60
                 while not (folder / f"there-{number}").exists():
-                    assert time.monotonic() < deadline, "the other rank is never there"
                     time.sleep(0.01)
                 (folder / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -28,9 +28,8 @@ def request(name: str, pixels: float, **more: Any) -> Any:
 
 
 def looked_at(finder: EncoderFinder, asked: Any) -> Any:
-    deadline = time.monotonic() + 30
     while not finder.ready(asked):
-        assert time.monotonic() < deadline
+        time.sleep(0.001)
     return finder.sight("mine")
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -123,20 +124,18 @@ def test_hanging_store(tmp_path):
         engine.reset_prefix_cache()
         store = worker_side().store
         real_get, real_put = store.get_parts, store.put
-        store.get_parts = lambda id, rows: time.sleep(2) or real_get(id, rows)
-        began = time.monotonic()
+        go = threading.Event()
+        store.get_parts = lambda id, rows: go.wait() and real_get(id, rows)
         (output,) = engine.ask([A])
-        assert time.monotonic() - began < 2
         assert output.tokens == truth.tokens
         assert "took longer than 0.3 s" in output.told["reason"]
         store.get_parts = real_get
-        store.put = lambda chunk: time.sleep(1) or real_put(chunk)
-        began = time.monotonic()
+        store.put = lambda chunk: go.wait() and real_put(chunk)
         assert all(output.tokens for output in engine.ask(MORE))
-        assert time.monotonic() - began < 5
         engine.ask([A[:40]])
         dropped = {n: v for n, v in engine.metrics().items() if n.startswith("vllm:dejakv_saves_dropped")}
         assert sum(dropped.values()) >= 1
+        go.set()
 
 
 @pytest.mark.parametrize(
@@ -184,9 +183,7 @@ def test_multi_connector_survives_damage(tmp_path):
     }
     with running(multi=[ours]) as engine:
         (truth,) = engine.ask([A], max_tokens=8)
-        for _ in range(50):
-            if list(tmp_path.rglob("chunks/**/*")):
-                break
+        while not list(tmp_path.rglob("chunks/**/*")):
             time.sleep(0.1)
         for _ in range(3):
             engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,13 +57,12 @@ def _ends(death: Death, ask: Callable[[], object], *error: type[Exception]) -> N
     with pytest.raises(error):
         _again_and_again(ask)
     assert death.came, "it ended of something else"
-    _, left = psutil.wait_procs(theirs, timeout=60)
+    _, left = psutil.wait_procs(theirs, timeout=None)
     assert not left
 
 
 def _again_and_again(ask: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while True:
         ask()
 
 
@@ -118,21 +116,19 @@ def _complete(server: str, prompt: list[int], wish: dict[str, Any]) -> tuple[tup
         "model": "docs", "prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True, "kv_transfer_params": {"dejakv": wish},
     }  # fmt: skip
-    answer = httpx.post(f"{server}/v1/completions", json=body, timeout=120)
+    answer = httpx.post(f"{server}/v1/completions", json=body, timeout=None)
     answer.raise_for_status()
     return tuple(answer.json()["choices"][0]["token_ids"]), answer.json()["kv_transfer_params"]["dejakv"]
 
 
 def _stored(server: str, count: int) -> None:
     """Waits until so many saves are confirmed."""
-    deadline = time.monotonic() + 60
     while _figure(server, "vllm:dejakv_saves_total") < count:
-        assert time.monotonic() < deadline, "saves were never confirmed"
         _complete(server, [9, 9, 9, 9], {})  # a step carries the confirmation
 
 
 def _figure(server: str, name: str) -> float:
-    lines = httpx.get(f"{server}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{server}/metrics", timeout=None).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 

@@ -24,7 +24,7 @@ class Slow:
 
     def get(self, id: str) -> Any:
         self.read.append(id)
-        assert self.go.wait(10)
+        assert self.go.wait()
         if self.error is not None:
             raise self.error
         return f"chunk {id}"
@@ -46,7 +46,7 @@ def read_by(reads: Reads, count: int, id: str = "a") -> list[Any]:
     time.sleep(0.05)
     reads._store.go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     return got
 
 

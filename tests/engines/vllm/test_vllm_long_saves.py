@@ -210,7 +210,7 @@ def test_a_part_that_is_not_stored_leaves_nothing(tmp_path) -> None:
         store.put_part = lambda chunk: chunk.meta.rows_from < 256 and put_part(chunk)
         (truth,) = engine.ask([LONG], max_tokens=8)
         engine.settle()
-        engine.connector.scheduler_side.lookups.index._pool.submit(int).result(10)
+        engine.connector.scheduler_side.lookups.index._pool.submit(int).result()
         inner = DiskStore(tmp_path / "store")
         assert not [meta for meta in inner.metas() if meta.num_tokens > 4]
         inner.close()

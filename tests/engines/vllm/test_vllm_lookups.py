@@ -36,13 +36,13 @@ class SlowText:
         self.donor = ""
 
     def search(self, query: Query) -> Search:
-        assert self.go.wait(30)
+        assert self.go.wait()
         return Search((Match(self.donor, self.name, 0.99),) if self.donor else (), {self.name: "hit"})
 
     def vector(self, text: str, partition: str | None = None) -> Any:
         if not text:
             return None
-        assert self.go.wait(30)
+        assert self.go.wait()
         return np.ones(3, np.float32)
 
     def add(self, donor: str, query: Query) -> None:
@@ -78,7 +78,7 @@ def lookups(level: SlowText) -> Any:
 
 def store(lookups: Lookups, token_ids: tuple[int, ...]) -> ChunkMeta:
     """Stores a prompt as a worker does, and has it confirmed."""
-    meta = lookups.submit(request(token_ids), Wish("exact")).answer.result(5).save
+    meta = lookups.submit(request(token_ids), Wish("exact")).answer.result().save
     assert meta is not None
     lookups.cache.store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(token_ids), 1), np.float32), "F32")))
     lookups.index.stored(meta)
@@ -88,14 +88,14 @@ def store(lookups: Lookups, token_ids: tuple[int, ...]) -> ChunkMeta:
 def test_an_equal_prompt_is_answered_while_the_encoder_works(lookups: Lookups) -> None:
     store(lookups, STORED)
     for mode in ("exact", "blend"):
-        found = lookups.submit(request(STORED), Wish(mode)).answer.result(5)
+        found = lookups.submit(request(STORED), Wish(mode)).answer.result()
         assert (found.method, found.level, found.tokens) == ("exact", "exact_text", 199)
 
 
 def test_copied_text_is_found_while_the_encoder_works(lookups: Lookups) -> None:
     meta = store(lookups, STORED)
     moved = (7, 8, 9, *STORED[50:], *range(900, 920))
-    found = lookups.submit(request(moved), Wish("blend")).answer.result(5)
+    found = lookups.submit(request(moved), Wish("blend")).answer.result()
     assert (found.method, found.level, found.donors) == ("blend", "copied", (meta.id,))
 
 
@@ -111,7 +111,7 @@ def test_a_lookup_that_takes_too_long_has_its_exact_prefix_and_its_save(lookups:
     assert found.save is not None
     assert (found.save.prompt, dict(found.save.vectors)) == ("", {})
     level.go.set()
-    assert lookup.answer.result(5).method == "exact"
+    assert lookup.answer.result().method == "exact"
     lookups.close()
     assert lookup.described is not None
     assert (lookup.described.prompt, list(lookup.described.vectors)) == ("a text of 232", ["text"])
@@ -121,7 +121,7 @@ def test_a_lookup_that_takes_too_long_has_its_exact_prefix_and_its_save(lookups:
 def test_similar_prompts_are_blended_once_they_are_found(lookups: Lookups, level: SlowText) -> None:
     level.donor = store(lookups, STORED).id
     level.go.set()
-    found = lookups.submit(request(OTHER), Wish("blend")).answer.result(5)
+    found = lookups.submit(request(OTHER), Wish("blend")).answer.result()
     assert (found.method, found.level, found.donors) == ("blend", "semantic_text", (level.donor,))
 
 
@@ -142,7 +142,7 @@ def test_a_request_that_is_over_takes_no_time_of_the_encoder(lookups: Lookups, l
     side.requests["r"] = Tracked(ended, Wish("blend"), over, 0.0)
     assert side.finished(ended, ()) == (False, {})
     level.go.set()
-    assert waiting.answer.result(5).method == "none"
+    assert waiting.answer.result().method == "none"
     lookups.close()
     assert compared == [60, 100]
     assert under_way.answer.done()
@@ -154,7 +154,7 @@ def test_an_encoder_that_fails_costs_its_own_hits(lookups: Lookups, level: SlowT
     store(lookups, STORED)
     level.go.set()
     monkeypatch.setattr(lookups, "_text_of", lambda ids: 1 / 0)
-    found = lookups.submit(request((*STORED[:32], *OTHER)), Wish("blend")).answer.result(5)
+    found = lookups.submit(request((*STORED[:32], *OTHER)), Wish("blend")).answer.result()
     assert (found.method, found.level) == ("exact", "prefix")
     assert found.save is not None
     assert "ZeroDivisionError" in found.reason
@@ -164,11 +164,11 @@ def test_an_encoder_that_fails_costs_its_own_hits(lookups: Lookups, level: SlowT
 
 
 def test_what_was_evicted_before_it_was_confirmed_is_not_found_and_stored_again(lookups: Lookups) -> None:
-    meta = lookups.submit(request(STORED), Wish("exact")).answer.result(5).save
+    meta = lookups.submit(request(STORED), Wish("exact")).answer.result().save
     assert meta is not None
     lookups.index.stored(meta)  # the store never had it, or has it no more
     for asked in (LONGER, STORED):
-        found = lookups.submit(request(asked), Wish("exact")).answer.result(5)
+        found = lookups.submit(request(asked), Wish("exact")).answer.result()
         assert found.method == "none"
         assert found.save is not None
     assert len(lookups.cache.finder._prefix) == 0
@@ -182,14 +182,14 @@ def test_a_confirmation_is_seen_by_the_next_lookup(lookups: Lookups, monkeypatch
     lookup = lookups.submit(request(STORED), Wish("exact"))
     assert not lookup.answer.done()
     slow.set()
-    assert lookup.answer.result(5).level == "exact_text"
+    assert lookup.answer.result().level == "exact_text"
 
 
 def test_what_is_kept_has_the_lifetime_of_the_settings_or_the_requests_shorter_one() -> None:
     settings = ConnectorSettings(ttl=60)
     lookups = Lookups(HierarchicalCache(MemoryStore(), config=settings.cache_config()), settings, ADAPTERS)
     for wish, ttl in ((Wish("exact"), 60), (Wish("exact", ttl=5), 5), (Wish("exact", ttl=500), 60)):
-        meta = lookups.submit(request(STORED), wish).answer.result(5).save
+        meta = lookups.submit(request(STORED), wish).answer.result().save
         assert meta is not None
         assert meta.ttl == ttl
     lookups.close()

@@ -59,7 +59,7 @@ class Held(InputEmbeddings):
 
     def embed_text(self, text: str) -> Any:
         self.began.set()
-        assert self.free.wait(30)
+        assert self.free.wait()
         return super().embed_text(text)
 
 
@@ -92,8 +92,8 @@ def submit(lookups: Lookups, prompt: list[int], wish: Wish = BLEND) -> Lookup:
 def store(lookups: Lookups, prompt: list[int]) -> None:
     """Stores a prompt as a worker does, with its text, and has it confirmed."""
     lookup = submit(lookups, prompt, Wish("exact"))
-    lookup.answer.result(5)
-    lookup.jobs[-1].result(5)
+    lookup.answer.result()
+    lookup.jobs[-1].result()
     settle(lookups)
     meta = lookup.described
     assert meta is not None
@@ -106,7 +106,7 @@ def settle(lookups: Lookups) -> None:
     """Waits until the encoder has no work."""
     work = lookups.texts.submit(lambda: None)
     assert work is not None
-    work.result(5)
+    work.result()
     while not lookups.texts.idle:
         pass
 
@@ -116,7 +116,7 @@ def ids(lookups: Lookups, *prompts: list[int]) -> set[str]:
 
 
 def test_donors_of_both_kinds_join_one_blend(lookups: Lookups) -> None:
-    found = submit(lookups, ASKED).answer.result(5)
+    found = submit(lookups, ASKED).answer.result()
     assert (found.method, found.level, found.reason, found.failed) == ("blend", "copied", "", "")
     assert set(found.donors) == ids(lookups, HOLDS, LIKE)
     assert found.save is not None
@@ -124,14 +124,14 @@ def test_donors_of_both_kinds_join_one_blend(lookups: Lookups) -> None:
 
 def test_and_no_more_of_them_than_the_connector_takes(lookups: Lookups) -> None:
     lookups.cache.finder.config = replace(lookups.cache.finder.config, blend_donors=1)
-    found = submit(lookups, ASKED).answer.result(5)
+    found = submit(lookups, ASKED).answer.result()
     assert set(found.donors) == ids(lookups, HOLDS)
 
 
 @pytest.mark.parametrize("prompt", [ASKED, OTHER])
 def test_a_lookup_that_compares_text_counts_once(lookups: Lookups, prompt: list[int]) -> None:
     before = lookups.cache.stats(None)
-    found = submit(lookups, prompt).answer.result(5)
+    found = submit(lookups, prompt).answer.result()
     assert found.method == "blend"
     after = lookups.cache.stats(None)
     assert after.lookups - before.lookups == 1
@@ -150,14 +150,14 @@ def test_a_lookup_that_compares_text_counts_once(lookups: Lookups, prompt: list[
 )
 def test_who_does_not_wait_for_the_encoder(lookups: Lookups, encoder: Held, prompt: list[int], wish: Wish) -> None:
     encoder.free.clear()
-    found = submit(lookups, prompt, wish).answer.result(5)
+    found = submit(lookups, prompt, wish).answer.result()
     assert set(found.donors) <= ids(lookups, HOLDS)
 
 
 def test_nor_does_one_that_names_its_donors(lookups: Lookups, encoder: Held) -> None:
     encoder.free.clear()
     (named,) = ids(lookups, HOLDS)
-    assert submit(lookups, ASKED, Wish("blend", donors=(named,))).answer.result(5).donors == (named,)
+    assert submit(lookups, ASKED, Wish("blend", donors=(named,))).answer.result().donors == (named,)
 
 
 def test_nobody_waits_before_a_row_was_timed_or_where_asking_takes_about_as_long(
@@ -167,9 +167,9 @@ def test_nobody_waits_before_a_row_was_timed_or_where_asking_takes_about_as_long
     for _ in range(SEEN):
         lookups.pace.seen(1e-3)
         lookups.cache.finder.likeness.seconds.add(0.1)
-    assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
+    assert set(submit(lookups, ASKED, UNSTORED).answer.result().donors) == ids(lookups, HOLDS)
     lookups.pace._row = None
-    assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
+    assert set(submit(lookups, ASKED, UNSTORED).answer.result().donors) == ids(lookups, HOLDS)
 
 
 def test_nor_where_the_answer_would_come_too_late(lookups: Lookups, encoder: Held) -> None:
@@ -178,15 +178,15 @@ def test_nor_where_the_answer_would_come_too_late(lookups: Lookups, encoder: Hel
     for _ in range(SEEN):
         lookups.cache.finder.likeness.seconds.add(0.6)
     for _ in range(SEEN):
-        assert set(submit(lookups, ASKED, UNSTORED).answer.result(5).donors) == ids(lookups, HOLDS)
+        assert set(submit(lookups, ASKED, UNSTORED).answer.result().donors) == ids(lookups, HOLDS)
     encoder.free.set()
-    assert set(submit(lookups, ASKED).answer.result(5).donors) == ids(lookups, HOLDS, LIKE)
+    assert set(submit(lookups, ASKED).answer.result().donors) == ids(lookups, HOLDS, LIKE)
 
 
 def test_nor_where_so_many_rows_are_computed_in_any_case(lookups: Lookups, encoder: Held) -> None:
     encoder.free.clear()
     lookups.cache.config = replace(lookups.cache.config, blend_share=0.7)
-    assert set(submit(lookups, ASKED).answer.result(5).donors) == ids(lookups, HOLDS)
+    assert set(submit(lookups, ASKED).answer.result().donors) == ids(lookups, HOLDS)
 
 
 def test_nor_while_the_encoder_works_for_another_prompt(lookups: Lookups, encoder: Held) -> None:
@@ -194,19 +194,19 @@ def test_nor_while_the_encoder_works_for_another_prompt(lookups: Lookups, encode
     encoder.free.clear()
     encoder.began.clear()
     first = submit(lookups, ASKED)
-    assert encoder.began.wait(5)
-    second = submit(lookups, [*tokens(10, 8), *ASKED]).answer.result(5)
+    assert encoder.began.wait()
+    second = submit(lookups, [*tokens(10, 8), *ASKED]).answer.result()
     assert set(second.donors) == ids(lookups, HOLDS)
     assert not first.answer.done()
     encoder.free.set()
-    assert set(first.answer.result(5).donors) == ids(lookups, HOLDS, LIKE)
+    assert set(first.answer.result().donors) == ids(lookups, HOLDS, LIKE)
 
 
 def test_a_lookup_that_takes_too_long_blends_what_is_copied(lookups: Lookups, encoder: Held) -> None:
     encoder.free.clear()
     encoder.began.clear()
     lookup = submit(lookups, ASKED)
-    assert encoder.began.wait(5)
+    assert encoder.began.wait()
     found = lookup.by_now("it took too long")
     assert (found.method, found.level, found.reason) == ("blend", "copied", "it took too long")
     assert set(found.donors) == ids(lookups, HOLDS)
@@ -217,7 +217,7 @@ def test_the_engine_loop_goes_on_with_that(lookups: Lookups, encoder: Held) -> N
     encoder.free.clear()
     encoder.began.clear()
     lookup = submit(lookups, ASKED)
-    assert encoder.began.wait(5)
+    assert encoder.began.wait()
     asked: Any = SimpleNamespace(
         request_id="r", num_prompt_tokens=len(ASKED), lora_request=None, block_hashes=[bytes(32)] * (len(ASKED) // 32)
     )
@@ -243,7 +243,7 @@ def test_an_encoder_that_fails_costs_the_donors_that_are_only_like(
     else:
         (level,) = [level for level in lookups.cache.finder.levels if level.name == "semantic_text"]
         monkeypatch.setattr(level, "_encode", gone)
-    found = submit(lookups, ASKED).answer.result(5)
+    found = submit(lookups, ASKED).answer.result()
     assert (found.method, found.level, set(found.donors)) == ("blend", "copied", ids(lookups, HOLDS))
     assert "ConnectionError" in found.reason
     counts = Counts()
@@ -256,7 +256,7 @@ def test_what_a_blend_with_like_text_would_be_is_told_as_the_finder_plans_it(loo
     prompt = HOLDS + OTHER
     config = lookups.cache.config
     lookup = submit(lookups, prompt, Wish("blend", limit=Limit(1.0, "e", setting_of("blend", config))))
-    found = lookup.answer.result(5)
+    found = lookup.answer.result()
     assert (found.method, set(found.donors)) == ("blend", ids(lookups, HOLDS, LIKE))
     assert found.would is not None
     settle(lookups)

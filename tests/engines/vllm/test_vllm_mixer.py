@@ -144,7 +144,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
             assert not thread.is_alive(), "a rank waits for the other one"
         return results
 

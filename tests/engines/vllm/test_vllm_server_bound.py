@@ -47,21 +47,20 @@ def _prompts():
 
 def _complete(server: str, prompt: str, **more: Any) -> tuple[str, dict[str, Any]]:
     body = {"model": "docs", "prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
-    answer = httpx.post(f"{server}/v1/completions", json=body, headers=KEY, timeout=120)
+    answer = httpx.post(f"{server}/v1/completions", json=body, headers=KEY, timeout=None)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], (answer.json().get("kv_transfer_params") or {}).get("dejakv", {})
 
 
 def _trust(server: str) -> dict[str, Any]:
-    return httpx.get(f"{server}/dejakv/trust", headers={"authorization": "Bearer operator"}, timeout=30).json()
+    return httpx.get(f"{server}/dejakv/trust", headers={"authorization": "Bearer operator"}, timeout=None).json()
 
 
 def _labelled(server: str, settled: int) -> dict[str, Any]:
     """What is known once so many labels were made or lost."""
-    deadline = time.monotonic() + 120
     while True:
         told = _trust(server)
-        if told["explored"] + told["audited"] + told["lost"] >= settled or time.monotonic() > deadline:
+        if told["explored"] + told["audited"] + told["lost"] >= settled:
             return told
         time.sleep(0.2)
 
@@ -101,7 +100,7 @@ def test_another_partition_has_its_own_evidence_and_streams_are_exact(server: st
         f"{server}/v1/completions",
         json={"model": "docs", "prompt": next(_prompts()), "max_tokens": 4, "stream": True},
         headers=KEY,
-        timeout=120,
+        timeout=None,
     )
     assert answer.headers["x-dejakv-reason"].startswith("a stream does not tell")
-    assert httpx.get(f"{server}/dejakv/trust", headers=KEY, timeout=30).status_code == 403
+    assert httpx.get(f"{server}/dejakv/trust", headers=KEY, timeout=None).status_code == 403

@@ -10,7 +10,7 @@ def test_at_most_so_many_wait_and_one_that_is_given_up_makes_room() -> None:
     texts, go = Texts(), threading.Event()
 
     def waits() -> None:
-        assert go.wait(5)
+        assert go.wait()
 
     assert texts.idle
     jobs = [texts.submit(waits) for _ in range(TEXTS_WAITING)]

@@ -109,7 +109,7 @@ def test_a_save_under_way_at_a_reset_is_dropped(truth, tmp_path):
     with running(extra={"store_dir": str(tmp_path)}) as engine:
         store, go = worker_side().store, threading.Event()
         put = store.put
-        store.put = lambda chunk: (go.wait(30), put(chunk))[1]
+        store.put = lambda chunk: (go.wait(), put(chunk))[1]
         engine.ask(prompts[:1], max_tokens=8)
         restore = _update(engine)
         assert _reset(engine)
@@ -136,7 +136,7 @@ def test_a_load_at_a_reset_is_not_used(truth, tmp_path, done):
         engine.reset_prefix_cache()
         store, go = worker_side().store, threading.Event()
         get = store.get_parts
-        store.get_parts = lambda id, rows: (go.wait(30), get(id, rows))[1]
+        store.get_parts = lambda id, rows: (go.wait(), get(id, rows))[1]
         tell = {"kv_transfer_params": {"dejakv": {}}}
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args=tell)
         engine.llm.llm_engine.add_request("one", {"prompt_token_ids": prompts[0]}, greedy)

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,7 @@ def use_two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def confirmed(engine: Any) -> None:
     """Steps the engine until all ranks have answered for every save, and no blocks wait for one."""
-    deadline = time.monotonic() + 60
     while engine.connector._scheduler.saves.pending:
-        assert time.monotonic() < deadline, "saves were never confirmed"
         engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
     while engine.core.scheduler.has_requests():
         engine.core.step_fn()

@@ -200,14 +200,13 @@ def serving(folder: Path, model: Path, flags: Sequence[str], environment: dict[s
             stdout=log,
             stderr=log,
         )
-    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240
+    address = f"http://127.0.0.1:{port}"
     try:
         while True:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{address}/health", timeout=5).status_code == 200:
                     break
             assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
             time.sleep(0.5)
         yield address
     finally:
