@@ -8,7 +8,7 @@ caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dejakv.config import SemanticCacheConfig
@@ -141,8 +141,13 @@ class Finder:
             for meta in metas:  # the newest is found first
                 self.add(meta)
 
-    def add(self, meta: ChunkMeta) -> None:
-        """Makes a stored chunk findable: exact state by every level, rows of a blended prompt for later blends alone."""
+    def asked(self, statuses: Mapping[str, Status]) -> bool:
+        """Whether a lookup asked every level, so that the prompt's vectors are known."""
+        return all(any(statuses.get(name, "skip") != "skip" for name in level.status_names) for level in self.levels)
+
+    def add(self, meta: ChunkMeta, *, levels: bool = True) -> None:
+        """Makes a chunk findable: exact state by every level (without `levels` by none, as an exact prefix and by copied text
+        only), rows of a blended prompt for later blends alone."""
         self.copied.add(meta)
         if meta.kind != KV:
             return
@@ -151,7 +156,7 @@ class Finder:
         query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
         if self.config.exact_prefix:
             self._prefix.add(meta)
-        for level in self.levels:
+        for level in self.levels if levels else ():
             level.add(meta.id, query)
 
     def close(self) -> None:
