@@ -159,7 +159,7 @@ class HierarchicalCache:
         *,
         levels: bool,
     ) -> bool:
-        """Hands a chunk to the writer and makes it findable at once; by the levels only if `levels`, else when it is stored."""
+        """Hands a chunk to the writer and makes it findable at once; by vectors only if `levels`, else when it is stored."""
         submitted = self._writer.submit(meta, capture, complete=complete, after=self.stored)
         if submitted:
             self._findable(meta, levels=levels)

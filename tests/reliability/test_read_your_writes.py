@@ -132,6 +132,17 @@ def test_a_blend_takes_copied_text_from_donors_that_are_not_written(docs_engine:
         assert (blended.record.method, blended.record.donor) == ("blend", donor.record.key)
 
 
+def test_what_idle_time_computed_is_hit_before_it_is_written(docs_engine: Any) -> None:
+    blend = SemanticCacheConfig(reuse="blend", index_encoder="model", min_gain=1, costs=COSTS)
+    with closing(build_cache(blend, docs_engine, store=(store := Slow()))) as cache:
+        pipeline, wanted = Pipeline(docs_engine, cache, promotes=True), prompt(f"{OTHER.text[:200]}\n{DOCUMENT.text}")
+        pipeline.answer(prompt(DOCUMENT.text))
+        assert pipeline.answer(wanted).record.method == "blend"
+        assert pipeline.promote_one()
+        assert pipeline.answer(wanted).record.method == "exact"
+        store.opened.set()
+
+
 def test_other_partitions_do_not_find_what_is_queued(docs_engine: Any) -> None:
     with serving(docs_engine, store=Slow()) as pipeline:
         pipeline.answer(prompt(TEXTS[0], partition="one"))

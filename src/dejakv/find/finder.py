@@ -32,6 +32,7 @@ from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.bounded import Bounded
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
+from dejakv.levels.exact import ExactTextCache
 from dejakv.request import Request
 from dejakv.store.base import KV, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
@@ -146,8 +147,8 @@ class Finder:
         return all(any(statuses.get(name, "skip") != "skip" for name in level.status_names) for level in self.levels)
 
     def add(self, meta: ChunkMeta, *, levels: bool = True) -> None:
-        """Makes a chunk findable: exact state by every level (without `levels` by none, as an exact prefix and by copied text
-        only), rows of a blended prompt for later blends alone."""
+        """Makes a chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
+        blended prompt for later blends alone."""
         self.copied.add(meta)
         if meta.kind != KV:
             return
@@ -156,8 +157,9 @@ class Finder:
         query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
         if self.config.exact_prefix:
             self._prefix.add(meta)
-        for level in self.levels if levels else ():
-            level.add(meta.id, query)
+        for level in self.levels:
+            if levels or isinstance(level, ExactTextCache):
+                level.add(meta.id, query)
 
     def close(self) -> None:
         """Ends what levels have running."""
