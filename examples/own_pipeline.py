@@ -62,7 +62,6 @@ def main() -> None:
     for sample in ShapesDataset(samples=40, images=4):
         request = Request(sample.id, prompt(sample.question), sample.question, sample.media, sampling=Sampling(4))
         answer = pipeline.answer(request)
-        cache.flush()
         record = answer.record
         print(
             f"{record.provenance:24} {record.computed_tokens:3} tokens  {sample.question} {answer.text} ({sample.answer})"

@@ -13,9 +13,8 @@ sample = next(iter(DocsDataset(samples=1, facts=40)))
 inputs = tokenizer(prompt(sample), return_tensors="pt")
 records: list[Record] = []
 
-with dejakv.attach(model, tokenizer, on_record=records.append) as cache:
+with dejakv.attach(model, tokenizer, on_record=records.append):
     first = model.generate(**inputs, max_new_tokens=4)
-    cache.flush()
     second = model.generate(**inputs, max_new_tokens=4)
 
 print(sample.question, "->", tokenizer.decode(second[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -277,9 +277,9 @@ def test_rows_of_a_blend_are_not_kept_when_its_donor_was_purged_meanwhile(served
     cache = pipeline.cache
     store = cache._writer.submit
 
-    def late(make: Any, after: Any) -> bool:
+    def late(*given: Any, **named: Any) -> bool:
         cache.store.clear()
-        return store(make, after)
+        return store(*given, **named)
 
     cache._writer.submit = late
     assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"

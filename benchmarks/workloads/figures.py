@@ -37,7 +37,6 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "requests_per_second": 1e3 * len(latency) / sum(latency),
         "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
         "later_half": _later(rows[len(rows) // 2 :], name) if name != BASE else None,
-        "flush_ms": sum(row.arms[name].flush_ms for row in rows) / len(rows),
         "methods": dict(Counter(_method(record) for record in records)),
         "reasons": dict(Counter(_NUMBER.sub("n", record.reason) for record in records if record.reason).most_common()),
         "first_token_equal": None,

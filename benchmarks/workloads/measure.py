@@ -77,6 +77,9 @@ def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> b
                 for name, (kind, config) in caches.items()
             }
             rows, stopped = serve_all(pipelines, chosen, settings, own, prompter, watch, log)
+            for pipeline in pipelines.values():
+                if pipeline.cache is not None:
+                    pipeline.cache.flush()  # the report tells how much is stored
             shares = measured(chosen[: len(rows)], prompter, own.prepare)
             write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
             close_all(pipelines)

@@ -22,8 +22,8 @@ each with a store of its own. Greedy, fixed seeds, one request at a time. Times 
 with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
 
 - *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
-- *Requests a second*: of the answers alone. *Stored after the answer* is the time until the state was kept, which no request waited for here.
-  Through vLLM the connector stores while the answer is made.
+- *Requests a second*: of the answers alone. State is stored while the next request runs: no request waits until that of the one before
+  it is stored.
 - *Later half*: of the requests alone that came last, and find more in the store.
 - *Missed*: requests for which no donor was used, so that they ran as under prefix caching; the ratio is against the same requests there.
   It says what a miss costs. *Blended*: the same for those that were blended.
@@ -135,7 +135,6 @@ _ROWS = {
     "the same, later half": lambda arm, *_: _half(arm.get("later_half")),
     "requests a second": lambda arm, *_: f"{arm['requests_per_second']:.3f}",
     "time of a request by prefix's": lambda arm, *_: _against(arm["latency_against_prefix"]),
-    "stored after the answer, ms": lambda arm, *_: _milliseconds(arm["flush_ms"]),
     "how they ran": lambda arm, *_: ", ".join(f"{count} {_METHODS[name]}" for name, count in arm["methods"].items()),
     "first token equal": lambda arm, _, summary: _of(arm["first_token_equal"], summary),
     "whole answer equal": lambda arm, _, summary: _of(arm["answers_equal"], summary),

@@ -5,8 +5,9 @@
 It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
@@ -18,7 +19,7 @@ from dejakv.find.candidates import PlanGuard
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Embed, Finder, no_vectors
 from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows, rows_lifetime, rows_maker
+from dejakv.find.rows import described_rows, rows_lifetime
 from dejakv.find.ways import Plan
 from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
@@ -31,9 +32,9 @@ from dejakv.removals import Removals
 from dejakv.request import Request
 from dejakv.retention import forget
 from dejakv.store.age import now
-from dejakv.store.base import Admits, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.base import Admits, ChunkMeta, Store, Tensor
 from dejakv.store.expiry import shortest
-from dejakv.store.lineage import derived
+from dejakv.store.lineage import DONORS, derived
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.purging import purge
 from dejakv.store.selection import Purged, Selection
@@ -68,20 +69,20 @@ class HierarchicalCache:
         background: bool = True,
     ) -> None:
         bounded = Bounded(gate) if gate is not None else None
+        self._writer = Writer(store, background=background)
+        self.store = self._writer
         self.finder = Finder(
-            store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded, plan_guards=plan_guards
+            self.store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded, plan_guards=plan_guards
         )
         self.config = self.finder.config
         self.gate = gate
         self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
-        self.store = store
         self.fusing = fusing
         self.promotions = Promotions()
         self.removals = Removals()
         self._admits = store if isinstance(store, Admits) else None
         self._served: WeakSet[FollowsWeights] = WeakSet()
-        self._writer = Writer(store, background=background)
-        store.on_evict(self.finder.remove)
+        self.store.on_evict(self.finder.remove)
         self.finder.fill()
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
@@ -124,7 +125,11 @@ class HierarchicalCache:
         begun  `removals.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
         """
         tokens, partition = len(prepared.token_ids), prepared.request.partition
-        if not self._wanted(decision.key, tokens, partition):
+
+        def removed() -> bool:
+            return begun is not None and self.removals.since(begun, partition)
+
+        if removed() or not self._wanted(decision.key, tokens, partition):
             return False
         capture = completion.capture
         if completion.shared:
@@ -133,18 +138,32 @@ class HierarchicalCache:
             def capture() -> Tensor | None:
                 return taken
 
-        def make() -> Chunk | None:
-            removed = begun is not None and self.removals.since(begun, partition)
-            tensor = None if removed else capture()
-            if tensor is None:
-                return None
-            described = self.describe(prepared, decision, answer=answer, nbytes=tensor.nbytes)
-            if answer is not None:
-                note = greedy_note(prepared.request.sampling, completion.token_ids)
-                described = replace(described, metadata={**described.metadata, **note})
-            return Chunk(described, tensor)
+        asked = self.finder.asked(decision.statuses)
+        described = self.describe(prepared, decision, answer=answer, embedded=asked)
+        if answer is not None:
+            note = greedy_note(prepared.request.sampling, completion.token_ids)
+            described = replace(described, metadata={**described.metadata, **note})
 
-        return self._writer.submit(make, after=self.stored)
+        def complete(meta: ChunkMeta) -> ChunkMeta | None:
+            if removed():
+                return None
+            return meta if asked else replace(meta, vectors=dict(self.finder.vectors(decision.query)))
+
+        return self._submit(described, capture, complete, levels=asked)
+
+    def _submit(
+        self,
+        meta: ChunkMeta,
+        capture: Callable[[], Tensor | None],
+        complete: Callable[[ChunkMeta], ChunkMeta | None],
+        *,
+        levels: bool,
+    ) -> bool:
+        """Hands a chunk to the writer and makes it findable at once; by vectors only if `levels`, else when it is stored."""
+        submitted = self._writer.submit(meta, capture, complete=complete, after=self.stored)
+        if submitted:
+            self._findable(meta, levels=levels)
+        return submitted
 
     def judged(self, request: Request, record: Record, agreed: bool) -> None:
         """Tells the guards whether the answer of an adopted donor was the one that full computation gives. A donor that was
@@ -165,8 +184,13 @@ class HierarchicalCache:
             if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
                 continue
             taken = rows.capture(first, stop) if completion.shared else None
-            if self._writer.submit(rows_maker(self.store, described, rows, first, stop, taken), after=self.stored):
+            capture = partial(rows.capture, first, stop) if taken is None else lambda taken=taken: taken
+            if self._submit(described, capture, self._with_donors, levels=False):
                 self.finder.counts.kept(partition, stop - first)
+
+    def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
+        """A description of rows; None if a donor was purged meanwhile, and they would have to leave with it."""
+        return None if any(self.store.meta(donor) is None for donor in meta.metadata[DONORS]) else meta
 
     def _lifetime(self, request: Request, own: float | None) -> float:
         """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
@@ -177,9 +201,9 @@ class HierarchicalCache:
         return self._admits is None or self._admits.wants(id, tokens, partition)
 
     def describe(
-        self, prepared: Prepared, decision: Decision, *, answer: str | None = None, nbytes: int = 0
+        self, prepared: Prepared, decision: Decision, *, answer: str | None = None, embedded: bool = True
     ) -> ChunkMeta:
-        """The description under which a prompt's exact state is stored."""
+        """The description under which a prompt's exact state is stored; without vectors unless `embedded`."""
         request = prepared.request
         return ChunkMeta(
             id=decision.key,
@@ -191,11 +215,10 @@ class HierarchicalCache:
             space=decision.query.space,
             spans=prepared.spans,
             embedder=self.finder.embedder,
-            vectors=dict(self.finder.vectors(decision.query)),
+            vectors=dict(self.finder.vectors(decision.query)) if embedded else {},
             answer=answer,
             created=now(),
             ttl=self._lifetime(request, self.config.ttl_prompts),
-            nbytes=nbytes,
             metadata={"request": request.id},
         )
 
@@ -212,8 +235,11 @@ class HierarchicalCache:
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""
+        self._findable(meta, levels=True)
+
+    def _findable(self, meta: ChunkMeta, *, levels: bool) -> None:
         self.promotions.forget(meta.id)
-        self.finder.add(meta)
+        self.finder.add(meta, levels=levels)
         if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
             self.finder.remove(meta.id)
 
@@ -241,7 +267,7 @@ class HierarchicalCache:
         """Removes one partition's chunks; how many there were."""
         check_partition(partition)
         self.removals.note(partition)
-        self._writer.flush()
+        self.store.flush()
         removed = self.store.clear(partition)
         self.finder.clear(partition)
         self._forget(partition)
@@ -266,11 +292,11 @@ class HierarchicalCache:
         check_scope(selection.partition)
         if not dry_run:
             self.removals.note(selection.partition)
-        self._writer.flush()
+        self.store.flush()
         purged = purge(self.store, selection, dry_run=dry_run)
         if not dry_run:
             self._forget(selection.partition)
-            self._writer.flush()  # what was being written from an entry as it was removed
+            self.store.flush()  # what was being written from an entry as it was removed
             if purged.ids:
                 purged += purge(self.store, Selection(selection.partition, donors=tuple(purged.ids)))
         if self.fusing is not None:
@@ -284,7 +310,6 @@ class HierarchicalCache:
 
     def flush(self) -> None:
         """Waits until everything handed over is stored and can be found."""
-        self._writer.flush()
         self.store.flush()
 
     def close(self) -> None:
@@ -293,8 +318,7 @@ class HierarchicalCache:
             self.audits.close()
         if self.gate is not None:
             self.gate.close()
-        self._writer.close()
+        self.store.close()
         if self.fusing is not None:
             self.fusing.close()
         self.finder.close()
-        self.store.close()

@@ -1,7 +1,12 @@
-"""The writer never blocks, never raises, and counts what it could not do."""
+"""The writer never blocks and never raises; what waits is found and read; what it could not do is counted."""
 
+import gc
 import threading
-import time
+import weakref
+from typing import Any
+
+import pytest
+from tests.serving import until
 
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Chunk, ChunkMeta
@@ -10,71 +15,128 @@ from dejakv.store.writer import Writer, WriterStats
 from dejakv.testing.chunks import make_chunk
 
 
+class Gated(MemoryStore):
+    """Writes nothing before `opened` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened, self.began = threading.Event(), threading.Event()
+
+    def put(self, chunk: Chunk) -> bool:
+        self.began.set()
+        assert self.opened.wait()
+        return super().put(chunk)
+
+
+def submit(writer: Writer, number: int, **more: Any) -> bool:
+    chunk = make_chunk(number)
+    return writer.submit(chunk.meta, more.pop("capture", lambda: chunk.tensor), **more)
+
+
 def test_chunks_are_stored_behind_and_announced() -> None:
     store = MemoryStore()
     writer = Writer(store)
     stored: list[ChunkMeta] = []
-    caller = threading.get_ident()
     threads: set[int] = set()
 
-    def make(number: int) -> Chunk:
+    def after(meta: ChunkMeta) -> None:
         threads.add(threading.get_ident())
-        return make_chunk(number)
+        stored.append(meta)
 
     for number in range(5):
-        assert writer.submit(lambda number=number: make(number), after=stored.append)
+        assert submit(writer, number, after=after)
     writer.flush()
     assert [meta.token_ids[0] for meta in stored] == list(range(5))
     assert all(meta.nbytes > 0 for meta in stored)
     assert store.stats().entries == 5
-    assert caller not in threads
-    assert writer.stats() == WriterStats(submitted=5, stored=5)
+    assert threading.get_ident() not in threads
+    assert writer.outcomes == WriterStats(submitted=5, stored=5)
+    writer.close()
+
+
+def test_what_waits_is_found_and_read_and_copied_once() -> None:
+    store = Gated()
+    writer = Writer(store)
+    chunk, copies = make_chunk(1), list[int]()
+    writer.submit(chunk.meta, lambda: (copies.append(1), chunk.tensor)[1])
+    assert [meta.id for meta in writer.metas()] == [chunk.meta.id]
+    assert list(writer.metas("other")) == []
+    for _ in range(2):
+        found = writer.get(chunk.meta.id)
+        assert found is not None
+        assert found.tensor.data.tobytes() == chunk.tensor.data.tobytes()
+    assert writer.stats().hits == 2
+    assert writer.stats("other").hits == 0
+    store.opened.set()
+    writer.flush()
+    assert len(copies) == 1
+    assert len(list(writer.metas())) == store.stats().entries == 1
+    writer.close()
+
+
+@pytest.mark.parametrize("how", ["delete", "clear"])
+def test_what_is_removed_while_it_waits_or_is_written_is_not_stored(how: str) -> None:
+    store = Gated()
+    writer = Writer(store)
+    gone: list[str] = []
+    writer.on_evict(gone.append)
+    ids = [make_chunk(number).meta.id for number in range(2)]
+    assert submit(writer, 0)
+    assert submit(writer, 1)
+    assert store.began.wait()
+    if how == "delete":
+        assert [writer.delete(id) for id in ids] == [True, True]
+    else:
+        assert writer.clear() == 2
+    assert [writer.meta(id) for id in ids] == [None, None]
+    assert set(gone) == set(ids)
+    store.opened.set()
+    writer.flush()
+    assert store.stats().entries == 0
+    assert writer.outcomes == WriterStats(submitted=2, dropped=2)
     writer.close()
 
 
 def test_a_full_queue_drops_and_does_not_wait() -> None:
-    store, gate, started = MemoryStore(), threading.Event(), threading.Event()
+    store = Gated()
     writer = Writer(store, max_queue=2)
-
-    def slow() -> Chunk:
-        started.set()
-        gate.wait()
-        return make_chunk(0)
-
-    assert writer.submit(slow)
-    started.wait()
-    accepted = [writer.submit(lambda number=number: make_chunk(number)) for number in range(1, 6)]
-    assert accepted == [True, True, False, False, False]
-    gate.set()
+    assert submit(writer, 0)
+    assert store.began.wait()
+    assert [submit(writer, number) for number in range(1, 6)] == [True, True, False, False, False]
+    assert len(list(writer.metas())) == 3
+    store.opened.set()
     writer.flush()
-    assert writer.stats() == WriterStats(submitted=6, stored=3, dropped=3)
+    assert writer.outcomes == WriterStats(submitted=6, stored=3, dropped=3)
     writer.close()
 
 
-def test_errors_and_refusals_are_counted() -> None:
+def test_errors_and_refusals_are_counted_and_leave() -> None:
     writer = Writer(AdmittingStore(MemoryStore(), Admission(min_tokens=1000)))
+    gone: list[str] = []
+    writer.on_evict(gone.append)
 
-    def fail() -> Chunk:
+    def fail(*_: object) -> Any:
         raise RuntimeError("no state")
 
-    def fail_after(_: ChunkMeta) -> None:
-        raise RuntimeError("index")
-
-    writer.submit(fail)
-    writer.submit(lambda: None)
-    writer.submit(lambda: make_chunk(1))
+    submit(writer, 0, capture=fail)
+    submit(writer, 1, capture=lambda: None)
+    submit(writer, 2, complete=lambda _: None)
+    submit(writer, 3)
+    writer.flush()
+    assert writer.outcomes == WriterStats(submitted=4, errors=1, empty=2, refused=1)
+    assert [writer.get(make_chunk(number).meta.id) for number in range(4)] == [None] * 4
+    assert len(gone) == 4
     writer.close()
-    assert writer.stats() == WriterStats(submitted=3, errors=1, empty=1, refused=1)
     other = Writer(MemoryStore(), background=False)
-    other.submit(lambda: make_chunk(1), after=fail_after)
-    assert other.stats() == WriterStats(submitted=1, stored=1, errors=1)
+    submit(other, 1, after=fail)
+    assert other.outcomes == WriterStats(submitted=1, stored=1, errors=1)
 
 
 def test_without_a_thread_the_work_is_done_at_once() -> None:
     store = MemoryStore()
     writer = Writer(store, background=False)
     before = threading.active_count()
-    assert writer.submit(lambda: make_chunk(1))
+    assert submit(writer, 1)
     assert store.stats().entries == 1
     assert threading.active_count() == before
     writer.flush()
@@ -82,31 +144,25 @@ def test_without_a_thread_the_work_is_done_at_once() -> None:
 
 
 def test_close_finishes_and_later_work_is_dropped() -> None:
-    store = MemoryStore()
-    writer = Writer(store)
+    writer = Writer(MemoryStore())
     for number in range(10):
-        writer.submit(lambda number=number: make_chunk(number))
+        submit(writer, number)
     writer.close()
     writer.close()
-    assert store.stats().entries == 10
-    assert writer.submit(lambda: make_chunk(99)) is False
-    assert writer.stats().dropped == 1
+    assert writer.outcomes.stored == 10
+    assert submit(writer, 99) is False
+    assert writer.outcomes.dropped == 1
 
 
 def test_nothing_is_kept_alive_after_it_is_stored() -> None:
-    import gc
-    import weakref
-
     class State:
         pass
 
     state = State()
     alive = weakref.ref(state)
     writer = Writer(MemoryStore())
-    writer.submit(lambda state=state: make_chunk(1) if state else None)
+    submit(writer, 1, capture=lambda state=state: make_chunk(1).tensor if state else None)
     del state
     writer.flush()
-    while alive() is not None:
-        gc.collect()
-        time.sleep(0.01)
+    until(lambda: gc.collect() >= 0 and alive() is None)
     writer.close()

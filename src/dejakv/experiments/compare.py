@@ -1,6 +1,5 @@
 """The same samples through every arm, interleaved in one process."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +51,7 @@ def compare(
     rows, stopped = serve_all(pipelines, chosen, settings, engine, prompter, watch, log)
     sizes: dict[str, Any] = {}
     if cache is not None:
+        cache.flush()
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
     if settings.noise_floor and not stopped:
         requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
@@ -108,14 +108,13 @@ def close_all(pipelines: Mapping[str, Pipeline]) -> None:
 
 
 def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, labels: Labels, *, first: int) -> Row:
-    """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches."""
+    """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches, and their order
+    turns round, since an arm stores while the next one runs: nobody waits for it."""
     names = list(pipelines)
+    turns = [names[(turn + first) % len(names)] for turn in range(len(names))]
     answers: dict[str, Answer] = {}
-    waited: dict[str, float] = {}
-    for turn in range(len(names)):
-        name = names[(turn + first) % len(names)]
+    for name in turns if first // len(names) % 2 == 0 else reversed(turns):
         answers[name] = pipelines[name].answer(request)
-        waited[name] = _flush(pipelines[name])
     for pipeline in pipelines.values():
         _idle(pipeline)
     full = answers.get("none")
@@ -128,7 +127,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         near = fidelity(wanted, got)
         hit = labelled(pipelines[name], request, answer, full, labels, near, got)
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit)
+        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, hit)
     return Row(sample.id, sample.question, sample.answer, outcomes)
 
 
@@ -149,7 +148,6 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows
         short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
             pipeline.answer(request if _labels_whole_answers(pipeline) else short)
-            _flush(pipeline)
             _idle(pipeline)
         _learn(pipelines, request, row)
 
@@ -160,17 +158,9 @@ def _labels_whole_answers(pipeline: Pipeline) -> bool:
     return audits is not None and audits.differs.tokens != 1
 
 
-def _flush(pipeline: Pipeline) -> float:
-    """Waits for the saves, so that every request can reuse all earlier ones. Returns the milliseconds."""
-    began = time.perf_counter()
-    if pipeline.cache is not None:
-        pipeline.cache.flush()
-    return 1e3 * (time.perf_counter() - began)
-
-
 def _idle(pipeline: Pipeline) -> None:
     """The idle time behind a request: would-be hits are labelled, and one prompt is computed exactly, if any waits."""
     while pipeline.label_one():
-        _flush(pipeline)
-    if pipeline.promotes and pipeline.promote_one():
-        _flush(pipeline)
+        pass
+    if pipeline.promotes:
+        pipeline.promote_one()

@@ -64,7 +64,6 @@ def dry_run(
             }
         )
         cache.record(prepared, decision, planned, _not_run(sample, len(prepared.token_ids)))
-        cache.flush()
         watch.sample(number, len(chosen), None)
     cache.close()
     return _summary(settings, lines) | share_figures(shares.total, shares.complete), lines

@@ -23,7 +23,6 @@ class Outcome:
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how close it is to the `none` arm, if the engine can measure it
     hit            the approximate plan that was chosen, and whether its answer is wrong, where that is known
-    flush_ms       time after the answer until its state was stored, milliseconds; not part of the request's times
     """
 
     record: Record
@@ -31,7 +30,6 @@ class Outcome:
     cached_answer: str | None = None
     first_token: int | None = None
     fidelity: Fidelity | None = None
-    flush_ms: float = 0.0
     hit: LabelledHit | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,7 +37,7 @@ class Outcome:
         own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
         near = asdict(self.fidelity) if self.fidelity is not None else None
         hit = asdict(self.hit) if self.hit is not None else None
-        return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms, "hit": hit}
+        return {**self.record.as_dict(), **own, "fidelity": near, "hit": hit}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
@@ -54,8 +52,7 @@ class Outcome:
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
-            values.get("flush_ms", 0.0),  # nor do they have this
-            read(values.get("hit")),  # and this
+            read(values.get("hit")),  # nor do they have this
         )
 
     @property

@@ -8,7 +8,7 @@ caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dejakv.config import SemanticCacheConfig
@@ -32,6 +32,7 @@ from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.bounded import Bounded
 from dejakv.identity import exact_key
 from dejakv.levels.base import ComparesText, Level, Match, Query, Status, Vectors
+from dejakv.levels.exact import ExactTextCache
 from dejakv.request import Request
 from dejakv.store.base import KV, ChunkMeta, Store
 from dejakv.store.prefix import EpochPrefixes, PrefixHit, PrefixIndex
@@ -141,8 +142,13 @@ class Finder:
             for meta in metas:  # the newest is found first
                 self.add(meta)
 
-    def add(self, meta: ChunkMeta) -> None:
-        """Makes a stored chunk findable: exact state by every level, rows of a blended prompt for later blends alone."""
+    def asked(self, statuses: Mapping[str, Status]) -> bool:
+        """Whether a lookup asked every level, so that the prompt's vectors are known."""
+        return all(any(statuses.get(name, "skip") != "skip" for name in level.status_names) for level in self.levels)
+
+    def add(self, meta: ChunkMeta, *, levels: bool = True) -> None:
+        """Makes a chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
+        blended prompt for later blends alone."""
         self.copied.add(meta)
         if meta.kind != KV:
             return
@@ -152,7 +158,8 @@ class Finder:
         if self.config.exact_prefix:
             self._prefix.add(meta)
         for level in self.levels:
-            level.add(meta.id, query)
+            if levels or isinstance(level, ExactTextCache):
+                level.add(meta.id, query)
 
     def close(self) -> None:
         """Ends what levels have running."""

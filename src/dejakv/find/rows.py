@@ -1,12 +1,9 @@
 """Rows of blended prompts as chunks: what later blends may take, and nothing else."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.identity import rows_key
 from dejakv.store.age import now
-from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.base import KV, ROWS, ChunkMeta, Store
 from dejakv.store.expiry import remaining, shortest
 from dejakv.store.lineage import DONORS, PROMPT
 
@@ -45,17 +42,3 @@ def rows_lifetime(store: Store, rows: ComputedRows, ttl: float) -> float:
     """Seconds for which these rows may be used: no longer than any donor whose state they attended to."""
     donors = [meta for meta in map(store.meta, rows.donors) if meta is not None]
     return shortest(ttl, *(remaining(meta, now()) for meta in donors))
-
-
-def rows_maker(
-    store: Store, described: ChunkMeta, rows: ComputedRows, first: int, stop: int, taken: Tensor | None
-) -> Callable[[], Chunk | None]:
-    """What makes a chunk of rows in the writer's thread. `taken`: their state, where it was copied already."""
-
-    def make() -> Chunk | None:
-        if any(store.meta(donor) is None for donor in rows.donors):
-            return None  # a donor was purged meanwhile, and these would have to leave with it
-        tensor = taken if taken is not None else rows.capture(first, stop)
-        return None if tensor is None else Chunk(replace(described, nbytes=tensor.nbytes), tensor)
-
-    return make
