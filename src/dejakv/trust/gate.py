@@ -100,16 +100,17 @@ class Gate:
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         risk = risk_of(method, features)
-        known = {"features": dict(features), "id": secrets.token_hex(16)}
+        known, id = dict(features), secrets.token_hex(16)
         with self._lock:
             try:
                 time = features.get(TIME_SHARE, 0.0)
-                drawn = replace(self._draw_late(cls, time) if late else self._draw(cls, risk, time), **known)
+                drawn = self._draw_late(cls, time) if late else self._draw(cls, risk, time)
+                drawn = replace(drawn, features=known, id=id)
                 if drawn.labelled:
                     self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
-                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk, **known)
+                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk, known, id)
             counts = Counts(served=1) if drawn.served else Counts(refused=1)
             self._uncounted[cls] = self._uncounted[cls].plus(counts)
             if drawn.labelled:
