@@ -20,15 +20,15 @@ def limited(size: int, folder: Path, *flags: str) -> "subprocess.CompletedProces
     data = folder / "log.jsonl"
     names = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Fay")
     data.write_text("".join(json.dumps({"question": f"Where does {name} live?"}) + "\n" for name in names))
-    given = ["run", "--model", "docs-lm", "--dataset", "jsonl", "--dataset-path", str(data), "--arms", "none,cache"]
+    given = ["run", "--model", "docs-lm", "--dataset", "jsonl", "--dataset-path", str(data)]
     command = [sys.executable, "-c", LIMITED, *given, "--max-new-tokens", "2", *flags]
     environment = {**os.environ, "SIZE": str(size)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_a_full_disk_under_the_samples_is_one_line_and_resume_goes_on(tmp_path: Path) -> None:
-    flags = ("--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache"), "--disable-semantic-cache")
-    done = limited(5_000, tmp_path, *flags)
+    flags = ("--output", str(tmp_path / "out"), "--arms", "none", "--repeat", "5")
+    done = limited(8_000, tmp_path, *flags)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("dejakv: ")]
@@ -38,13 +38,13 @@ def test_a_full_disk_under_the_samples_is_one_line_and_resume_goes_on(tmp_path: 
     again = limited(2**30, tmp_path, *flags, "--resume")
     assert again.returncode == 0, again.stderr
     lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
-    assert len({json.loads(line)["id"] for line in lines}) == len(lines) == 6
+    assert len({json.loads(line)["id"] for line in lines}) == len(lines) == 30
 
 
 def test_a_full_disk_under_the_cache_is_told_once_and_counted(tmp_path: Path) -> None:
     output = tmp_path / "out"
     flags = ("--output", str(output), "--cache-dir", str(tmp_path / "cache"), "--disable-semantic-cache")
-    done = limited(60_000, tmp_path, *flags, "--repeat", "3")
+    done = limited(60_000, tmp_path, *flags, "--arms", "none,cache")
     assert done.returncode == 0, done.stderr
     failed = json.loads((output / "summary.json").read_text())["failed_writes"]
     assert sum(failed.values()) > 1
