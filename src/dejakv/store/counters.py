@@ -13,7 +13,7 @@ logger = logging.getLogger("dejakv.store")
 FAILED_WRITES = {
     "full": "the disk is full",
     "read_only": "the folder cannot be written",
-    "error": "of an error of the disk",
+    "error": "the disk reported an error",
 }
 """Reasons of refusals that are failures of the disk, in words."""
 
