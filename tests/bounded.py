@@ -1,5 +1,6 @@
 """Streams of prompts that blends could answer, under an error bound that takes few labels, and labels that a test decides."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,6 +49,14 @@ def hits(partition: str = "default") -> Iterator[Request]:
     """Prompts of two documents each, in every order: each is one that has not come before."""
     for question, text in _asked():
         yield request(question, text, partition=partition)
+
+
+def many_hits() -> Iterator[Request]:
+    """The same, then prompts of three documents."""
+    yield from hits()
+    for number, three in enumerate(itertools.permutations(DOCUMENTS, 3)):
+        fact = random.Random(number).choice(three[0].facts)
+        yield request(ask(fact, random.Random(number)), " ".join(document.text for document in three))
 
 
 def _asked() -> Iterator[tuple[str, str]]:

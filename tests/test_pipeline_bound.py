@@ -1,6 +1,8 @@
 """An error bound from the first request on: it opens, serves, audits and closes; or it never opens."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import Any
 
 import pytest
 from tests.asking import uncached
-from tests.bounded import BOUNDED, answers_to, hits, says, taught
+from tests.bounded import BOUNDED, answers_to, hits, many_hits, says, taught
 
 from dejakv.pipeline import Answer, Pipeline
+from dejakv.store.selection import Selection
 from dejakv.trust.arithmetic import labels_needed
 from dejakv.trust.grid import PILOT
 from dejakv.trust.report import TrustReport
@@ -111,6 +114,64 @@ def test_without_idle_time_nothing_is_served(served: Any) -> None:
     for asked in itertools.islice(hits(), PILOT + 3):
         assert not pipeline.answer(asked).record.approximate
     assert pipeline.waiting == PILOT + 3
+
+
+def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
+    """A server that is never idle audits nothing. It must not serve for ever, and goes on when the audits are made."""
+    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
+    taught(pipeline)
+    stream = many_hits()
+    until_open(pipeline, stream)
+    busy = [pipeline.answer(asked) for asked in itertools.islice(stream, 120)]
+    assert 0 < approximate(busy) <= 40
+    assert approximate(busy[-40:]) == 0
+    while pipeline.run_errand():
+        pass
+    report = trust(pipeline)
+    assert (report.gate, report.alarms, report.lost) == ("open", 0, 0)
+    assert approximate(answers_to(pipeline, stream, 40)) > 0
+
+
+def test_lost_audits_close_the_gate(served: Any) -> None:
+    """Whoever removes something has the labels that wait forgotten."""
+    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
+    taught(pipeline)
+    stream = many_hits()
+    until_open(pipeline, stream)
+    for asked in itertools.islice(stream, 80):
+        pipeline.answer(asked)
+        pipeline.cache.purge(Selection("default", donors=("no such prompt",)))
+    report = trust(pipeline)
+    assert (report.gate, report.wrong > 0, report.alarms) == ("closed", True, 1)
+
+
+KILLED = """
+import os, sys
+from dataclasses import replace
+from dejakv.build import build_cache
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.pipeline import Pipeline
+from tests.bounded import BOUNDED, hits, taught
+engine = TransformersEngine.from_pretrained("docs-lm", dtype="fp32")
+pipeline = Pipeline(engine, build_cache(replace(BOUNDED, cache_dir=sys.argv[1]), engine, background=False))
+taught(pipeline)
+for _, asked in zip(range(25), hits()):
+    pipeline.answer(asked)
+print(pipeline.waiting, flush=True)
+os._exit(9)
+"""
+
+
+def test_labels_that_a_killed_process_waited_for_count_as_wrong(served: Any, tmp_path: Path) -> None:
+    """Else a restart could choose which labels count: wrong ones may take longer."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 9
+    waited = int(done.stdout)
+    assert waited > 0
+    pipeline = served(replace(BOUNDED, cache_dir=str(tmp_path)))
+    answers_to(pipeline, itertools.islice(hits(), 30, None), 1)
+    report = trust(pipeline)
+    assert (report.explored_wrong, report.lost) == (waited, 0)
 
 
 def test_evidence_outlives_the_process_and_another_partition_begins_anew(

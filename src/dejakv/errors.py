@@ -31,6 +31,10 @@ class StoreError(DejaKVError):
     """A store cannot be opened or written. Reading never raises it: unreadable data is a counted miss."""
 
 
+class OutputError(DejaKVError):
+    """A command cannot go on writing its files. What it has written is kept."""
+
+
 class MissingExtraError(DejaKVError, ImportError):
     """An optional dependency is needed. The message has the command that installs what the extra names."""
 

@@ -77,6 +77,10 @@ class _OutOfTime(Exception):
     """The runs of a label take too long."""
 
 
+class _Stopped(Exception):
+    """The cache was closed while a label was made. The answer counts as wrong: else slow answers would be left out."""
+
+
 class Labeller:
     """Labels hits that wait in `cache.audits`, with an engine that is free.
 
@@ -106,7 +110,7 @@ class Labeller:
         """Labels the hit that waits longest. False if none waits.
 
         A label that could not be made is lost if its runs never began: the donor is gone, another model runs. If they began and
-        failed, or took too long, the answer counts as wrong, and the log says why.
+        failed, took too long or did not finish before the cache was closed, the answer counts as wrong, and the log says why.
         """
         audits, begun = self._cache.audits, self._cache.removals.mark()
         audit = audits.take() if audits is not None else None
@@ -118,11 +122,13 @@ class Labeller:
         except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
+        except _Stopped:
+            wrong = True
         except Exception as error:  # nobody waits for it: what goes wrong must not reach a request that comes next
             logger.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
             wrong = True
         except BaseException:  # the process is being ended
-            audits.lose(audit)
+            audits.learn(audit, True)
             raise
         audits.learn(audit, wrong, tried)
         return True
@@ -140,8 +146,10 @@ class Labeller:
         removals, partition = self._cache.removals, audit.request.partition
 
         def go_on(_token: int, _text: str) -> None:
-            if audits.closed or removals.since(begun, partition):
+            if removals.since(begun, partition):
                 raise _Unlabelled
+            if audits.closed:
+                raise _Stopped
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")
 

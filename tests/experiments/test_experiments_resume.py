@@ -151,3 +151,29 @@ def test_a_log_with_the_time_of_storing_is_gone_on_with(engine: Any, tmp_path: P
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run(settings_for(tmp_path), engine=engine, resume=True)
     assert [json.loads(line) for line in path.read_text().splitlines()][:5] == lines
+
+
+class Meanwhile(Silent):
+    """Begins another run in the same folder behind the third sample."""
+
+    def __init__(self, settings: RunSettings, engine: Any) -> None:
+        self.again = settings, engine
+        self.said: list[str] = []
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        if done == 3:
+            for resume in (True, False):
+                with pytest.raises(ConfigError) as error:
+                    run(self.again[0], engine=self.again[1], resume=resume, keep_earlier=True)
+                self.said.append(str(error.value))
+
+
+def test_a_folder_has_one_run_at_a_time(engine: Any, tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    meanwhile = Meanwhile(settings, engine)
+    run(settings, meanwhile, engine=engine)
+    assert len(meanwhile.said) == 2
+    for said in meanwhile.said:
+        assert "under way" in said
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == SAMPLES
+    assert run(settings, engine=engine, keep_earlier=True).earlier

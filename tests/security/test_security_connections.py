@@ -119,6 +119,15 @@ def test_what_is_no_plain_http_is_refused(hasty: Running, raw: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(hasty: Running) -> None:
+    """What a proxy takes for its body, by the one length, is not answered as another request, by the other (RFC 9112, 6.1)."""
+    body = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    lengths = b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body)
+    received = closed(hasty.connect(HEAD + lengths + body))
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in received.lower()
+
+
 def test_bodies_share_a_budget(docs_engine: Any) -> None:
     settings = ServerSettings(max_body_bytes=4096, max_bodies_bytes=8192)
     body = json.dumps({"prompt": "ann lives in", "max_tokens": 1}).encode()

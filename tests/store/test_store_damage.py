@@ -1,7 +1,9 @@
 """Damaged files and rows cost a counted miss and nothing else."""
 
+import contextlib
 import gc
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,3 +179,29 @@ def test_a_log_handler_that_keeps_records_holds_no_damaged_chunk(
     mapped = {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}
     assert inode not in mapped
     store.close()
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(
+    "damage", ["DELETE FROM totals", "UPDATE totals SET bytes = 'x'", "UPDATE totals SET entries = -5"]
+)
+def test_damaged_totals_are_counted_and_repaired(tmp_path: Path, damage: str, live: bool) -> None:
+    store = DiskStore(tmp_path, max_entries=4)
+    chunks = [make_chunk(number) for number in range(5)]
+    for chunk in chunks[:3]:
+        assert store.put(chunk)
+    before = store.stats()
+    if not live:
+        store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection:
+        connection.execute(damage)
+        connection.commit()
+    if not live:
+        store = DiskStore(tmp_path, max_entries=4)
+    assert (store.stats().entries, store.stats().bytes) == (before.entries, before.bytes)
+    for chunk in chunks[3:]:
+        assert store.put(chunk)
+    assert store.stats().entries == 4
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection:
+        assert connection.execute("SELECT entries FROM totals").fetchall() == [(4,)]

@@ -1,10 +1,14 @@
 """After a purge no byte of what was removed is left in a folder, whatever happened there before, and while others use it."""
 
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.reliability.test_reliability_full import files_no_larger_than
 
 from dejakv.errors import StoreError
 from dejakv.store import open_store
@@ -127,3 +131,46 @@ def test_the_folders_of_a_cache(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no cache"):
         folders_of(tmp_path / "empty")
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+CHECKPOINT = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as shared:
+    fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+"""Holds SQLite's lock of a checkpoint (WAL_CKPT_LOCK), as another process does that writes its log back."""
+
+
+def test_a_checkpoint_of_another_process_is_waited_for(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    filled(store)
+    command = [sys.executable, "-c", CHECKPOINT, str(tmp_path / "catalog.sqlite-shm")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        leaves = threading.Timer(0.5, other.stdin.close)
+        leaves.start()
+        purged = purge(store, Selection(donors=(DONOR.meta.id,)))
+        leaves.join()
+    assert purged.prompts == 1
+    assert traces(tmp_path) == []
+    store.close()
+
+
+@pytest.mark.parametrize("size", [100_000, 150_000])
+def test_a_full_disk_is_no_hindrance(tmp_path: Path, size: int) -> None:
+    """The catalog's change needs space, and a tensor that is to go makes some."""
+    store = open_store(tmp_path)
+    with files_no_larger_than(size):
+        taken = [chunk for chunk in OTHERS if store.put(chunk)]
+        assert 0 < len(taken) < len(OTHERS)
+        ids = tuple(chunk.meta.id for chunk in taken)
+        purged = purge(store, Selection(donors=ids))
+        assert purged.prompts == len(taken)
+    assert list((tmp_path / "chunks").glob("*/*")) == []
+    assert [id for id in ids if store.get(id) is not None] == []
+    assert store.put(DONOR)
+    store.close()

@@ -1,4 +1,5 @@
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
+from dejakv.build import build_gate
+from dejakv.config import SemanticCacheConfig
 from dejakv.errors import StoreError
 from dejakv.store import names
 from dejakv.store.connection import connect
@@ -16,6 +19,7 @@ from dejakv.store.purge import purge_folder
 from dejakv.trust.codec import decoded, encoded
 from dejakv.trust.disk import FILES, DiskLedger, open_ledger
 from dejakv.trust.draw import ClassKey
+from dejakv.trust.gate import Gate
 from dejakv.trust.ledger import Ledger, MemoryLedger
 from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import Counts, State
@@ -252,3 +256,89 @@ def test_evidence_goes_with_its_store(tmp_path: Path) -> None:
     open_store(str(folder)).close()
     purge_folder(folder)
     assert not folder.exists()
+
+
+RACE = """
+import os, sys, time
+from pathlib import Path
+from dejakv.build import build_gate
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import StoreError
+os.umask(0o002)
+top, me, processes, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+told = cold = 0
+for number in range(rounds):
+    folder = top / str(number)
+    folder.mkdir(0o700, exist_ok=True)
+    (top / f"{number}-{me}").touch()
+    while len(list(top.glob(f"{number}-*"))) < processes:
+        time.sleep(0)
+    try:
+        gate = build_gate(SemanticCacheConfig(cache_dir=str(folder), error_bound=0.1))
+    except StoreError:
+        cold += 1
+        continue
+    for score in range(22):
+        draw = gate.draw(partition="p", epoch="e", method="adopt", setting="s", features={"score": score / 22})
+        if draw.labelled:
+            gate.learn(draw, False)
+            told += 1
+    cold += gate.report().cold_starts
+    gate.close()
+print(told, cold)
+"""
+
+
+def test_processes_that_create_one_ledger_at_the_same_moment_all_learn(tmp_path: Path) -> None:
+    processes, rounds = 4, 60
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    all_of_them = [
+        subprocess.Popen([*command, str(number), str(processes), str(rounds)], stdout=subprocess.PIPE, text=True)
+        for number in range(processes)
+    ]
+    figures = [one.communicate()[0].split() for one in all_of_them]
+    assert [one.returncode for one in all_of_them] == [0] * processes
+    assert sum(int(cold) for _, cold in figures) == 0
+    counted = 0
+    for number in range(rounds):
+        gate = build_gate(SemanticCacheConfig(cache_dir=str(tmp_path / str(number)), error_bound=0.1))
+        assert gate is not None
+        report = gate.report()
+        counted += report.explored + report.audited
+        gate.close()
+    assert counted == sum(int(told) for told, _ in figures)
+
+
+def test_a_restart_cannot_choose_which_labels_count(tmp_path: Path) -> None:
+    """A quarter of the answers is wrong, and wrong ones take longer than the process lives."""
+    chances = random.Random(1)
+    for seed in range(60):
+        gate = Gate(TrustSettings(error_bound=0.1), ledger=DiskLedger(tmp_path, "t"), random=random.Random(seed).random)
+        for _ in range(10):
+            draw = hit(gate, chances.random())
+            assert not draw.served
+            if draw.labelled and chances.random() > 0.25:
+                gate.learn(draw, False)
+        gate.close()
+
+
+def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path: Path) -> None:
+    one, other = gate_of(DiskLedger(tmp_path, "t")), gate_of(DiskLedger(tmp_path, "t"))
+    pilot(one)
+    draw = hit(one)
+    hit(other)
+    assert other.report("a").explored_wrong == 0
+    one.learn(draw, False)
+    child = os.fork()
+    if child == 0:
+        hit(one)
+        os._exit(0)
+    os.waitpid(child, 0)
+    other.close()  # with one draw that nobody told
+    third = gate_of(DiskLedger(tmp_path, "t"))
+    hit(third)
+    report = third.report("a")
+    assert (report.explored, report.explored_wrong) == (3, 2)
+    one.close()
+    third.close()
+    assert not list(tmp_path.glob("*.lock"))

@@ -18,7 +18,7 @@ from dejakv.cli.serve import serve_command
 from dejakv.cli.sim_llm import sim_llm_command
 from dejakv.cli.sweep import sweep_command
 from dejakv.cli.tune import tune_command
-from dejakv.errors import DejaKVError
+from dejakv.errors import DejaKVError, OutputError
 
 
 class _Interrupted(Exception):
@@ -87,9 +87,11 @@ def version_command() -> None:
 
 
 def app() -> None:
-    """Entry point: an error is one line on standard error and exit code 2, not a traceback."""
+    """Entry point: an error is one line on standard error, not a traceback, and exit code 2, or 1 for files that cannot be written."""
     try:
         status = typer_app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except OutputError as error:
+        _fail(str(error), 1)
     except DejaKVError as error:
         _fail(str(error))
     except _UsageError as error:

@@ -1,8 +1,10 @@
 """Output files of commands: in their own folder, written completely or not at all, and never over foreign files."""
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,27 @@ def run_folder(output: str | Path) -> Path:
     if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
     return folder
+
+
+@contextmanager
+def only_run(output: str | Path) -> Iterator[None]:
+    """Locks a folder for the files of a run. The lock of a killed run is free. A file system without locks of folders has none.
+
+    Raises: ConfigError if another run is under way there, and as `run_folder`.
+    """
+    descriptor = os.open(run_folder(output), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"a run is under way in --output {str(output)!r}: wait until it ends, or give another folder"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from dejakv.store.counters import FAILED_WRITES
+
 
 def counted(number: int, noun: str) -> str:
     """`1 prompt`, `2,000 prompts`."""
@@ -9,10 +11,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def in_plain_words(summary: dict[str, Any]) -> list[str]:
-    """Speed of the cache against prefix caching over all requests, and the number of changed answers."""
-    beyond = summary.get("beyond_prefix")
+    """Speed of the cache against prefix caching over all requests, the number of changed answers, and that of failed writes."""
+    beyond, failed = summary.get("beyond_prefix"), _failed(summary.get("failed_writes", {}))
     if not beyond or not beyond["ttft_ratio"]:
-        return []
+        return failed
     count = summary["samples"]
     lines = [f"{_speed(beyond)} over all {count} requests, {_tokens(beyond)}."]
     if summary["agreement"] is not None:
@@ -21,7 +23,14 @@ def in_plain_words(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"This is one draw of the samples (--seed {summary.get('seed', 0)}): --seeds 5 shows how other draws differ."
         )
-    return lines
+    return lines + failed
+
+
+def _failed(writes: dict[str, int]) -> list[str]:
+    if not writes:
+        return []
+    reasons = ", ".join(f"{count:,} because {FAILED_WRITES.get(reason, reason)}" for reason, count in writes.items())
+    return [f"WARNING {counted(sum(writes.values()), 'write')} of state failed ({reasons}): nothing of it was reused."]
 
 
 def _speed(beyond: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dejakv.experiments.compare import compare
 from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.earlier_run import earlier_run
-from dejakv.experiments.output import run_folder, write_run
+from dejakv.experiments.output import only_run, write_run
 from dejakv.experiments.pictures import missing, with_pictures
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
@@ -65,8 +65,13 @@ def run(
     chosen = repeated(tuple(read_samples(settings)), settings.repeat)
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
-    if settings.output is not None:
-        run_folder(settings.output)  # before the work, not after it
+    with only_run(settings.output) if settings.output is not None else nullcontext():  # before the work, not after it
+        return _alone(settings, chosen, watch, engine, resume, keep_earlier)
+
+
+def _alone(
+    settings: RunSettings, chosen: Sequence[Sample], watch: Watch, engine: Any, resume: bool, keep_earlier: bool
+) -> RunResult:
     if keep_earlier and (found := earlier_run(settings, chosen, resume=resume)) is not None:
         return RunResult(*found, Path(settings.output or ""), earlier=True)
     if settings.cache_mode == "shares" or (

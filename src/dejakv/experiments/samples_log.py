@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, OutputError
 from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, read_object, replace_file, run_folder, write_settings
 from dejakv.experiments.summary import Row
 
@@ -33,16 +33,25 @@ class SamplesLog:
             write_settings(folder, dict(told))
             if not self.rows:
                 replace_file(self._path, "", "--output")
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self._path.open(
+                "ab", buffering=0
+            )  # what a full disk did not take is not tried again on closing
         except OSError as error:
             raise ConfigError(
                 f"--output {str(folder)!r} cannot be written ({error.strerror}): give a folder you may write to"
             ) from error
 
     def append(self, row: Row) -> None:
-        """Writes a finished sample."""
-        self._file.write(json.dumps(row.as_dict()) + "\n")
-        self._file.flush()
+        """Writes a finished sample. Raises: OutputError if the disk is full; a part of the line is dropped by `resume`."""
+        left = (json.dumps(row.as_dict()) + "\n").encode()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise OutputError(
+                f"{self._path} cannot be written ({error.strerror}), and the run stops: free some space on its disk and add --resume "
+                "to the same command to continue"
+            ) from error
 
     def close(self) -> None:
         """Closes the file; nothing can be appended afterwards."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.base import HoldsState
+from dejakv.store.counters import FAILED_WRITES
 
 
 def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
@@ -19,6 +20,7 @@ def sizes_of(cache: HierarchicalCache, engine: object) -> dict[str, Any]:
         "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.finder.levels),
         "evictions": dict(stats.evictions),
         "corrupt": stats.corrupt,
+        "failed_writes": {reason: stats.refused[reason] for reason in FAILED_WRITES if stats.refused.get(reason)},
     }
     counts = cache.embed_counts
     if counts:

@@ -75,6 +75,9 @@ class Gate:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"this server speaks HTTP, not {scope['type']}")
+        names = {name for name, _ in scope["headers"]}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            send = _closing(send)
         try:
             scope.setdefault("state", {})["caller"] = self._caller(scope)
         except RefusedError as error:
@@ -101,3 +104,15 @@ class Gate:
                 {"WWW-Authenticate": "Bearer"},
             )
         return caller
+
+
+def _closing(send: Send) -> Send:
+    """Ends the connection behind the response to a request with two lengths. A proxy may have taken the other one for the body's, and
+    what it takes for body would be answered as another request (RFC 9112, 6.1)."""
+
+    async def closing(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return closing

@@ -7,6 +7,7 @@ Triggers keep the totals and a journal of removed ids, from which other processe
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,10 +124,13 @@ class Catalog:
 
     def empty_log(self) -> None:
         """Writes the log back into the catalog and leaves nothing in it. Raises: sqlite3.Error if others read it all the while."""
+        until = time.monotonic() + _WRITE_SECONDS
         with self._writer.use() as connection:
-            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if busy:
-            raise sqlite3.OperationalError("another process has been reading the catalog for too long")
+            # SQLite waits for readers, but not for a checkpoint of another process.
+            while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > until:
+                    raise sqlite3.OperationalError("another process has been reading the catalog for too long")
+                time.sleep(0.01)
 
     def row(self, id: str) -> Row | Unreadable | None:
         with self._reader.use() as connection:
@@ -155,15 +159,21 @@ class Catalog:
             after = found[-1][0]
             yield from map(row_of, found)
 
-    def totals(self, partition: str | None = None) -> tuple[int, int]:
-        """Entries and bytes."""
-        query, values = "SELECT entries, bytes FROM totals", ()
-        if partition is not None:
-            columns = "coalesce(sum(node = 0), 0), coalesce(sum(nbytes), 0)"
-            query, values = f"SELECT {columns} FROM chunks WHERE partition = ?", (partition,)
+    def has_children(self, id: str) -> bool:
+        """Whether the rows of other entries are in this one."""
         with self._reader.use() as connection:
-            entries, held = connection.execute(query, values).fetchone()
-        return entries, held
+            return connection.execute("SELECT 1 FROM chunks WHERE parent = ? LIMIT 1", (id,)).fetchone() is not None
+
+    def totals(self, partition: str | None = None) -> tuple[int, int]:
+        """Entries and bytes; counted where the row that has them is damaged, which the next write repairs."""
+        with self._reader.use() as connection:
+            kept = connection.execute("SELECT entries, bytes FROM totals").fetchone() if partition is None else None
+            if kept is not None and all(type(number) is int and number >= 0 for number in kept):
+                return kept
+            return connection.execute(
+                "SELECT coalesce(sum(node = 0), 0), cast(coalesce(sum(nbytes), 0) AS INTEGER) FROM chunks WHERE ? IS NULL OR partition = ?",
+                (partition, partition),
+            ).fetchone()
 
     def removed_elsewhere(self) -> RemovedElsewhere:
         """Entries removed by other processes since the last call. Cheap if nothing has changed."""

@@ -140,8 +140,13 @@ def repair(connection: sqlite3.Connection) -> list[Removed]:
     rows = (row_of(values) for values in connection.execute(f"SELECT {columns} FROM chunks").fetchall())
     bad = [row.number for row in rows if isinstance(row, Unreadable)]
     gone = delete(connection, bad)
-    connection.execute(
-        "UPDATE totals SET entries = (SELECT count(*) FROM chunks WHERE node = 0),"
-        " bytes = (SELECT coalesce(sum(nbytes), 0) FROM chunks)"
-    )
+    recount(connection)
     return gone
+
+
+def recount(connection: sqlite3.Connection) -> None:
+    """Computes the totals anew."""
+    connection.execute("DELETE FROM totals")
+    connection.execute(
+        "INSERT INTO totals SELECT coalesce(sum(node = 0), 0), cast(coalesce(sum(nbytes), 0) AS INTEGER) FROM chunks"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from dejakv.errors import StoreError
 from dejakv.store.base import as_node
-from dejakv.store.catalog_rows import Removed, Row, delete, insert, is_text
+from dejakv.store.catalog_rows import Removed, Row, delete, insert, is_text, recount
 from dejakv.store.codec import CorruptChunk
 from dejakv.store.connection import Damaged
 from dejakv.store.counters import logger
@@ -162,11 +162,13 @@ def make_room(
 
 
 def _excess(connection: sqlite3.Connection, budget: Budget, nbytes: int, entries: int) -> tuple[int, int]:
-    match connection.execute("SELECT entries, bytes FROM totals").fetchone() or ():
-        case (int(prompts), int(held)):
-            return budget.excess_bytes(held + nbytes), budget.excess_entries(prompts + entries)
-        case _:
-            raise Damaged("the totals of the catalog are not numbers")
+    for _ in range(2):
+        match connection.execute("SELECT entries, bytes FROM totals").fetchone():
+            case (int(prompts), int(held)) if prompts >= 0 and held >= 0:
+                return budget.excess_bytes(held + nbytes), budget.excess_entries(prompts + entries)
+            case _:
+                recount(connection)
+    raise Damaged("the totals of the catalog are not numbers")
 
 
 def _first(connection: sqlite3.Connection, query: str, but: Collection[str]) -> int | None:

@@ -10,6 +10,13 @@ from dejakv.store.base import StoreStats
 
 logger = logging.getLogger("dejakv.store")
 
+FAILED_WRITES = {
+    "full": "the disk is full",
+    "read_only": "the folder cannot be written",
+    "error": "the disk reported an error",
+}
+"""Reasons of refusals that are failures of the disk, in words."""
+
 
 def _counter() -> Counter[str]:
     return Counter()

@@ -23,7 +23,7 @@ from dejakv.store.catalog_rows import (
 from dejakv.store.catalog_tree import leave, remove, remove_below
 from dejakv.store.codec import CorruptChunk, decode
 from dejakv.store.connection import is_damage
-from dejakv.store.counters import Counters, Listeners, logger
+from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.disk_writer import DiskWriter, Refused, Written
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.known import Known, KnownRows, Mark
@@ -67,7 +67,7 @@ class DiskStore:
         self._layout, self._catalog, damaged = open_folder(self.folder, in_front=in_front)
         self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._pins, self._uses, in_front)
         self._known = KnownRows(self._catalog, self._listeners, self._discard)
-        self._closed = False
+        self._closed = self._warned = False
         for _ in range(damaged):
             self._counters.corrupt()
         self._shrink()
@@ -77,6 +77,14 @@ class DiskStore:
             self._wrote(self._writer.put(chunk))
         except Refused as reason:
             self._counters.refused(chunk.meta.partition, str(reason))
+            if str(reason) in FAILED_WRITES and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "state is not stored in %s (%s): see that its disk has space and that you may write to it; "
+                    "further failures are only counted",
+                    self.folder,
+                    FAILED_WRITES[str(reason)],
+                )
             return False
         self._counters.put(chunk.meta.partition)
         return True
@@ -138,10 +146,24 @@ class DiskStore:
                 plain = delete(connection, numbers) if self._in_front else []
                 gone = plain or [removed for number in numbers for removed in leave(connection, number)]
         except (sqlite3.Error, UnicodeError) as error:
+            if isinstance(error, sqlite3.Error) and sql.reason_of(error) in ("full", "error") and self._make_space(id):
+                return self.delete(id)
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return False
         self._finish(gone)
         return any(removed.id == id and not removed.node for removed in gone)
+
+    def _make_space(self, id: str) -> bool:
+        """For the catalog's change on a full disk: removes the tensor of an entry that is to go, and of which no other has rows."""
+        known = self._known.find(id)
+        try:
+            if known is None or self._catalog.has_children(id) or not files.there(self._layout.chunks, known.row.file):
+                return False
+            files.remove_chunk(self._layout.chunks, known.row.file)
+            self._catalog.shorten_log()
+        except (OSError, sqlite3.Error):
+            return False
+        return not files.there(self._layout.chunks, known.row.file)
 
     def discard(self, id: str) -> None:
         """See `Parents`."""

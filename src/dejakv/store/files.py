@@ -93,6 +93,13 @@ def remove_chunk(chunks: Directory, name: str) -> None:
             folder.remove(file)
 
 
+def there(chunks: Directory, name: str) -> bool:
+    """Whether a chunk's file exists. Raises: OSError if this cannot be determined now."""
+    group, file = name.split("/")
+    with chunks.inside(group) as folder:
+        return folder is not None and folder.status(file) is not None
+
+
 def read_chunk(chunks: Directory, name: str, nbytes: int) -> NDArray[np.uint8]:
     """The bytes of a chunk's file, read-only: a memory map of a large one, a copy of a small one.
 

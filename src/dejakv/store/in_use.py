@@ -1,4 +1,4 @@
-"""A shared lock on a store's marker, which tells other processes that the store is in use.
+"""A shared lock on a file in a store's folder, the marker by default, which tells other processes that it is in use.
 
 It belongs to the open file description (`flock`), so unlike SQLite's it is not lost when another descriptor is closed.
 """
@@ -18,8 +18,9 @@ class InUse:
     Raises: OSError; BlockingIOError while another process deletes or repairs the store.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, name: str = MARKER) -> None:
         self._directory = directory
+        self._name = name
         self._descriptor = -1
         self._take()
         self._marker = os.fstat(self._descriptor)
@@ -49,13 +50,18 @@ class InUse:
             self.close()
             raise sqlite3.OperationalError(f"the store in {self._directory.path} has been replaced by another one")
 
+    @property
+    def left(self) -> bool:
+        """Whether this process has no lock: it is closed, or was taken by the parent of a fork."""
+        return self._descriptor < 0
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
     def _take(self) -> None:
-        self._descriptor = self._directory.open_file(MARKER, os.O_RDONLY)
+        self._descriptor = self._directory.open_file(self._name, os.O_RDONLY)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -7,6 +7,7 @@
 <folder>/quarantine/...     damaged files, a few of the latest
 <folder>/tp-0-of-2/...      separate stores, one for each tensor-parallel rank
 <folder>/trust.sqlite       evidence on approximate answers (`dejakv.trust.disk`); trust-1.sqlite and so on after damage
+<folder>/trust-....lock     held by a process that waits for labels
 """
 
 import re
@@ -26,7 +27,7 @@ QUARANTINE = "quarantine"
 _CHUNK = re.compile(r"(?P<group>[0-9a-f]{2})/(?P=group)[0-9a-f]{30}-[0-9a-f]{8}\.safetensors")
 _GROUP = re.compile(r"[0-9a-f]{2}")
 _SET_ASIDE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?")
-_EVIDENCE = re.compile(r"trust(-[1-9])?\.sqlite(-wal|-shm|-journal)?")
+_EVIDENCE = re.compile(r"trust(-[1-9])?\.sqlite(-wal|-shm|-journal)?|trust-[0-9a-f]{16}\.lock")
 _RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
 
 
@@ -70,8 +71,13 @@ def evidence(number: int) -> str:
     return f"trust-{number}.sqlite" if number else "trust.sqlite"
 
 
+def evidence_lock(process: str) -> str:
+    """The file that a process of this name (16 hexadecimal digits) keeps locked while it waits for labels."""
+    return f"trust-{process}.lock"
+
+
 def is_evidence(name: str) -> bool:
-    """Whether it is a file of `evidence`, or one that SQLite keeps beside it."""
+    """Whether it is a file of `evidence`, one that SQLite keeps beside it, or a lock."""
     return _EVIDENCE.fullmatch(name) is not None
 
 

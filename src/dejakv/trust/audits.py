@@ -53,8 +53,8 @@ class Audit(Generic[D]):
 class Audits(Generic[D]):
     """The hits of one gate that wait. Thread-safe.
 
-    The oldest is labelled first, since labels count in the order of their draws. If there is no room the oldest is lost, and not the
-    one that comes: it stays or goes by what comes after it, and not by its own size or outcome.
+    The oldest is labelled first, since labels count in the order of their draws. If there is no room the oldest is lost, a shadow
+    before any audit, since an audit that is lost counts as wrong: it stays or goes by what comes after it, and not by its own outcome.
     """
 
     def __init__(self, gate: Gate, differs: Differs, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
@@ -79,7 +79,8 @@ class Audits(Generic[D]):
             self._nbytes += audit.nbytes
             dropped = [audit] if self._closed else []
             while len(self._waiting) > 1 and (len(self._waiting) > self._most or self._nbytes > self._most_bytes):
-                dropped.append(self._remove(next(iter(self._waiting))))
+                shadows = (id for id, waiting in self._waiting.items() if not waiting.draw.served and id != draw.id)
+                dropped.append(self._remove(next(shadows, next(iter(self._waiting)))))
             if self._closed:
                 self._remove(draw.id)
         self._lose(dropped)
@@ -95,7 +96,7 @@ class Audits(Generic[D]):
                 self._waiting[draw.id] = replace(audit, answer=answer)
                 return
             self._remove(draw.id)
-        self._lose([audit])
+        self.gate.lost(replace(draw, served=False))  # nothing approximate was served that could be wrong
 
     def take(self) -> Audit[D] | None:
         """The oldest, which waits no longer; None if there is none. Its taker calls `learn` or `lose`."""
@@ -108,7 +109,7 @@ class Audits(Generic[D]):
         self.on_label(audit.draw.id, wrong)
 
     def lose(self, audit: Audit[D]) -> None:
-        """One that was taken cannot be labelled, for a reason that its outcome has no part in."""
+        """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""
         self.gate.lost(audit.draw)
 
     def clear(self, partition: str | None) -> None:

@@ -2,23 +2,31 @@
 
 Each label is one short `BEGIN IMMEDIATE` transaction with its name, so that none is counted twice and none overwrites another. A damaged
 file is left as it is, since another process may have it open, and the next of ten names is used: a cold start, which is counted.
+
+A draw that is to be labelled is written before its label is waited for, under the name of its process, which keeps a file of that name locked:
+what an ended process did not tell is found by the next one.
 """
 
 import logging
 import os
+import re
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dejakv.errors import StoreError
 from dejakv.store import names
+from dejakv.store.claim import entrance
 from dejakv.store.connection import Connection, Damaged, connect, is_damage
 from dejakv.store.directory import Directory, is_our_file
+from dejakv.store.in_use import InUse
 from dejakv.trust import forks
 from dejakv.trust.codec import decoded, encoded
-from dejakv.trust.draw import ClassKey
+from dejakv.trust.draw import ClassKey, Draw
+from dejakv.trust.features import TIME_SHARE
 from dejakv.trust.ledger import MOST_CLASSES, MOST_EPOCHS, REMEMBERED, Change, Ledger, MemoryLedger
 from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import State
@@ -47,11 +55,15 @@ _OLD_EPOCHS = (
     f" LEFT JOIN changed USING ({_KEY}) WHERE method = ? AND setting = ? AND owner = ? AND terms = ? ORDER BY turn DESC"
     " LIMIT -1 OFFSET ?)"
 )
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS classes (epoch TEXT NOT NULL, method TEXT NOT NULL, setting TEXT NOT NULL, owner TEXT NOT NULL,"
     " terms TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (epoch, method, setting, owner, terms)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS changed (epoch TEXT NOT NULL, method TEXT NOT NULL, setting TEXT NOT NULL, owner TEXT NOT NULL,"
     " terms TEXT NOT NULL, turn INTEGER NOT NULL UNIQUE, PRIMARY KEY (epoch, method, setting, owner, terms)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS drawn (id TEXT PRIMARY KEY, process TEXT NOT NULL, epoch TEXT NOT NULL, method TEXT NOT NULL,"
+    " setting TEXT NOT NULL, owner TEXT NOT NULL, terms TEXT NOT NULL, round TEXT NOT NULL, served INTEGER NOT NULL,"
+    " opened INTEGER NOT NULL, warned INTEGER NOT NULL, risk REAL NOT NULL, time REAL NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE)",
 )
 
@@ -71,6 +83,8 @@ class DiskLedger:
         self._known: dict[ClassKey, State | None] = {}
         self._seen: object = None
         self._writes = 0
+        self._process = ""
+        self._in_use: InUse | None = None
         self._lock = forks.lock(forks.LEDGER)
         try:
             self._folder = Directory.open(Path(folder))
@@ -111,6 +125,7 @@ class DiskLedger:
                     connection.execute(_TURN, key)
                     if known is None and self._forget_old(connection, key):
                         self._known.clear()
+                connection.execute("DELETE FROM drawn WHERE id = ?", (once,))
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -124,6 +139,29 @@ class DiskLedger:
 
         return self._using(changing)
 
+    def note(self, draw: Draw) -> None:
+        time = float(draw.features.get(TIME_SHARE, 0.0))
+        values = (draw.round, draw.served, draw.opened, draw.warned, draw.risk, time)
+
+        def noting(connection: sqlite3.Connection) -> None:
+            row = (draw.id, self._named(), *draw.cls, self._terms, *values)
+            connection.execute("INSERT OR IGNORE INTO drawn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+        self._writing(noting)
+
+    def drop(self, id: str) -> None:
+        self._using(lambda connection: connection.execute("DELETE FROM drawn WHERE id = ?", (id,)))
+
+    def missing(self) -> list[Draw]:
+        def ended(connection: sqlite3.Connection) -> list[Draw]:
+            processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
+            gone = {process for process in processes if process != self._process and not self._lives(process)}
+            query = f"SELECT process, id, {_KEY}, round, served, opened, warned, risk, time FROM drawn WHERE terms = ?"
+            rows = connection.execute(query, (self._terms,)).fetchall()
+            return [draw for row in rows if row[0] in gone and (draw := _draw_of(row[1:])) is not None]
+
+        return self._writing(ended)
+
     def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
         query = "SELECT epoch, method, setting, owner, state FROM classes WHERE terms = ? AND (? IS NULL OR owner = ?)"
         rows = self._using(lambda connection: connection.execute(query, (self._terms, group, group)).fetchall())
@@ -131,7 +169,9 @@ class DiskLedger:
         return iter([(cls, state) for cls, state in states if state is not None])
 
     def forget(self, group: str) -> None:
-        self._using(lambda connection: connection.execute("DELETE FROM classes WHERE owner = ?", (group,)))
+        for table in ("classes", "drawn"):
+            query = f"DELETE FROM {table} WHERE owner = ?"
+            self._using(lambda connection, query=query: connection.execute(query, (group,)))
         self._known.clear()
 
     def every(self) -> list[tuple[ClassKey, str, State]]:
@@ -146,12 +186,44 @@ class DiskLedger:
         query = "DELETE FROM classes WHERE ? IS NULL OR epoch = ?"
         removed = self._using(lambda connection: connection.execute(query, (epoch, epoch)).rowcount)
         self._using(lambda connection: connection.execute(_UNCHANGED))
+        self._using(
+            lambda connection: connection.execute("DELETE FROM drawn WHERE ? IS NULL OR epoch = ?", (epoch, epoch))
+        )
         self._known.clear()
         return removed
 
     def close(self) -> None:
         self._connection.close()
+        if self._in_use is not None and not self._in_use.left:
+            self._folder.remove(names.evidence_lock(self._process))
+            self._in_use.close()
         self._folder.close()
+
+    def _named(self) -> str:
+        """The name of this process, of which it keeps a file locked. Call it in a transaction, so that no other takes it for one that
+        has ended."""
+        if self._in_use is None or self._in_use.left:
+            self._process = secrets.token_hex(8)
+            name = names.evidence_lock(self._process)
+            os.close(self._folder.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            self._in_use = InUse(self._folder, name)
+        return self._process
+
+    def _lives(self, process: str) -> bool:
+        name = names.evidence_lock(process)
+        if not names.is_evidence(name):
+            return False
+        try:
+            lock = InUse(self._folder, name)
+        except OSError:
+            return False
+        try:
+            if not lock.alone():
+                return True
+            self._folder.remove(name)
+            return False
+        finally:
+            lock.close()
 
     @staticmethod
     def _forget_old(connection: sqlite3.Connection, key: tuple[str, ...]) -> bool:
@@ -178,18 +250,35 @@ class DiskLedger:
         connection.execute("DELETE FROM made WHERE number <= (SELECT max(number) FROM made) - ?", (REMEMBERED,))
         return True
 
+    def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does it in a transaction that no other process comes between."""
+
+        def writing(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        return self._using(writing)
+
     def _using(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Does it with the connection, and again with the next file where this one is damaged."""
+        """Does it with the connection, and again with the next file where this one is damaged. Processes open a file one at a time."""
         with self._lock:
             while True:
+                fresh = self._connection.openings == 0
                 try:
-                    with self._connection.use() as connection:
+                    with entrance(self._folder.path) if fresh else nullcontext(), self._connection.use() as connection:
                         if self._connection.openings != self._prepared:
                             _prepare(connection)
                             self._prepared = self._connection.openings
                         return work(connection)
-                except sqlite3.Error as error:
-                    if not is_damage(error):
+                except (OSError, sqlite3.Error) as error:
+                    if isinstance(error, OSError) or not is_damage(error):
                         raise StoreError(
                             f"evidence in {self._file} cannot be read or written ({error}): see that its disk has space and "
                             "that no other program keeps it locked"
@@ -234,6 +323,7 @@ class DiskLedger:
 
 def _check_ours(connection: sqlite3.Connection) -> None:
     """Raises: Damaged for a file of another program or version; an empty one is ours."""
+    connection.execute("BEGIN")  # or another process might prepare it between two of these
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -256,6 +346,18 @@ def _prepare(connection: sqlite3.Connection) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _draw_of(row: tuple[Any, ...]) -> Draw | None:
+    """A noted draw; None for a damaged one."""
+    id, *key, _terms, round, served, opened, warned, risk, time = row
+    numbers, texts = (served, opened, warned, risk, time), (id, *key, round)
+    texts_sound = all(isinstance(text, str) and not _SURROGATE.search(text) for text in texts)
+    if not texts_sound or not all(type(number) in (int, float) and number >= 0 for number in numbers) or risk > 1:
+        return None
+    rule = opened - 1 if opened else None
+    features = {TIME_SHARE: time}
+    return Draw(bool(served), True, 0.0, rule, "", ClassKey(*key), risk, features, id, round, warned=bool(warned))
 
 
 def open_ledger(folder: str | None, settings: TrustSettings) -> Ledger:

@@ -19,7 +19,7 @@ from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.features import TIME_SHARE, risk_of
 from dejakv.trust.grid import PILOT, band_of
 from dejakv.trust.ledger import Ledger, MemoryLedger
-from dejakv.trust.pending import Pending
+from dejakv.trust.pending import MOST_AUDITS, Pending
 from dejakv.trust.report import TrustReport, class_report, whole_report
 from dejakv.trust.settings import TrustSettings
 from dejakv.trust.state import Counts, State
@@ -54,6 +54,7 @@ class Gate:
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
+        self._resumed = self._closed = False
         self._lock = forks.lock(forks.GATE)
 
     def tries(self, features: Mapping[str, float], *, partition: str, epoch: str, method: str, setting: str) -> bool:
@@ -68,7 +69,7 @@ class Gate:
                 state = self._ledger.read(cls)
             except StoreError:
                 return False
-            return state is not None and _may_serve(state, features.get(TIME_SHARE, 0.0))
+            return state is not None and not self._waits(cls) and _may_serve(state, features.get(TIME_SHARE, 0.0))
 
     def limit(self, *, partition: str, epoch: str, method: str, setting: str) -> float | None:
         """The largest risk that is served now; None while no rule is open. For whoever draws when the plan has run: a draw of a hit
@@ -79,7 +80,8 @@ class Gate:
                 state = self._state(cls)
             except StoreError:
                 return None
-            return state.cutoffs[state.opened - 1] if state is not None and state.opened else None
+            serves = state is not None and state.opened and not self._waits(cls)
+            return state.cutoffs[state.opened - 1] if state is not None and serves else None
 
     def draw(
         self,
@@ -98,14 +100,17 @@ class Gate:
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         risk = risk_of(method, features)
+        known, id = dict(features), secrets.token_hex(16)
         with self._lock:
             try:
                 time = features.get(TIME_SHARE, 0.0)
                 drawn = self._draw_late(cls, time) if late else self._draw(cls, risk, time)
+                drawn = replace(drawn, features=known, id=id)
+                if drawn.labelled:
+                    self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
-                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk)
-            drawn = replace(drawn, features=dict(features), id=secrets.token_hex(16))
+                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk, known, id)
             counts = Counts(served=1) if drawn.served else Counts(refused=1)
             self._uncounted[cls] = self._uncounted[cls].plus(counts)
             if drawn.labelled:
@@ -130,9 +135,10 @@ class Gate:
         self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
 
     def lost(self, draw: Draw) -> None:
-        """The labelled draw was dropped before anything of its outcome could be known: it is no label."""
+        """The labelled draw was dropped before anything of its outcome could be known: it is no label. Where it was served it
+        counts as wrong all the same: else a gate whose audits are lost would serve for ever."""
         if draw.labelled:
-            self._settle(draw, None)
+            self._settle(draw, True if draw.served else None, lost=True)
 
     def report(self, partition: str | None = None) -> TrustReport:
         """What is known of a partition, its group's other members included, or of all. Raises: StoreError if it cannot be read."""
@@ -164,20 +170,40 @@ class Gate:
                     del kept[cls]
 
     def close(self) -> None:
-        """Writes what was counted, and closes the ledger."""
+        """Writes what was counted, and closes the ledger. Labels that are still waited for count as wrong: else who ends the
+        process could choose which count."""
         with self._lock:
+            self._own()
+            self._closed = True
             try:
+                for cls, pending in list(self._pending.items()):
+                    pending.give_up()
+                    self._write(cls)
                 for cls in list(self._uncounted):
                     self._change(cls, lambda state: state)
             except StoreError as error:
                 logger.warning("what was served is not counted in full: %s", error)
             self._ledger.close()
 
-    def _state(self, cls: ClassKey) -> State | None:
+    def _own(self) -> None:
         if self._process != os.getpid():  # a child of fork: its parent waits for these labels
             self._process = os.getpid()
             self._pending.clear()
             self._uncounted.clear()
+
+    def _waits(self, cls: ClassKey) -> bool:
+        """Whether too many served hits wait for their audits for more to be served."""
+        return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
+
+    def _state(self, cls: ClassKey) -> State | None:
+        self._own()
+        if not self._resumed:
+            missing = self._ledger.missing()
+            for draw in missing:
+                self._learned(draw, True)
+            if missing:
+                logger.warning("%d labels that an ended process did not tell count as wrong", len(missing))
+            self._resumed = True
         self._write(cls)
         return self._ledger.read(cls)
 
@@ -186,7 +212,8 @@ class Gate:
         a wrong answer counts for every rule that serves hits of this time, as one without risk does."""
         state = self._state(cls) or self._change(cls, lambda state: state)
         if _may_serve(state, time):
-            return Draw(False, False, 0.0, None, "a rule has opened meanwhile", cls, 0.0)
+            reason = _WAITS if self._waits(cls) else "a rule has opened meanwhile"
+            return Draw(False, False, 0.0, None, reason, cls, 0.0)
         share, rule = self.terms.explore, state.opened - 1 if state.opened else None
         too_long = f"{time:.0%} of the exact plan's time is more than open rules spend"
         reason = too_long if state.opened else _reason(state, False, 1.0, self._least)
@@ -202,6 +229,8 @@ class Gate:
             return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
         band = band_of(risk, state.cutoffs, time)
         served = band < state.opened
+        if served and self._waits(cls):
+            return Draw(False, False, 0.0, state.opened - 1, _WAITS, cls, risk, round=state.round)
         warned = state.warned
         share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
         labelled = self._random() < share
@@ -209,9 +238,14 @@ class Gate:
         reason = _reason(state, served, risk, self._least)
         return Draw(served, labelled, share, rule, reason, cls, risk, round=state.round, warned=warned)
 
-    def _settle(self, draw: Draw, wrong: bool | None) -> None:
+    def _settle(self, draw: Draw, wrong: bool | None, *, lost: bool = False) -> None:
         with self._lock:
+            lost = lost or wrong is None
+            if self._closed or (lost and not self._pending[draw.cls].waits_for(draw)):
+                return
             self._pending[draw.cls].settle(draw, wrong)
+            if lost:
+                self._uncounted[draw.cls] = self._uncounted[draw.cls].plus(Counts(lost=1))
             try:
                 self._write(draw.cls)
             except StoreError as error:
@@ -221,27 +255,30 @@ class Gate:
         """Counts the labels that are ready."""
         for draw, wrong in self._pending[cls].ready():
             if wrong is None:
-                self._uncounted[cls] = self._uncounted[cls].plus(Counts(lost=1))
-                continue
-            before = self._ledger.read(cls)
-            after = self._change(
-                cls,
-                lambda state, draw=draw, wrong=wrong: state.learned(
-                    draw.round,
-                    draw.risk,
-                    draw.opened,
-                    wrong,
-                    self.terms,
-                    warned=draw.warned,
-                    time=draw.features.get(TIME_SHARE, 0.0),
-                ),
-                once=draw.id,
-            )
-            if before is not None and after.counts.alarms > before.counts.alarms:
-                said = "the gate of %s, %s closes: more than %s of what it serves is wrong"
-                logger.warning(said, cls.method, cls.setting, self.terms.delta)
+                self._ledger.drop(draw.id)
+            else:
+                self._learned(draw, wrong)
         if not self._pending[cls]:
             del self._pending[cls]
+
+    def _learned(self, draw: Draw, wrong: bool) -> None:
+        before = self._ledger.read(draw.cls)
+        after = self._change(
+            draw.cls,
+            lambda state: state.learned(
+                draw.round,
+                draw.risk,
+                draw.opened,
+                wrong,
+                self.terms,
+                warned=draw.warned,
+                time=draw.features.get(TIME_SHARE, 0.0),
+            ),
+            once=draw.id,
+        )
+        if before is not None and after.counts.alarms > before.counts.alarms:
+            said = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
+            logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
 
     def _change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
         """Changes what is known, and adds what this process has counted meanwhile."""
@@ -257,6 +294,9 @@ class Gate:
         if taken:
             self._uncounted.pop(cls, None)
         return state
+
+
+_WAITS = f"{MOST_AUDITS} served hits wait for their audits"
 
 
 def _may_serve(state: State, time: float) -> bool:

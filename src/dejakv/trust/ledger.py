@@ -6,7 +6,7 @@ from typing import Protocol
 from cachetools import FIFOCache
 
 from dejakv.trust import forks
-from dejakv.trust.draw import ClassKey
+from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.state import State
 
 Change = Callable[[State], State]
@@ -30,6 +30,18 @@ class Ledger(Protocol):
 
         Raises: StoreError if it cannot be written: then nothing has changed.
         """
+        ...
+
+    def note(self, draw: Draw) -> None:
+        """Notes a draw that is to be labelled, until a change of its name or `drop`. Raises: StoreError."""
+        ...
+
+    def drop(self, id: str) -> None:
+        """The draw gets no label. Raises: StoreError."""
+        ...
+
+    def missing(self) -> list[Draw]:
+        """Noted draws of processes that have ended. Raises: StoreError."""
         ...
 
     def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
@@ -67,6 +79,15 @@ class MemoryLedger:
             if once:
                 self._made[once] = None
             return state
+
+    def note(self, draw: Draw) -> None:
+        """Nothing is left of a process that has ended."""
+
+    def drop(self, id: str) -> None:
+        """Nothing was noted."""
+
+    def missing(self) -> list[Draw]:
+        return []
 
     def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
         with self._lock:

@@ -47,7 +47,7 @@ class TrustReport:
     gate                what at least one class is: `open`, or all are: `closed`
     explored            would-be hits that were computed both ways while no rule covered them; `explored_wrong` of them
     served, audited     hits that were served, and those of them that were computed in full as well; `wrong` of these
-    lost                drawn to be labelled, and dropped before that began
+    lost                drawn to be labelled, and dropped before that began; those that were served are `wrong` too
     upper               upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
     alarms              how often drift closed a class
     cold_starts         files of evidence that could not be read, so that everything began anew

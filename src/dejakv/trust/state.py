@@ -41,7 +41,7 @@ class Counts:
     audited, wrong            served, labelled, and of these wrong
     served                    served in all
     refused                   computed in full, in all
-    lost                      drawn to be labelled, and dropped before that began
+    lost                      drawn to be labelled, and dropped before that began; of those that were served, in `wrong` too
     stale                     labels that came after an alarm had ended their round
     alarms                    how often drift closed the gate
     """

@@ -115,7 +115,7 @@ class FrontBound:
                 log.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
                 wrong = True
             except BaseException:  # the server shuts down
-                self.audits.lose(audit)
+                self.audits.learn(audit, True)
                 raise
             await asyncio.to_thread(self.audits.learn, audit, wrong)
 
