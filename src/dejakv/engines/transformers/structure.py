@@ -16,8 +16,6 @@ from dejakv.engines.transformers.foreign import home, installed
 from dejakv.identity import digest_of
 
 _PROCESSOR_PARTS = ("image_processor", "video_processor", "feature_extractor")
-FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
-"""Kinds of rotary tables that do not depend on a prompt's length."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -94,8 +92,13 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
 
 def changes_with_length(module: nn.Module) -> bool:
     """Whether a rotary module makes its table anew for the length of each prompt (longrope, dynamic NTK)."""
-    kinds = vars(module).get("rope_type")
-    return kinds is not None and not set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= FIXED
+    kinds = vars(module).get("rope_type", "")
+    return any(by_length(str(kind)) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
+
+
+def by_length(kind: str) -> bool:
+    """Whether rotary tables of this kind depend on a prompt's length."""
+    return "dynamic" in kind or kind in ("longrope", "su")
 
 
 def _made_anew(name: str) -> bool:

@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from dejakv.engines.transformers.fingerprint import epoch_parts, processor_digest, tokenizer_digest
-from dejakv.engines.transformers.structure import Structure, changes_with_length
+from dejakv.engines.transformers.structure import Structure, by_length, changes_with_length
 from dejakv.engines.transformers.weights import Weights, unreadable
 from dejakv.identity import digest_of, epoch_of
 
@@ -102,7 +102,23 @@ class ModelWatch:
         return ""
 
     def _why(self, structure: Structure) -> str:
-        return self.momentary() or structure.foreign or unreadable(structure.names, structure.tensors())
+        return (
+            self.momentary()
+            or structure.foreign
+            or self._unknown_tables()
+            or unreadable(structure.names, structure.tensors())
+        )
+
+    def _unknown_tables(self) -> str:
+        """Why it cannot be told how positions are rotated: by the length of the prompt, in code of the model's own."""
+        config = self._model.config.get_text_config(decoder=True)
+        for name in ("rope_parameters", "rope_scaling"):
+            held = getattr(config, name, None) or {}
+            for given in [held, *held.values()]:
+                kind = str(given.get("rope_type") or given.get("type") or "") if isinstance(given, dict) else ""
+                if by_length(kind) and not self._rotary:
+                    return f"its rotary tables depend on the prompt's length ({kind}), and it makes them in its own way"
+        return ""
 
     def _process(self) -> tuple[str, ...]:
         """What of the process decides how the model computes."""
