@@ -329,7 +329,9 @@ CHANGES: dict[str, Callable[[Any, random.Random], None]] = {
     ),
     "unparametrized": unparametrized,
     "pruned": lambda m, d: parametrized(m, d, lambda module: prune.l1_unstructured(module, "weight", 0.4)),
-    "pruned at random": lambda m, d: parametrized(m, d, lambda module: prune.random_unstructured(module, "weight", 0.4)),
+    "pruned at random": lambda m, d: parametrized(
+        m, d, lambda module: prune.random_unstructured(module, "weight", 0.4)
+    ),
     "unpruned": unpruned,
     "rotary buffer": lambda m, d: (m.model.rotary_emb.inv_freq.mul_(d.choice([0.5, 2.0])), None)[1],
     "rotary replaced": lambda m, d: m.model.rotary_emb.register_buffer(
@@ -517,7 +519,9 @@ def adapted_model(tuner: str, seed: int, tally: Tally, options: Options = greedy
                         cache.flush()
                 name = dice.choice(list(steps))
                 done = f"{done}; {name}"
-                with contextlib.suppress(Exception):  # not every kind of adapter can be merged, scaled or joined by another
+                with contextlib.suppress(
+                    Exception
+                ):  # not every kind of adapter can be merged, scaled or joined by another
                     steps[name](model, dice)
                 model.eval()
     hits = sum(record.provenance.startswith("hit") for record in records)

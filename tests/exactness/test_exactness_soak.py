@@ -4,7 +4,6 @@ import time
 
 import pytest
 from programs import PROMPT_LEARNING, TUNERS, Tally, adapted_model, changed_model
-
 from tests.soak import deadline, soak_rounds, soak_seed
 
 

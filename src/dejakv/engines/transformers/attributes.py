@@ -124,7 +124,11 @@ class Described:
         if type(value) is np.ndarray:
             return self._array(value, path)
         if isinstance(value, types.ModuleType):
-            return value.__name__ if in_library(value.__name__) else self._unknown(f"{path} is the module {value.__name__}")
+            return (
+                value.__name__
+                if in_library(value.__name__)
+                else self._unknown(f"{path} is the module {value.__name__}")
+            )
         if isinstance(value, weakref.ref):
             return ["reference", self.text(value(), path)]
         return self._object(value, path)
@@ -186,7 +190,12 @@ class Described:
         member  of a library's class, where only other code in the closure counts
         """
         if isinstance(value, functools.partial):
-            return ["partial", self.text(value.func, path), self.text(value.args, path), self._items(value.keywords, path)]
+            return [
+                "partial",
+                self.text(value.func, path),
+                self.text(value.args, path),
+                self._items(value.keywords, path),
+            ]
         if isinstance(value, types.MethodType):
             if home(str(value.__func__.__module__)) == "dejakv" and of_library(value.__func__):
                 return "dejakv"
@@ -323,8 +332,8 @@ class Watcher:
     def unchanged(self) -> bool:
         if any(now != was for now, was in self._copied) or not all(one.same() for one in self._restless):
             return False
-        now = list(chain.from_iterable(self._views))
-        if len(now) == len(self._flat) and all(map(is_, now, self._flat)):
+        now = chain.from_iterable(self._views)
+        if sum(map(len, self._views)) == len(self._flat) and all(map(is_, now, self._flat)):
             return True
         if not all(one.same() for one in self._quiet):
             return False

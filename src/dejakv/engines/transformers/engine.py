@@ -198,7 +198,14 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         with self._lock:
             self._check_model(prepared.epoch, n)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-            held = 0 if planned is not None else usable(start, n, self._watch.epoch_for(n)) if self.capabilities.reuse else 0
+            held = (
+                0
+                if planned is not None
+                else usable(start, n, self._watch.epoch_for(n))
+                if self.capabilities.reuse
+                else 0
+            )
+            held = held if self._watch.continues(held, n) else 0
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
             if held and start is not None:
                 loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
@@ -211,7 +218,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             beams = decoding.width(self.model, arguments)
             visible = partial(left_out, self.model, self._attention)
             if beams > 1 and planned is None and cache is not None:
-                if n - held > 1:
+                if n - held > 1 and self._watch.continues(n - 1, n):
                     with given_features(self._base, rows) as features, visible(), self._watch.tables_of(n):
                         decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None

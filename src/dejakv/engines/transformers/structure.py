@@ -12,7 +12,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dejakv.engines.transformers.attributes import Described, counts
-from dejakv.engines.transformers.foreign import home, installed
+from dejakv.engines.transformers.foreign import home, in_library, installed
 from dejakv.identity import digest_of
 
 _PROCESSOR_PARTS = ("image_processor", "video_processor", "feature_extractor")
@@ -50,7 +50,9 @@ class Structure:
                     text.append([key, described.text(value, f"{name}.{key}")])
                 elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
                     described.text(value, f"{name}.{key}")
-            text.append(_hooks(described, [vars(module)[key] for key in _HOOKS], f"a forward hook of {name or 'the model'}"))
+            text.append(
+                _hooks(described, [vars(module)[key] for key in _HOOKS], f"a forward hook of {name or 'the model'}")
+            )
             listed += list(described.modules.items())[len(listed) :]
         everywhere = nn.modules.module
         found = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
@@ -118,7 +120,7 @@ def _functions(described: Described, classes: Iterable[type]) -> Iterator[Any]:
     """The functions that the modules' own files call, and the attention function: one may have been replaced."""
     for name in sorted({kind.__module__ for kind in classes}):
         module = sys.modules.get(name)
-        if module is None or home(name) in ("torch", "dejakv"):
+        if module is None or not in_library(name) or home(name) in ("torch", "dejakv"):
             continue
         described.watch(vars(module))
         for key, value in sorted(vars(module).items()):

@@ -29,9 +29,7 @@ class ModelWatch:
     trusted  modules and packages whose code counts as understood, by name
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, processor: Any, attention: str, trusted: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, processor: Any, attention: str, trusted: Iterable[str] = ()) -> None:
         self._model, self._tokenizer, self._processor, self._attention = model, tokenizer, processor, attention
         self._trusted = frozenset(trusted)
         self._told: set[str] = set()
@@ -136,6 +134,14 @@ class ModelWatch:
         if not self._rotary or not self.epoch:
             return self.epoch
         return epoch_of({"model": self.epoch, "tables": [_table(module, tokens) for module in self._rotary]})
+
+    def continues(self, held: int, tokens: int) -> bool:
+        """Whether the model continues a prompt of so many tokens from `held` of them. Phi-3 computes all of a prompt anew that
+        passes the limit of its short table from state that does not."""
+        if not self._rotary:
+            return True
+        limit = getattr(self._model.config.get_text_config(decoder=True), "original_max_position_embeddings", None)
+        return not limit or not held <= limit < tokens
 
     @contextmanager
     def tables_of(self, tokens: int) -> Iterator[None]:
