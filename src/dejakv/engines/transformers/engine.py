@@ -1,6 +1,7 @@
 """The engine on Hugging Face transformers: prepare a request, run it from given state, hand the new state back."""
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -47,6 +48,8 @@ from dejakv.errors import InputError
 from dejakv.request import Request, Sampling
 from dejakv.reuse.prune import PruneConfig
 
+_log = logging.getLogger(__name__)
+
 
 class TransformersEngine(WatchedModel, Embeddings, FromDonors):
     """Serves one model, one request at a time (a lock keeps others waiting).
@@ -81,6 +84,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
+        if not self.capabilities.reuse:
+            _log.warning("nothing is reused: %s", self.capabilities.reasons.get("reuse", ""))
         self.pruning: PruneConfig | None = None
         timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
         self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
