@@ -205,6 +205,8 @@ class Described:
             return [self.text(owner, path), self.text(value.__func__, path)]
         named = f"{value.__globals__.get('__name__', '')}.{value.__code__.co_qualname}"
         if of_library(value):
+            if home(named) == "dejakv" and "<" in named:
+                return "dejakv"  # a hook that comes and goes
             if "<" in named:
                 named = f"{named}:{value.__code__.co_firstlineno}"
             if hasattr(value, "_torchdynamo_orig_callable"):
