@@ -7,7 +7,7 @@
 Only this one object is changed (its attribute `generate`), and it is changed back whatever happens.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ def attach(
     encoder_cache: Any = None,
     partition: str = DEFAULT_PARTITION,
     on_record: Callable[[Record], None] | None = None,
+    trusted: Iterable[str] = (),
 ) -> Generator[HierarchicalCache, None, None]:
     """Caches what `model.generate` computes; it takes and returns what it always did.
 
@@ -47,6 +48,10 @@ def attach(
     cache                   used instead of a new one made from `config`, and left open
     encoder_cache           a `VisualKVCache` to share; by default one of `config.encoder_bytes`
     on_record               called with the record of every prompt served
+    trusted                 modules or packages whose classes, hooks and functions may be part of the model, by name
+                            ("my_package", "__main__"). Their code is part of the model's fingerprint; what it reads from
+                            elsewhere (a global variable) is not. Code that is neither an installed library's nor trusted
+                            makes every prompt be computed in full
 
     Yields the cache. Raises: ModelError for a model that cannot be served, ConfigError if it is attached already, and for an error bound.
     """
@@ -69,7 +74,7 @@ def attach(
         raise ConfigError(
             "unsound=True labels texts, and generate returns token ids: use Pipeline or `dejakv run` for the study"
         )
-    attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record)
+    attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record, trusted)
     used = cache if cache is not None else build_cache(settings, attached)
     pipeline = Pipeline(attached, used)
     attached.serve_by(lambda request: pipeline.answer(request).record)

@@ -96,13 +96,14 @@ class Pipeline(Errands):
     def _answer(self, request: Request, clock: FirstToken) -> Answer:
         prepared = self.engine.prepare(request)
         for _ in range(_TRIES):
-            epoch = self.engine.epoch
+            epoch = prepared.epoch or self.engine.epoch
             if self.cache is None or not epoch:
                 break
             try:
                 return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock)
             except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
                 prepared = self.engine.prepare(request)
+        prepared = replace(prepared, epoch="")
         completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
         reason = self.engine.unidentified if self.cache is not None and isinstance(self.engine, FollowsWeights) else ""
         chosen = Plan("none", reason=reason)

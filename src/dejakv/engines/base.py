@@ -37,7 +37,8 @@ class Prepared:
     """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...).
 
     epoch  what the engine's epoch was when state was looked up for it; empty if no state is to be used. An engine that
-           finds another epoch before it computes raises ModelChangedError.
+           finds another epoch before it computes raises ModelChangedError. `prepare` sets it where prompts of one length
+           have an epoch of their own (`_own_epoch` of the transformers engine).
     """
 
     request: Request

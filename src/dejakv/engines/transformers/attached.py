@@ -1,7 +1,7 @@
 """A model whose `generate` is served through the pipeline: the engine's face that takes prompts as token ids."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +31,11 @@ class AttachedModel(TransformersEngine):
         registry: Any,
         partition: str,
         on_record: Callable[[Record], None] | None = None,
+        trusted: Iterable[str] = (),
     ) -> None:
         processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
         tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
-        super().__init__(model, tokenizer, processor, encoder_cache=registry)
+        super().__init__(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
         self._called = model
         self._partition = partition
         self._on_record = on_record or (lambda _record: None)
@@ -59,6 +60,8 @@ class AttachedModel(TransformersEngine):
             reason = call.why_untouched(images) or self._watch.momentary()
             if not reason and not self.capabilities.reuse:
                 reason = self.capabilities.reasons.get("reuse", "reuse is not possible")
+            if not reason and call.padded and self._watch.by_length:
+                reason = "the rows of a padded batch share one rotary table"
             if reason:
                 return self._untouched(reason, **arguments)
             try:
@@ -78,7 +81,9 @@ class AttachedModel(TransformersEngine):
     def prepare(self, request: Request) -> Prepared:
         """The prompt is prepared already: it came as token ids."""
         prepared: Prepared | None = request.metadata.get("prepared")
-        return replace(prepared, request=request) if prepared is not None else super().prepare(request)
+        if prepared is None:
+            return super().prepare(request)
+        return replace(prepared, request=request, epoch=self._own_epoch(len(prepared.token_ids)))
 
     def _run(
         self,

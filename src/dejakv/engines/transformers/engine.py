@@ -1,9 +1,10 @@
 """The engine on Hugging Face transformers: prepare a request, run it from given state, hand the new state back."""
 
 import copy
+import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -47,17 +48,28 @@ from dejakv.errors import InputError
 from dejakv.request import Request, Sampling
 from dejakv.reuse.prune import PruneConfig
 
+_log = logging.getLogger(__name__)
+
 
 class TransformersEngine(WatchedModel, Embeddings, FromDonors):
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
+
+    trusted  see `attach`
     """
 
     name = "transformers"
 
     def __init__(
-        self, model: Any, tokenizer: Any, processor: Any = None, *, encoder_cache: Any = None, check: bool = True
+        self,
+        model: Any,
+        tokenizer: Any,
+        processor: Any = None,
+        *,
+        encoder_cache: Any = None,
+        check: bool = True,
+        trusted: Iterable[str] = (),
     ) -> None:
         self.model = without_adapter_wrapper(model)
         self.tokenizer = tokenizer
@@ -72,10 +84,12 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
             )
+        if not self.capabilities.reuse:
+            _log.warning("nothing is reused: %s", self.capabilities.reasons.get("reuse", ""))
         self.pruning: PruneConfig | None = None
         timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
         self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
-        self._watch = ModelWatch(self.model, tokenizer, processor, self._attention)
+        self._watch = ModelWatch(self.model, tokenizer, processor, self._attention, trusted)
         self._follow()
 
     @classmethod
@@ -139,7 +153,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         else:
             ids, spans = text_ids(self.tokenizer, request.prompt), ()
         check_length(self.context, len(ids))
-        return Prepared(request, tuple(ids), spans)
+        return Prepared(request, tuple(ids), spans, epoch=self._own_epoch(len(ids)))
 
     def run(
         self,
@@ -187,9 +201,16 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         n = len(prepared.token_ids)
         check_length(self.context, n)
         with self._lock:
-            self._check_model(prepared.epoch)
+            self._check_model(prepared.epoch, n)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-            held = 0 if planned is not None else usable(start, n, self.epoch) if self.capabilities.reuse else 0
+            held = (
+                0
+                if planned is not None
+                else usable(start, n, self._watch.epoch_for(n))
+                if self.capabilities.reuse
+                else 0
+            )
+            held = held if self._watch.continues(held, n) else 0
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
             if held and start is not None:
                 loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
@@ -202,8 +223,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             beams = decoding.width(self.model, arguments)
             visible = partial(left_out, self.model, self._attention)
             if beams > 1 and planned is None and cache is not None:
-                if n - held > 1:
-                    with given_features(self._base, rows) as features, visible():
+                if n - held > 1 and self._watch.continues(n - 1, n):
+                    with given_features(self._base, rows) as features, visible(), self._watch.tables_of(n):
                         decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
                     rows = None
                 cache.batch_repeat_interleave(beams)
@@ -269,7 +290,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         return SharedKVPrefill(self.model) if self.epoch and shares_kv(self.model) else nullcontext()
 
     def _cache(self, start: Start | None, held: int) -> Cache | None:
-        if not self.capabilities.reuse:
+        if not self.capabilities.reuse or not self.epoch:
             return None  # the model's own cache: ours may not hold what its layers keep
         cache = empty_cache(self.model)
         if start is None or not held:

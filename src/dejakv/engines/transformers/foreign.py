@@ -1,48 +1,80 @@
-"""Code that was put into a model from outside: forward hooks and replaced methods.
+"""Whose code a function or a class is: an installed library's, trusted by the model's owner, or unknown.
 
-What such code does cannot be read off it (a steering vector lives in a closure), and it may want to see every row. So a
-model that carries some is computed in full. Code of the libraries that make up a model is known to leave its state alone.
+`__module__` and the name tell nothing: `functools.wraps` copies both. A function is a library's if it was compiled from
+a file of that library and reads the names of that library's module.
 """
 
 import functools
+import hashlib
+import sys
 import types
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-KNOWN = frozenset({"accelerate", "bitsandbytes", "dejakv", "peft", "torch", "transformers"})
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-
-def hooks_of(modules: Iterable[nn.Module]) -> list[Any]:
-    """Every forward hook and forward pre-hook of these modules and of the process."""
-    found = [hook for module in modules for name in _HOOKS for hook in module.__dict__[name].values()]
-    everywhere = nn.modules.module
-    return [*found, *everywhere._global_forward_hooks.values(), *everywhere._global_forward_pre_hooks.values()]
+KNOWN = frozenset({
+    "accelerate", "bitsandbytes", "dejakv", "einops", "gguf", "huggingface_hub", "numpy", "peft", "safetensors",
+    "sentence_transformers", "timm", "tokenizers", "torch", "torchao", "torchvision", "transformers", "typing_extensions",
+})  # fmt: skip
+"""Libraries whose releases stand for their code."""
+REMOTE = "transformers_modules"
+"""Where transformers puts the code of models loaded with `trust_remote_code`: their owner has said that it is trusted."""
 
 
-def home(code: Any) -> str:
-    """The top-level package that a function, method, partial or callable object comes from."""
-    while hasattr(code, "func"):  # functools.partial copies the names of what it stands for
-        code = code.func
-    module = getattr(code, "__module__", None) or type(code).__module__
-    return str(module).partition(".")[0]
+def home(name: str) -> str:
+    """The top-level package of a module's name."""
+    return name.partition(".")[0]
 
 
-def foreign_code(modules: Iterable[tuple[str, nn.Module]]) -> str:
-    """What is foreign in a model, as a reason to compute; empty if nothing is."""
-    listed = list(modules)
-    for name, module in listed:
-        kind = type(module)
-        known = KNOWN | {home(kind)}
-        if home(kind.forward) not in known:
-            return f"the forward of {kind.__name__} was replaced"
-        for key, value in vars(module).items():
-            if isinstance(value, _FUNCTIONS) and home(value) not in known:
-                return f"{key} of {name or 'the model'} was replaced"
-    for hook in hooks_of(module for _, module in listed):
-        if home(hook) not in KNOWN:
-            return f"a forward hook of {getattr(hook, '__module__', None) or type(hook).__module__} is registered"
-    return ""
+def in_library(name: str) -> bool:
+    """Whether a module of this name belongs to a known library or to Python itself."""
+    return home(name) in KNOWN or home(name) in sys.stdlib_module_names
+
+
+def of_library(code: types.FunctionType) -> bool:
+    """Whether a function is what a library's own file says."""
+    name = str(code.__globals__.get("__name__", ""))
+    module = sys.modules.get(name)
+    if module is None or vars(module) is not code.__globals__ or not in_library(name):
+        return False
+    file = code.__code__.co_filename
+    return home(name) not in KNOWN or file.startswith(("<", _folder(home(name))))
+
+
+def installed(code: types.FunctionType) -> bool:
+    """Whether a function is a library's or comes from a package that is installed beside them."""
+    return of_library(code) or code.__code__.co_filename.startswith(str(Path(_folder("transformers")).parent))
+
+
+@functools.cache
+def _folder(package: str) -> str:
+    return str(Path(str(sys.modules[package].__file__)).parent)
+
+
+def trusted_name(name: str, trusted: frozenset[str]) -> bool:
+    """Whether a module of this name is trusted, or is inside a package that is."""
+    return home(name) == REMOTE or any(name == given or name.startswith(f"{given}.") for given in trusted)
+
+
+@functools.cache
+def source_digest(name: str) -> str:
+    """Over the source files beside a module's own; empty for one that has no file (a notebook's)."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file or not Path(file).is_file():
+        return ""
+    beside = [Path(file)] if name == "__main__" else sorted(Path(file).parent.glob("*.py"))
+    sha = hashlib.sha256()
+    for path in beside:
+        data = path.read_bytes()
+        sha.update(f"{path.name}:{len(data)};".encode() + data)
+    return sha.hexdigest()
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Over a function's compiled code, equal in every process; line numbers do not count."""
+    constants = [code_digest(item) if isinstance(item, types.CodeType) else _constant(item) for item in code.co_consts]
+    read = (code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
+    return hashlib.sha256(repr(read).encode()).hexdigest()
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

@@ -31,12 +31,16 @@ class WatchedModel:
             self._follow()
             return self.epoch
 
-    def _check_model(self, expected: str = "") -> None:
-        """Raises: ModelChangedError if the model is not the one that state was looked up for."""
+    def _check_model(self, expected: str = "", tokens: int = 1) -> None:
+        """Raises: ModelChangedError if the model is not the one that state was looked up for, for a prompt of so many tokens."""
         self._watch.check()
         self._follow()
-        if expected and expected != self.epoch:
+        if expected and expected != self._watch.epoch_for(tokens):
             raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _own_epoch(self, tokens: int) -> str:
+        """The epoch of prompts of this length alone; empty where all lengths have the engine's."""
+        return self._watch.epoch_for(tokens) if self._watch.by_length else ""
 
     def _follow(self) -> None:
         if self.vision is not None:
