@@ -46,7 +46,7 @@ soak: export DEJAKV_SOAK_ROUNDS ?= 5
 soak: export DEJAKV_SOAK_SEED := $(or $(DEJAKV_SOAK_SEED),$(shell date +%s))
 soak: $(VENV)/.installed-dev $(VENV)/.model .venv-vllm/.installed
 	@echo "to repeat it: make soak DEJAKV_SOAK_SEED=$$DEJAKV_SOAK_SEED DEJAKV_SOAK_ROUNDS=$$DEJAKV_SOAK_ROUNDS"
-	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability -s --timeout 0
+	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability tests/exactness -s --timeout 0
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
 
 lint: $(VENV)/.installed-dev
