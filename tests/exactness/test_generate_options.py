@@ -5,6 +5,8 @@
 
 import copy
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -335,3 +337,119 @@ def test_random_calls_return_what_the_model_alone_returns(kind: str) -> None:
     print(f"{kind}: {CALLS} calls, {dict(counts)}, {len(wrong)} wrong")
     assert not wrong, f"{len(wrong)} of {counts['answers']} answers; the first: {wrong[0]}"
     assert counts["hits"] > 0.25 * counts["answers"], counts
+
+
+def equal(model: Any, calls: Sequence[Mapping[str, Any]], *, hits: bool = True, attached: Any = None) -> list[Record]:
+    """Asks each call of the model alone, attached, and attached again; what each must return is the same."""
+    wants = [asked(model.generate, call, 1)[0] for call in calls]
+    records: list[Record] = []
+    attached = model if attached is None else attached
+    with dejakv.attach(attached, words(), on_record=records.append) as cache:
+        for call, want in zip(calls, wants, strict=True):
+            for _ in range(2):
+                got, _ = asked(attached.generate, call, 1)
+                cache.flush()
+                assert not difference(got, want), difference(got, want)
+    assert not hits or any(record.provenance.startswith("hit") for record in records)
+    return records
+
+
+def prompts(*lengths: int, pad: int) -> torch.Tensor:
+    """Random prompts of these lengths, padded on the left."""
+    torch.manual_seed(sum(lengths))
+    width = max(lengths)
+    rows = [torch.randint(3, WORDS, (length,)) for length in lengths]
+    return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=pad) for row in rows])
+
+
+def test_a_mask_is_inferred_from_padding_as_transformers_does() -> None:
+    calls = [{"input_ids": prompts(*lengths, pad=1), "max_new_tokens": 6} for lengths in ((12, 20), (9, 14, 22))]
+    records = equal(made("padding"), calls)
+    assert {record.request_id == "untouched" for record in records} == {False}
+    # Padding that is an end token, too, is text, and so is padding that nobody named.
+    equal(made("padding"), [{**calls[0], "eos_token_id": [1, 2]}])
+    equal(made("no end"), calls)
+    equal(made("padding without an end"), calls)
+
+
+def test_a_hole_that_is_inferred_goes_to_the_model() -> None:
+    ids = prompts(20, pad=1)
+    ids[0, 7] = 1
+    records = equal(made("padding"), [{"input_ids": ids, "max_new_tokens": 4}], hits=False)
+    assert {record.request_id for record in records} == {"untouched"}
+
+
+def test_rows_that_ended_are_filled_as_transformers_fills_them() -> None:
+    model, ids = made("padding of zero"), prompts(12, 16, 20, pad=0)
+    ends = [int(model.generate(ids[:1], max_new_tokens=3, do_sample=False)[0, -1])]
+    for beams in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}):
+        equal(model, [{"input_ids": ids, "max_new_tokens": 9, "eos_token_id": ends, **beams}])
+
+
+def test_no_end_token_is_added_where_none_is_configured() -> None:
+    model, words_ = made("no end"), words()
+    call = {"input_ids": prompts(20, pad=1), "max_new_tokens": 9}
+    words_.eos_token = f"w{int(model.generate(**call)[0, 21])}"
+    want = model.generate(**call)
+    with dejakv.attach(model, words_) as cache:
+        for _ in range(2):
+            assert torch.equal(model.generate(**call), want)
+            cache.flush()
+
+
+def test_a_compiled_model_is_served() -> None:
+    model = made("padding")
+    compiled: Any = torch.compile(model, backend="eager")
+    records = equal(model, [{"input_ids": prompts(20, pad=1), "max_new_tokens": 5}], attached=compiled)
+    assert "generate" not in vars(compiled)
+    assert [record.method for record in records] == ["none", "exact"]
+
+
+PRECISIONS = """
+import torch
+import dejakv
+from tests.exactness.test_generate_options import made, prompts, words
+
+model, call, records = made("padding"), {"input_ids": prompts(20, pad=1), "max_new_tokens": 3}, []
+
+def ask_twice(cache):
+    for _ in range(2):
+        model.generate(**call)
+        cache.flush()
+
+with dejakv.attach(model, words(), on_record=records.append) as cache:
+    ask_twice(cache)
+    torch.set_float32_matmul_precision("medium")
+    ask_twice(cache)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    ask_twice(cache)
+    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    ask_twice(cache)
+    torch.backends.fp32_precision = "tf32"
+    ask_twice(cache)
+with dejakv.attach(model, words(), on_record=records.append) as cache:
+    ask_twice(cache)
+print(*(record.method for record in records))
+"""
+
+
+def test_every_way_to_set_the_precision_of_products_is_taken_and_counts() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PRECISIONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["none", "exact"] * 6
+
+
+def test_prefix_tuning_around_an_attached_model_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    from peft import PrefixTuningConfig, get_peft_model
+
+    model, ids = made("padding"), prompts(20, pad=1)
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 4}
+    torch.manual_seed(1)
+    tuned = get_peft_model(model, PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")).eval()
+    want = tuned.generate(**call)
+    with dejakv.attach(model, words()) as cache:
+        for _ in range(2):
+            assert torch.equal(tuned.generate(**call), want)
+            cache.flush()
+    assert not [record for record in caplog.records if record.exc_info or "could not" in record.getMessage()]
