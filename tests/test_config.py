@@ -18,7 +18,7 @@ from dejakv.reuse.quality import QUALITIES
         ({"similarity_threshold": 1.5}, "-1 to 1"),
         ({"similarity_threshold": -1.01}, "-1 to 1"),
         ({"reuse": "magic"}, "exact, adopt, blend"),
-        ({"media": "similar"}, "--embedding-layer vision"),
+        ({"media": "similar"}, "vision:DIM:THRESHOLD to embedding_layers .--embedding-layer."),
         ({"policy": "random"}, "lru, lfu"),
         ({"max_bytes": -1}, "negative"),
         ({"blend_share": 1.2}, "0 to 1"),

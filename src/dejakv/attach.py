@@ -58,7 +58,7 @@ def attach(
     own = cast(dict[str, Any], vars(model))
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
-    settings = config or (cache.config if cache is not None else SemanticCacheConfig(semantic_text=False))
+    settings = config or (cache.config if cache is not None else SemanticCacheConfig())
     bound = (cache.config if cache is not None else settings).error_bound
     if bound is not None:
         raise ConfigError(

@@ -92,7 +92,7 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
         window = config.chunk_window
         levels.append(SemanticTextCache(encoder, config.similarity_threshold, window, index=config.index))
     levels += [
-        made_by(dotted, "--level", ("name", "status_names", "search", "add", "remove"), config)
+        made_by(dotted, "levels (--level)", ("name", "status_names", "search", "add", "remove"), config)
         for dotted in config.levels
     ]
     return levels
@@ -115,7 +115,7 @@ def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
     """The states of fusion modules as the config's provider reads them, beside the engine's encoder outputs; None without one."""
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
-    provider = made_by(config.fusion_provider, "--fusion-provider", ("capture", "inject"))
+    provider = made_by(config.fusion_provider, "fusion_provider (--fusion-provider)", ("capture", "inject"))
     registry = encoder_outputs_of(engine) or VisualKVCache(
         max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
     )

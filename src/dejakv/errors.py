@@ -40,7 +40,9 @@ class MissingExtraError(DejaKVError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str, note: str = "") -> None:
         needed = " ".join(f"'{name}'" for name in requirements_of(extra)) or f"'{package}'"
-        super().__init__(f"{purpose} needs the package '{package}': python -m pip install {needed}{note}")
+        super().__init__(
+            f"{purpose} needs the package '{package}' (extra {extra}): python -m pip install {needed}{note}"
+        )
 
 
 def requirements_of(extra: str) -> list[str]:

@@ -77,7 +77,7 @@ def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
         name, found, sizes = text.rpartition("=")
         numbers = sizes.split(":")
         if not found or len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-            raise ConfigError(f"quota {text[:80]!r} is none: give NAME=BYTES or NAME=BYTES:ENTRIES")
+            raise ConfigError(f"quotas: {text[:80]!r} is none: give NAME=BYTES or NAME=BYTES:ENTRIES")
         if name in parts:
             raise ConfigError(f"the partition {name[:80]!r} has two quotas: give one")
         parts[name] = Part(*map(int, numbers))

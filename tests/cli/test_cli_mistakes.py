@@ -87,7 +87,7 @@ MISTAKES = [
     ("run --dataset jsonl --dataset-path surrogate.jsonl --model docs-lm --arms none", "no valid Unicode"),
     ("run --prompt-template {question.x}", "use {question} and {context}"),
     ("run --prompt-template {", "is not valid"),
-    ("run --level json:loads --model docs-lm --dataset docs --max-samples 1", "--level 'json:loads' failed"),
+    ("run --level json:loads --model docs-lm --dataset docs --max-samples 1", "levels (--level) 'json:loads' failed"),
     (
         "run --embedding-hook os:system --embedding-layer own:4 --model docs-lm --dataset docs --max-samples 1",
         "os:system' failed",
@@ -102,12 +102,15 @@ MISTAKES = [
     ("run --passages 3", "--passages is an option of the data set rag"),
     ("run --prune best", "choose one of none, attention, snapkv, random"),
     ("serve --prune best", "--prune"),
-    ("run --fusion-provider nowhere:make --max-samples 1", "--fusion-provider 'nowhere:make' does not import"),
+    (
+        "run --fusion-provider nowhere:make --max-samples 1",
+        "fusion_provider (--fusion-provider) 'nowhere:make' does not import",
+    ),
     ("run --seeds 2 --cache-dir new", "leave the folder out"),
     ("run --embedding-hook nowhere:hook --embedding-layer own:4 --max-samples 1", "or of the current folder"),
     (
         "run --embedding-layer vision:512 --embedding-hook vision --image-encoder folder --max-samples 1",
-        "or use --image-encoder model",
+        'or set image_encoder="model" (--image-encoder model)',
     ),
     ("run --no-such", "No such option"),
     ("run --max-samples", "requires an argument"),

@@ -190,7 +190,7 @@ def test_a_wrong_dimension_is_told_at_first_use_with_the_flag_to_write() -> None
     layers = ("prompt:384:0.8",)
     hook = hook_named("prompt", config("prompt", layers), Engine())
     level = EmbeddingCache(layers)
-    with pytest.raises(ConfigError, match=r"'prompt'.*384.*--embedding-layer prompt:3:0\.8"):
+    with pytest.raises(ConfigError, match=r"'prompt'.*384.*prompt:3:0\.8 in embedding_layers"):
         level.search(Query(request(), "s", lambda: hook(request())))
 
 

@@ -143,9 +143,9 @@ def test_zero_and_nan_vectors_count_as_absent() -> None:
 
 def test_wrong_dimension_names_layer_dimension_and_flag() -> None:
     cache = EmbeddingCache(["prompt:384:0.8"])
-    with pytest.raises(ConfigError, match=r"'prompt'.*384.*--embedding-layer prompt:2:0.8"):
+    with pytest.raises(ConfigError, match=r"'prompt'.*384.*prompt:2:0.8 in embedding_layers \(--embedding-layer\)"):
         cache.search(query({"prompt": AXIS}))
-    with pytest.raises(ConfigError, match=r"--embedding-layer prompt:2:0\.8"):
+    with pytest.raises(ConfigError, match=r"prompt:2:0\.8 in embedding_layers \(--embedding-layer\)"):
         cache.add("a", query({"prompt": AXIS}))
 
 

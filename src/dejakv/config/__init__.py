@@ -9,6 +9,7 @@ from dejakv.config.find import FindSettings
 from dejakv.config.keep import KeepSettings
 from dejakv.config.media import MediaSettings
 from dejakv.config.reuse import ReuseSettings
+from dejakv.config.text import DEFAULT_ENCODER
 from dejakv.errors import ConfigError
 from dejakv.settings import check_fields, from_mapping
 from dejakv.trust.differs import differs_of
@@ -23,6 +24,9 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, ExpirySetti
         check_fields(self)
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
+        if self.semantic_text is None:
+            needed = self.reuse in ("adopt", "top_layer") or (self.reuse == "blend" and not self.copied_text)
+            object.__setattr__(self, "semantic_text", needed or self.index_encoder != DEFAULT_ENCODER)
         self.check_method()
         self.check_costs()
         _ = self.parts  # raises where a partition has none

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.encoders.base import Vector
+from dejakv.encoders.base import Vector, without_encoder
 from dejakv.encoders.frames import Broken, receive, send
 from dejakv.errors import InputError, MissingExtraError, ModelError
 
@@ -40,7 +40,8 @@ class EncoderProcess:
 
     def __init__(self, name_or_path: str, *, threads: int = 1) -> None:
         if importlib.util.find_spec("sentence_transformers") is None:
-            raise MissingExtraError("sentence-transformers", "embed", f"the encoder {name_or_path!r}")
+            purpose = f"the encoder {name_or_path!r}"
+            raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder("index_encoder"))
         self.name = name_or_path
         self.deaths = 0
         self._threads = threads

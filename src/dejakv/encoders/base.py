@@ -47,3 +47,8 @@ class Closes(Protocol):
     """An encoder, a level over one or an engine that holds what must be ended."""
 
     def close(self) -> None: ...
+
+
+def without_encoder(setting: str) -> str:
+    """The remedy for an encoder that cannot be loaded."""
+    return f'; or set {setting}="model" (--{setting.replace("_", "-")} model), which needs no download'

@@ -27,10 +27,11 @@ class CrossEncoder:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
             self._model: Any = AutoModelForSequenceClassification.from_pretrained(name_or_path).to(device).eval()
         except Exception as error:
+            reason = str(error).partition("\n")[0][:200]
             raise ModelError(
-                f"the cross-encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {error}): give a folder or the hub name of "
-                "a model for sequence classification, or leave --cross-encoder out"
-            ) from error
+                f"the cross-encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {reason}): give a folder or the hub name of "
+                "a model for sequence classification, or leave cross_encoder (--cross-encoder) out"
+            ) from None
         self._device = device
         self._same = label_of_the_same(self._model.config.id2label, name_or_path)
         self._lock = threading.Lock()

@@ -136,14 +136,14 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
         return _foreign(name, engine)
     if name not in BUILT_IN:
         raise ConfigError(
-            f"--embedding-hook {name!r} is unknown: choose one of {', '.join(BUILT_IN)}, or give package.module:factory"
+            f"embedding_hook {name!r} (--embedding-hook) is unknown: choose one of {', '.join(BUILT_IN)}, or give package.module:factory"
         )
     made = [] if name == "none" else name.split("_")
     missing = [layer for layer in specs if layer not in made]
     if missing:
         raise ConfigError(
-            f"the layer {missing[0]!r} has no vectors: --embedding-hook {name} provides {', '.join(made) or 'none'}; "
-            "choose another hook or drop the --embedding-layer"
+            f"the layer {missing[0]!r} has no vectors: embedding_hook={name} (--embedding-hook) provides {', '.join(made) or 'none'}; "
+            "choose another hook, or drop the layer from embedding_layers (--embedding-layer)"
         )
     hooks: dict[str, Any] = {}
     if "prompt" in made:
@@ -159,13 +159,13 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
 
 
 def _foreign(name: str, engine: Any) -> EmbeddingHook:
-    made = named(name, "--embedding-hook")
+    made = named(name, "embedding_hook (--embedding-hook)")
     try:
         takes = inspect.signature(made).parameters
     except (TypeError, ValueError):
         takes = {}
     is_hook = {"llm", "sample"} <= set(takes)
-    hook: Any = made if is_hook else made_by(name, "--embedding-hook", ("__call__",))
+    hook: Any = made if is_hook else made_by(name, "embedding_hook (--embedding-hook)", ("__call__",))
     called: Hook = hook
     fingerprint = getattr(hook, "fingerprint", None)
     return EmbeddingHook(

@@ -27,7 +27,7 @@ class ClipEncoder:
 
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
-        self._model = load_sentence_transformer(name_or_path, device, "--image-encoder")
+        self._model = load_sentence_transformer(name_or_path, device, "image_encoder")
         self._lock = threading.Lock()
         self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
 
@@ -71,7 +71,7 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | N
         return tower
     if name == "model":
         raise ConfigError(
-            "--image-encoder model: the served model has no vision tower; name a CLIP model or its folder"
+            'image_encoder="model" (--image-encoder): the served model has no vision tower; name a CLIP model or its folder'
         )
     try:
         return ClipEncoder()
@@ -79,7 +79,7 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | N
         if tower is None:
             raise ConfigError(
                 f"the vision layer has no encoder: {error}; or use a model with a vision tower, or name your own hook "
-                "with --embedding-hook package.module:factory"
+                "in embedding_hook (--embedding-hook) as package.module:factory"
             ) from error
         _log.warning("CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error)
         return tower

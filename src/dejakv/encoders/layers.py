@@ -41,19 +41,19 @@ class LayerSpec:
         parts = [part.strip() for part in text.split(":")]
         if len(parts) not in (2, 3):
             raise ConfigError(
-                f"--embedding-layer {text!r} is not NAME:DIM[:THRESHOLD]: write for example vision:512:0.82"
+                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD]: write for example vision:512:0.82"
             )
         name, dim = parts[0], parts[1]
         try:
             size = None if dim.lower() == "auto" else int(dim)
         except ValueError:
             raise ConfigError(
-                f"--embedding-layer {text!r}: the dimension {dim!r} is no whole number: write for example {name}:512"
+                f"embedding_layers: {text!r} (--embedding-layer): the dimension {dim!r} is no whole number: write for example {name}:512"
             ) from None
         try:
             threshold = float(parts[2]) if len(parts) == 3 else SIMILARITY_THRESHOLD
         except ValueError:
             raise ConfigError(
-                f"--embedding-layer {text!r}: the threshold {parts[2]!r} is no number: write for example {name}:{dim}:0.82"
+                f"embedding_layers: {text!r} (--embedding-layer): the threshold {parts[2]!r} is no number: write for example {name}:{dim}:0.82"
             ) from None
         return cls(name, size, threshold)

@@ -47,7 +47,9 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
             raise InputError(f"the image id {name!r} names no file below the image root: {error}") from error
         if path is not None:
             return (media_from_file(path),)
-    where = ", ".join(str(root) for root in folders) or "no folder: set --image-root or " + " or ".join(ROOT_VARIABLES)
+    where = ", ".join(str(root) for root in folders) or "no folder: set image_root (--image-root), or " + " or ".join(
+        ROOT_VARIABLES
+    )
     raise InputError(f"no picture {name}.jpg or .png in {where}")
 
 

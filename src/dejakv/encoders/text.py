@@ -10,7 +10,7 @@ import numpy as np
 
 from dejakv.config.text import DEFAULT_ENCODER
 from dejakv.encoders.apart import EncoderProcess
-from dejakv.encoders.base import TextEncoder, Vector
+from dejakv.encoders.base import TextEncoder, Vector, without_encoder
 from dejakv.encoders.fingerprint import module_fingerprint
 from dejakv.encoders.threads import torch_threads
 from dejakv.errors import InputError, MissingExtraError, ModelError
@@ -115,7 +115,7 @@ def text_encoder(
     if embed is None:
         raise ModelError(
             "the index encoder 'model' needs the served model's embeddings, which this engine does not provide: "
-            f"use --index-encoder {DEFAULT_ENCODER}"
+            f"set index_encoder (--index-encoder) to {DEFAULT_ENCODER}"
         )
     return ModelTextEncoder(embed, fingerprint)
 
@@ -124,26 +124,28 @@ _loaded: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
 _loading = threading.Lock()
 
 
-def load_sentence_transformer(name_or_path: str, device: str, flag: str = "--index-encoder") -> Any:
-    """The model, shared by all users of the same name while one of them exists. `flag`: what named it, for messages. Raises
+def load_sentence_transformer(name_or_path: str, device: str, setting: str = "index_encoder") -> Any:
+    """The model, shared by all users of the same name while one of them exists. `setting`: what named it, for messages. Raises
     MissingExtraError, ModelError."""
     try:
         from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise MissingExtraError("sentence-transformers", "embed", f"the encoder {name_or_path!r}") from error
+    except ImportError:
+        purpose = f"the encoder {name_or_path!r}"
+        raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder(setting)) from None
     key = (name_or_path, device)
     with _loading:
         model = _loaded.get(key)
         if model is None:
-            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device, flag)
+            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device, setting)
         return model
 
 
-def _load(make: Any, name_or_path: str, device: str, flag: str) -> Any:
+def _load(make: Any, name_or_path: str, device: str, setting: str) -> Any:
     try:
         return make(name_or_path, device=device)
     except Exception as error:
+        reason = str(error).partition("\n")[0][:200]
         raise ModelError(
-            f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {error}): give a sentence-transformers "
-            f"name that can be downloaded or a local folder, or use {flag} model, which needs no download"
-        ) from error
+            f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {reason}): give a sentence-transformers "
+            f"name that can be downloaded, or a local folder{without_encoder(setting)}"
+        ) from None  # the error of a download is ninety lines long

@@ -79,6 +79,8 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     if preset_name is None and merged.get("model") in names():
         given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
     every = {**base_cache, **given}
+    if "index_encoder" in every:  # who names one wants it used
+        every.setdefault("semantic_text", True)
     implied: list[str] = []
     if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
         merged["dataset"] = found

@@ -39,7 +39,9 @@ class EmbeddingCache:
     def __init__(self, layers: Sequence[LayerSpec | str], match: LayerMatch = "all", *, index: str = "flat") -> None:
         specs = [LayerSpec.parse(layer) if isinstance(layer, str) else layer for layer in layers]
         if len({spec.name for spec in specs}) != len(specs):
-            raise ConfigError("two latent layers have one name: give each --embedding-layer its own")
+            raise ConfigError(
+                "two latent layers have one name: give each of embedding_layers (--embedding-layer) its own"
+            )
         if match not in COMBINE:
             raise ConfigError(f"embedding_match={match!r} is unknown: choose one of {', '.join(COMBINE)}")
         self.match = match
@@ -126,7 +128,7 @@ class EmbeddingCache:
             if vector.shape != (spec.dim,):
                 raise ConfigError(
                     f"layer {name!r} was declared with dimension {spec.dim}, but its vector has shape {vector.shape}: "
-                    f"write --embedding-layer {name}:{vector.size}:{spec.threshold:g}"
+                    f"write {name}:{vector.size}:{spec.threshold:g} in embedding_layers (--embedding-layer)"
                 )
             try:
                 rows[name] = unit(vector, vector.size, f"layer {name!r}")

@@ -101,6 +101,7 @@ def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCache
         reuse=settings.reuse,
         similarity_threshold=SIM_THRESHOLD,
         index_encoder=settings.index_encoder,
+        semantic_text=True,  # requests choose `adopt` themselves
         cross_encoder=settings.cross_encoder,
         paraphrase_threshold=settings.paraphrase_threshold,
         max_cached_blocks=settings.max_items,

@@ -9,7 +9,6 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
-from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.arguments import PROMPT_KEYS, Arguments
 from dejakv.engines.transformers.batches import Row, joined, rows_of
 from dejakv.engines.transformers.engine import TransformersEngine
@@ -33,10 +32,11 @@ class AttachedModel(TransformersEngine):
         on_record: Callable[[Record], None] | None = None,
         trusted: Iterable[str] = (),
     ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
+        self._called = model.generate
         processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
         tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
         super().__init__(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
-        self._called = model
         self._partition = partition
         self._on_record = on_record or (lambda _record: None)
         self._answer: Callable[[Request], Record] | None = None
@@ -53,10 +53,12 @@ class AttachedModel(TransformersEngine):
         with self._calls, torch.no_grad():
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
+            if inputs is not None and "input_ids" in arguments:
+                return self._untouched("token ids are given twice", inputs, **arguments)
             if inputs is not None:
                 arguments["input_ids"] = inputs
+            call = Arguments(arguments, self.model)
             images = self.vision is not None and self.capabilities.images
-            call = Arguments(arguments, self.model.generation_config)
             reason = call.why_untouched(images) or self._watch.momentary()
             if not reason and not self.capabilities.reuse:
                 reason = self.capabilities.reasons.get("reuse", "reuse is not possible")
@@ -65,18 +67,17 @@ class AttachedModel(TransformersEngine):
             if reason:
                 return self._untouched(reason, **arguments)
             try:
-                rows = rows_of(arguments, self.vision.book.image_token_id if self.vision is not None else None)
+                given = {**arguments, "attention_mask": call.mask}
+                rows = rows_of(given, self.vision.book.image_token_id if self.vision is not None else None)
                 prepared = [self._prepare_row(row) for row in rows]
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
             options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
-            own = decoding.special_tokens(self.model, self.tokenizer)
-            options |= {name: value for name, value in own.items() if not _named(name, arguments)}
             outputs = [self._serve(item, options) for item in prepared]
             if len(outputs) == 1 and not call.padded:
                 return outputs[0]
             lengths = [len(row.token_ids) for row in rows]
-            return joined(outputs, arguments["input_ids"], lengths, _padding(options, arguments))
+            return joined(outputs, arguments["input_ids"], lengths, call.filler)
 
     def prepare(self, request: Request) -> Prepared:
         """The prompt is prepared already: it came as token ids."""
@@ -134,7 +135,7 @@ class AttachedModel(TransformersEngine):
 
     def _untouched(self, reason: str, *args: Any, **arguments: Any) -> Any:
         self._on_record(Record("untouched", reason=reason))
-        return type(self._called).generate(self._called, *args, **arguments)
+        return self._called(*args, **arguments)
 
 
 class _AskedFirst(BaseStreamer):
@@ -150,14 +151,3 @@ class _AskedFirst(BaseStreamer):
 
     def end(self) -> None:
         self._streamer.end()
-
-
-def _named(name: str, arguments: Mapping[str, Any]) -> bool:
-    return name in arguments or getattr(arguments.get("generation_config"), name, None) is not None
-
-
-def _padding(options: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
-    given = options.get("pad_token_id")
-    if given is None:
-        given = getattr(arguments.get("generation_config"), "pad_token_id", None)
-    return int(given or 0)

@@ -81,7 +81,7 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     None if layers differ in shape, dtype or kind, so that no single tensor holds them.
     """
     layers: list[Any] = list(cache.layers)
-    if any(type(layer) is not DynamicLayer or not layer.is_initialized for layer in layers):
+    if not layers or any(type(layer) is not DynamicLayer or not layer.is_initialized for layer in layers):
         return None
     parts = [
         part[0, :, :tokens]

@@ -122,7 +122,11 @@ class ModelWatch:
         """What of the process decides how the model computes."""
         device = self._model.device.type
         autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-        return device, torch.get_float32_matmul_precision(), autocast, self.momentary()
+        backends: Any = torch.backends
+        products = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        products += (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+        precisions = [str(part.fp32_precision).replace("none", "ieee") for part in products]  # unset is full precision
+        return device, autocast, self.momentary(), *precisions
 
     @property
     def by_length(self) -> bool:

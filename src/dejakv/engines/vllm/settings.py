@@ -114,6 +114,7 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
             shared["memory_bytes"] = min(self.memory_bytes, self.max_bytes)
         return SemanticCacheConfig(
             **shared,
+            semantic_text=self.index_encoder != NO_ENCODER,
             reuse="blend" if self.may_blend else "exact",  # the index of copied text is filled at the start
             cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
         )
