@@ -50,8 +50,10 @@ class Prepared:
 
 
 def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
-    """Where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind the picture that stands there. What is behind the
-    last of these places has a token at least. Longer prompts with this beginning are divided there as well."""
+    """Where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind the picture that stands there; nowhere for 1.
+    What is behind the last of these places has a token at least. Longer prompts with this beginning are divided there as well."""
+    if piece == 1:
+        return []
     ends = {
         next((span.start + span.length for span in spans if span.start < place < span.start + span.length), place)
         for place in range(piece, tokens, piece)

@@ -174,7 +174,9 @@ def _costs(decision: Decision, config: SemanticCacheConfig, piece: int) -> dict[
     costs["exact"] = tokens - reusable(tokens, tokens, piece) if same else None
     piecewise = "top_layer" if config.reuse == "top_layer" else "blend"
     for method in ("adopt", piecewise):
-        chosen = plan(tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail, piece=piece).plan
+        chosen = plan(
+            tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail, piece=piece
+        ).plan
         costs[method] = tokens - chosen.reused if chosen.method == method else None
     return costs
 
