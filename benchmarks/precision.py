@@ -25,6 +25,7 @@ import dejakv
 from dejakv.engines.transformers import TransformersEngine, decoding
 from dejakv.engines.transformers.continuation import copied
 from dejakv.engines.transformers.kv import captured, filled_cache
+from dejakv.store.base import Tensor
 
 TOPICS = (
     "a lighthouse on a cliff", "bread that is baked at night", "a bridge over a slow river", "the repair of old clocks",
@@ -123,21 +124,25 @@ def prefilled(model: Any, ids: torch.Tensor, piece: int, cache: Any = None) -> A
     return cache
 
 
-def seconds(run: Callable[[], object]) -> float:
+def continued(engine: TransformersEngine, ids: torch.Tensor, state: Tensor, held: int) -> None:
+    prefilled(engine.model, ids, 0, filled_cache(state, held, engine.device, engine.model.dtype))
+
+
+def seconds(run: Callable[..., object], *given: object) -> float:
     begun = time.perf_counter()
-    run()
+    run(*given)
     return time.perf_counter() - begun
 
 
-def times(engine: TransformersEngine, repeats: int) -> dict[str, object]:
+def times(engine: TransformersEngine, repeats: int, lengths: list[int]) -> dict[str, object]:
     """Medians of ratios: pieces to whole prefill, and whole prefill to an exact hit at 830 tokens and behind a boundary."""
     model, found = engine.model, dict[str, object]()
-    for n in (200, 830, 2000):
+    for n in lengths:
         ids = torch.randint(100, 40000, (1, n), generator=torch.Generator().manual_seed(n))
         taken: dict[int, list[float]] = {0: [], 128: [], 256: []}
         for turn in range(repeats + 1):
             for piece, held in taken.items():
-                took = seconds(lambda piece=piece: prefilled(model, ids, piece))
+                took = seconds(prefilled, model, ids, piece)
                 if turn:
                     held.append(took)
         ratios = {
@@ -155,8 +160,8 @@ def times(engine: TransformersEngine, repeats: int) -> dict[str, object]:
         assert state is not None
         ratios: list[float] = []
         for _ in range(repeats):
-            miss = seconds(lambda: prefilled(model, ids, engine.piece if engine.piece > 1 else 0))
-            hit = seconds(lambda: prefilled(model, ids, 0, filled_cache(state, held, engine.device, model.dtype)))
+            miss = seconds(prefilled, model, ids, engine.piece if engine.piece > 1 else 0)
+            hit = seconds(continued, engine, ids, state, held)
             ratios.append(miss / hit)
         found[f"hit_of_{n}"] = {"computed": n - held, "speedup": round(statistics.median(ratios), 1)}
         print(n, found[f"hit_of_{n}"], flush=True)
@@ -170,6 +175,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[200, 830, 2000], help="prompts of --times")
     parser.add_argument("--times", action="store_true", help="what pieces cost, in place of answers that differ")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -181,7 +187,7 @@ def main() -> None:
             options.output.write_text(json.dumps(report, indent=2) + "\n")
 
     if options.times:
-        write(times(engine, options.repeats))
+        write(times(engine, options.repeats, options.lengths))
     else:
         differences(engine, options.prompts, options.tokens, write)
 
