@@ -264,7 +264,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
             rows=planned.rows() if planned is not None and kept else None,
             arithmetic=next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), ""),
-            bitwise=planned is None and used is cache and (held == 0 or piece > 1),
+            bitwise=planned is None and used is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
             continued=continuation(self.model, used, ids, place),
             approximate=used is not cache,
@@ -293,3 +293,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         if start is None or not held:
             return cache
         return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype, cache)
+
+
+def _compiled(model: Any) -> bool:
+    """Whether `model.compile()` was called: one shape may then be computed by two programs."""
+    return getattr(model, "_compiled_call_impl", None) is not None
