@@ -81,6 +81,8 @@ def answer_of(
         inject_ms=1e3 * completion.inject_s,
         bytes_loaded=completion.bytes_loaded,
         approximate=chosen.approximate or completion.approximate,
+        arithmetic=completion.arithmetic,
+        bitwise=completion.bitwise and not chosen.approximate,
         plans=str(replace(decision, plan=chosen)) if decision else "",
         label=completion.label,
     )

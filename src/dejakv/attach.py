@@ -36,8 +36,9 @@ def attach(
 ) -> Generator[HierarchicalCache, None, None]:
     """Caches what `model.generate` computes; it takes and returns what it always did.
 
-    Identity is token ids and pixels. By default only equal prefixes and equal prompts are reused, so answers stay what
-    they were; `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from similar prompts. A batch is
+    Identity is token ids and pixels. By default only equal prefixes and equal prompts are reused, so greedy answers stay
+    what they were (docs/exactness.md, also for low precision); `SemanticCacheConfig(reuse="adopt", index_encoder="model")`
+    also answers from similar prompts. A batch is
     served row by row. Calls that no stored state can serve (embeddings or a cache given by the caller, assisted
     decoding, hidden states of the whole prompt, a model in training mode) go to the model untouched; `on_record` is told of
     each with the reason. Before state is used the model is checked for changes, see docs/exactness.md; after a change that

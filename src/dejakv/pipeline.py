@@ -23,6 +23,7 @@ from dejakv.engines.base import (
     check_top_layer,
     costs_of,
     encoder_outputs_of,
+    reusable,
 )
 from dejakv.errands import Errands
 from dejakv.errors import InputError, ModelChangedError, ModelError
@@ -123,8 +124,9 @@ class Pipeline(Errands):
     def _saves(self, best: Arrangement) -> bool:
         """Whether the longer prefix takes less time than the order given. Without costs every longer one does."""
         assert self.cache is not None
-        costs = costs_of(self.engine, self.cache.config.costs)
-        return costs is None or costs.prefix_saves(best.held, best.given, best.tokens)
+        costs, piece = costs_of(self.engine, self.cache.config.costs), getattr(self.engine, "piece", 1)
+        held, given = (reusable(tokens, best.tokens, piece) for tokens in (best.held, best.given))
+        return costs is None or costs.prefix_saves(held, given, best.tokens)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.

@@ -30,6 +30,9 @@ class Record:
     plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
     order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
     reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty
+    arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty where the engine does not tell
+    bitwise     the prompt's scores are those of full computation in this engine bit for bit; else they may differ by rounding, which
+                in low precision changes an answer now and then
     label       what the text begins with where it is none that the model stands for (`UNSOUND_LABEL`), else empty
     """
 
@@ -54,6 +57,8 @@ class Record:
     bytes_loaded: int = 0
     stored: bool = False
     approximate: bool = False
+    arithmetic: str = ""
+    bitwise: bool = False
     plans: str = ""
     order: tuple[int, ...] = ()
     label: str = ""

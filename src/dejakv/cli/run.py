@@ -88,7 +88,7 @@ def run_command(
     reuse: Annotated[
         Text,
         _reuse(
-            help="exact (same answer), adopt (answer the donor's prompt), blend (mix donor state with recomputed rows) or top_layer (take "
+            help="exact (same answer: docs/exactness.md), adopt (answer the donor's prompt), blend (mix donor state with recomputed rows) or top_layer (take "
             "the top layer's state, in a layer-condensed model such as docs-lckv) "
             f"(default: {SemanticCacheConfig.reuse}; adopt if a threshold, a latent layer or a chunk source asks for similar prompts)."
         ),

@@ -39,6 +39,7 @@ class Prepared:
     epoch  what the engine's epoch was when state was looked up for it; empty if no state is to be used. An engine that
            finds another epoch before it computes raises ModelChangedError. `prepare` sets it where prompts of one length
            have an epoch of their own (`_own_epoch` of the transformers engine).
+    piece  tokens of the pieces in which the engine prefills prompts, so that exact state is reused piece by piece; 1: any number
     """
 
     request: Request
@@ -46,13 +47,35 @@ class Prepared:
     spans: tuple[Span, ...] = ()
     inputs: Any = field(default=None, repr=False)
     epoch: str = ""
+    piece: int = 1
+
+
+def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
+    """Where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind the picture that stands there; nowhere for 1.
+    What is behind the last of these places has a token at least. Longer prompts with this beginning are divided there as well."""
+    if piece == 1:
+        return []
+    ends = {
+        next((span.start + span.length for span in spans if span.start < place < span.start + span.length), place)
+        for place in range(piece, tokens, piece)
+    }
+    return sorted(end for end in ends if end < tokens)
+
+
+def reusable(held: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
+    """How many tokens of a prompt need not be computed if exact state of the first `held` is there: whole pieces, at most all
+    tokens but the last."""
+    if piece == 1:
+        return max(0, min(held, tokens - 1))
+    return max((place for place in pieces(tokens, piece, spans) if place <= held), default=0)
 
 
 @dataclass(frozen=True)
 class Start:
     """State to begin from: the KV of the first `tokens` tokens, exact for them. `chunk.tensor` may hold more tokens.
 
-    What an engine does with it: compute tokens `tokens..n-1` only. `tokens` is at most `n - 1`.
+    What an engine does with it: compute tokens `tokens..n-1` only. `tokens` is at most `n - 1`; of a prompt that is prefilled in
+    pieces, fewer are taken.
     """
 
     chunk: Chunk
@@ -87,6 +110,8 @@ class Completion:
     label            what must stand before `text` wherever it is shown (`records.UNSOUND_LABEL`); empty for an answer of the model's
     approximate      the engine decoded from less than the prompt's whole state (pruning); what `capture` returns is whole
     rows             what later blends may take from this one, None if nothing was blended
+    arithmetic       the model's dtype: `fp32`, `bf16`, `fp16`; empty if the engine does not tell
+    bitwise          the prompt's scores are those of full computation bit for bit
     shared           the caller is handed the state as well (in `details`): capture before it can change it
     continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
                      (teacher forcing), None if the engine cannot; for measurements
@@ -105,6 +130,8 @@ class Completion:
     label: str = ""
     approximate: bool = False
     rows: ComputedRows | None = None
+    arithmetic: str = ""
+    bitwise: bool = False
     shared: bool = False
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -105,13 +105,13 @@ def explain(
         ExplainedToken(i, here[i], int(s), there[s], float(found.similarity[i]), computed[i], bool(needed.forced[i]))
         for i, s in enumerate(found.source)
     )
-    plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs)
+    plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs, second.piece)
     return Explanation(tokens, report, completion.text, full.text, plans, donor, vars(config))
 
 
-def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None) -> str:
+def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None, piece: int) -> str:
     """What each way takes; a blend that was not made is not among them."""
-    ways = list(exact_ways(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs))
+    ways = list(exact_ways(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs, piece))
     if report.blended:
         blend = Plan("blend", (donor,), kept=held)
         took = costs.blending(report.share * tokens, tokens, blend.loaded(tokens)) if costs else None

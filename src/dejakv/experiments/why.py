@@ -7,7 +7,7 @@ from typing import Any
 from dejakv.build import build_cache, build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import NO_STATE, Completion, Prepared, costs_of
+from dejakv.engines.base import NO_STATE, Completion, Prepared, costs_of, reusable
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.finished_run import finished_rows, finished_settings
@@ -18,6 +18,7 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent, Watch
 from dejakv.find.ask import Ask
+from dejakv.find.candidates import exact_ways
 from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Finder
@@ -117,7 +118,7 @@ def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
             method=decision.plan.method,
             donor=_name(decision.plan.donors[0]) if decision.plan.donors else "",
             reason=decision.plan.reason,
-            costs=_costs(decision, settings.cache),
+            costs=_costs(decision, settings.cache, prepared.piece),
             recorded=_recorded(rows.get(sample_id)),
             settings=settings,
         )
@@ -165,14 +166,17 @@ def _runs(cache: HierarchicalCache, prepared: Prepared, tokenizer: Any) -> tuple
     return tuple(found)
 
 
-def _costs(decision: Decision, config: SemanticCacheConfig) -> dict[str, int | None]:
+def _costs(decision: Decision, config: SemanticCacheConfig, piece: int) -> dict[str, int | None]:
     tokens, found = decision.tokens, decision.found
-    costs: dict[str, int | None] = {"none": tokens, "prefix": tokens - (found.prefix[0].tokens if found.prefix else 0)}
+    held = max(way.plan.reused for way in exact_ways(tokens, found, None, piece))
+    costs: dict[str, int | None] = {"none": tokens, "prefix": tokens - held}
     same = bool(found.donors) and found.donors[0].id == decision.key
-    costs["exact"] = 1 if same else None
+    costs["exact"] = tokens - reusable(tokens, tokens, piece) if same else None
     piecewise = "top_layer" if config.reuse == "top_layer" else "blend"
     for method in ("adopt", piecewise):
-        chosen = plan(tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail).plan
+        chosen = plan(
+            tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail, piece=piece
+        ).plan
         costs[method] = tokens - chosen.reused if chosen.method == method else None
     return costs
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dejakv.costs import Costs
+from dejakv.engines.base import reusable
 from dejakv.find.ask import Ask
 from dejakv.find.found import Found
 from dejakv.find.ways import Plan
@@ -61,30 +62,33 @@ class MostRows:
         return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
 
 
-def exact_ways(tokens: int, found: Found, costs: Costs | None) -> Iterator[Candidate]:
-    """Those that change no answer and are there for every prompt: in full, and behind the exact prefix."""
+def exact_ways(tokens: int, found: Found, costs: Costs | None, piece: int = 1) -> Iterator[Candidate]:
+    """Those that change no answer and are there for every prompt: in full, and behind the exact prefix. `piece`: see `Prepared`."""
     yield Candidate(Plan("none"), costs.full(tokens) if costs else None)
     if found.prefix is not None:
         hit, meta = found.prefix
-        took = costs.prefix(hit.tokens, tokens) if costs else None
-        yield Candidate(Plan("prefix", (meta,), None, hit.tokens), took)
+        held = reusable(hit.tokens, tokens, piece, meta.spans)
+        if held:
+            yield Candidate(Plan("prefix", (meta,), None, held), costs.prefix(held, tokens) if costs else None)
 
 
 def approximate_ways(
-    tokens: int, found: Found, ask: Ask, costs: Costs | None, *, share: float, most: int, tail: int
+    tokens: int, found: Found, ask: Ask, costs: Costs | None, *, share: float, most: int, tail: int, piece: int = 1
 ) -> Iterator[Candidate]:
     """What the donors are good for, by the method that was asked for.
 
     share  rows that a blend computes at least, of those that are not exact; what no donor holds is computed in any case
     most   donors that a blend takes
     tail   rows that `top_layer` computes at least
+    piece  see `Prepared`
     """
     donors = found.donors
     if ask.method == "adopt":
-        plan = Plan("adopt", donors, found.match, tokens - 1)
-        # The donor's own prompt runs, all but its last token from its state.
+        # The donor's own prompt runs, from its own state.
         length = donors[0].num_tokens
-        yield Candidate(plan, costs.prefix(length - 1, length) if costs else None)
+        held = reusable(length, length, piece, donors[0].spans)
+        plan = Plan("adopt", donors, found.match, tokens - (length - held))
+        yield Candidate(plan, costs.prefix(held, length) if costs else None)
         return
     if ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
         rows = min(tokens, max(tail, found.new(tokens, 0)))

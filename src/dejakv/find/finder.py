@@ -102,7 +102,7 @@ class Finder:
         planned = plan(
             tokens, found, ask, same=bool(found.donors) and found.donors[0].id == key, min_gain=config.min_gain,
             share=config.blend.share, most=self._most(ask), tail=config.top_layer_tail, costs=costs,
-            guards=self.plan_guards,
+            guards=self.plan_guards, piece=prepared.piece,
         )  # fmt: skip
         planned, trial = bound_by(self.bounded, config, prepared, found, ask, planned)
         chosen, partition = planned.plan, query.request.partition
@@ -131,7 +131,7 @@ class Finder:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         key, query = self._asked(prepared)
         found = Found(prefix=self._longest_prefix(prepared, key) if self.config.exact_prefix else None)
-        planned = plan(len(prepared.token_ids), found, Ask(), costs=costs)
+        planned = plan(len(prepared.token_ids), found, Ask(), costs=costs, piece=prepared.piece)
         return Decision(key, len(prepared.token_ids), Ask(), planned.plan, planned.exact, found, query, {})
 
     def fill(self) -> None:

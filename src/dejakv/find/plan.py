@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dejakv.costs import MAX_SHARE, Costs
+from dejakv.engines.base import reusable
 from dejakv.find.ask import Ask
 from dejakv.find.candidates import Candidate, LeastGain, MostRows, PlanGuard, approximate_ways, exact_ways
 from dejakv.find.found import Found
@@ -42,6 +43,7 @@ def plan(
     tail: int = 1,
     costs: Costs | None = None,
     guards: Sequence[PlanGuard] = (),
+    piece: int = 1,
 ) -> Planned:
     """Chooses for a prompt of `tokens` tokens.
 
@@ -52,14 +54,19 @@ def plan(
     tail      rows that `top_layer` would compute at least
     costs     what rows, bytes and blends take; None: not known
     guards    asked beside `LeastGain` and `MostRows`
+    piece     see `Prepared`
     """
-    ways = tuple(exact_ways(tokens, found, costs))
+    ways = tuple(exact_ways(tokens, found, costs, piece))
     exact = _cheapest(ways).plan
     if found.match is None or not found.donors:
         return Planned(replace(exact, reason=found.refused), exact, ways)
     if same:
-        chosen = Plan("exact", found.donors[:1], found.match, tokens - 1)
-        took = costs.prefix(tokens - 1, tokens) if costs else None
+        held = reusable(tokens, tokens, piece, found.donors[0].spans)
+        if not held:
+            reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
+            return Planned(Plan("none", reason=reason), exact, ways)
+        chosen = Plan("exact", found.donors[:1], found.match, held)
+        took = costs.prefix(held, tokens) if costs else None
         return Planned(chosen, exact, (*ways, Candidate(chosen, took)))
     if ask.method == "exact":
         level = found.match.level
@@ -70,7 +77,7 @@ def plan(
     judges = (LeastGain(min_gain), MostRows(MAX_SHARE), *guards)
     others = tuple(
         replace(way, refused=next(filter(None, (judge.refuses(way.plan, tokens, exact) for judge in judges)), ""))
-        for way in approximate_ways(tokens, found, ask, costs, share=share, most=most, tail=tail)
+        for way in approximate_ways(tokens, found, ask, costs, share=share, most=most, tail=tail, piece=piece)
     )
     admitted = [way for way in others if not way.refused]
     if not admitted:

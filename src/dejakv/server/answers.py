@@ -31,6 +31,8 @@ def provenance(answer: Answer) -> dict[str, Any]:
         "reuse": record.method,
         "score": record.score,
         "approximate": record.approximate,
+        "arithmetic": record.arithmetic,
+        "bitwise": record.bitwise,
         "reason": record.reason,
         "order": list(record.order),
         "tokens_reused": record.reused_tokens,

@@ -52,6 +52,8 @@ def response(answer: Answer, service: Service, request: Request, wanted: str | N
         level=record.level,
         reuse=record.method,
         approximate=record.approximate,
+        arithmetic=record.arithmetic,
+        bitwise=record.bitwise,
         reason=record.reason,
         tokens_reused=record.reused_tokens,
         tokens_computed=record.computed_tokens,

@@ -45,7 +45,7 @@ class Timings(BaseModel):
 class GenerateResponse(BaseModel):
     """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
     `store_key` is null for an approximate answer, whose state is never kept as its prompt's. `reason`: why state that was found was not used,
-    or why the prompt ran exactly; empty if there is nothing to say."""
+    or why the prompt ran exactly; empty if there is nothing to say. `arithmetic` and `bitwise`: see `Record`."""
 
     text: str
     used_semshare: bool
@@ -56,6 +56,8 @@ class GenerateResponse(BaseModel):
     level: str
     reuse: str
     approximate: bool
+    arithmetic: str
+    bitwise: bool
     reason: str
     tokens_reused: int
     tokens_computed: int

@@ -85,7 +85,7 @@ def test_another_prompt_continues_from_a_shared_prefix(name: str) -> None:
 def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         engine = text_engine("qwen2", dtype)
-        prepared = engine.prepare(request(PROMPT))
+        prepared = engine.prepare(request(" ".join([PROMPT] * 12)))
         whole = engine.run(prepared)
         tensor = whole.capture()
         assert tensor is not None
@@ -117,13 +117,17 @@ def test_capture_holds_the_prompt_only_and_a_hit_captures_the_same() -> None:
     np.testing.assert_allclose(one.data, two.data, atol=1e-5)
 
 
-def test_bfloat16_stays_within_the_rounding_of_stock_transformers() -> None:
-    engine = text_engine("llama", torch.bfloat16)
-    prepared = engine.prepare(request(PROMPT))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.dtype) -> None:
+    engine = text_engine("llama", dtype)
+    prepared = engine.prepare(request(" ".join([PROMPT] * 12)))
+    n, piece = len(prepared.token_ids), engine.piece
+    assert piece < n < 2 * piece
     chunk = chunk_of(engine, prepared, engine.run(prepared))
-    expected = logits(engine, prepared, None)[0]
-    got = logits(engine, prepared, Start(chunk, len(prepared.token_ids) - 1))[0]
-    assert (got - expected).abs().max() < 0.1 * expected.std()
+    expected = logits(engine, prepared, None)
+    for tokens, taken in ((piece - 1, 0), (piece, piece), (n - 1, piece)):
+        assert torch.equal(logits(engine, prepared, Start(chunk, tokens)), expected)
+        assert engine.run(prepared, start=Start(chunk, tokens)).computed_tokens == n - taken
 
 
 def test_eager_attention_reuses_exactly_too() -> None:
@@ -140,9 +144,12 @@ def test_state_of_another_model_is_refused() -> None:
     chunk = chunk_of(one, prepared, one.run(prepared))
     with pytest.raises(ModelError, match="another model"):
         other.run(prepared, start=Start(chunk, 3))
-    blank = replace(chunk, meta=replace(chunk.meta, epoch=""))
+    long = one.prepare(request(" ".join([PROMPT] * 12)))
+    blank = chunk_of(one, long, one.run(long))
+    blank = replace(blank, meta=replace(blank.meta, epoch=""))
+    half = text_engine("llama", torch.bfloat16)
     with pytest.raises(ModelError, match="dtype"):
-        text_engine("llama", torch.bfloat16).run(prepared, start=Start(blank, 3))
+        half.run(long, start=Start(blank, half.piece))
     cut = replace(blank, tensor=Tensor(chunk.tensor.data[0], "F32"))
     with pytest.raises(ModelError, match="stored by something else"):
         one.run(prepared, start=Start(cut, 3))

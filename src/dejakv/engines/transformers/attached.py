@@ -116,7 +116,7 @@ class AttachedModel(TransformersEngine):
         text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
         self._count += 1
         request = Request(f"generate-{self._count}", text, text, row.media, self._partition)
-        return Prepared(request, row.token_ids, spans)
+        return Prepared(request, row.token_ids, spans, piece=self.piece)
 
     def _serve(self, prepared: Prepared, options: Mapping[str, Any]) -> Any:
         """One prompt through the pipeline; the output with this prompt's tokens in front, whoever's state served it."""

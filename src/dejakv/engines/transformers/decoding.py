@@ -133,19 +133,22 @@ def generate(
     return type(model).generate(model, input_ids=ids, **arguments)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def prefill(
     model: Any, ids: torch.Tensor, cache: Cache, held: int, positions: torch.Tensor | None, features: Mapping[str, Any]
 ) -> None:
-    """All of `ids` `[1, n]` but the last token into a cache that holds the first `held`: once, before beams multiply it."""
+    """All of `ids` `[1, n]` into a cache that holds the first `held`, as `generate` does with a piece of a prompt."""
     n = ids.shape[1]
     place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
+    last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     model(
-        input_ids=ids[:, held : n - 1],
+        input_ids=ids[:, held:],
         past_key_values=cache,
-        position_ids=place[..., held : n - 1],
+        attention_mask=torch.ones_like(ids),
+        position_ids=place[..., held:n],
         use_cache=True,
         return_dict=True,
+        **last,
         **features,
     )
 

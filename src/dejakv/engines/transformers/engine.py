@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from dejakv.config.reuse import PrunePolicy
 from dejakv.costs import Costs
-from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start
+from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start, pieces
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.capabilities import (
     Capabilities,
@@ -34,8 +34,8 @@ from dejakv.engines.transformers.embeddings import Embeddings
 from dejakv.engines.transformers.features import given_features
 from dejakv.engines.transformers.first_logits import asking
 from dejakv.engines.transformers.hidden_keys import left_out
-from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, usable
-from dejakv.engines.transformers.loading import load
+from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, piece_of, usable
+from dejakv.engines.transformers.loading import DTYPES, load
 from dejakv.engines.transformers.pictures import vision_base
 from dejakv.engines.transformers.planned import Planned
 from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, text_ids
@@ -123,6 +123,11 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         return int(limit) if limit else 1 << 30
 
     @property
+    def piece(self) -> int:
+        """See `Prepared`."""
+        return piece_of(self.model) if self.capabilities.reuse else 1
+
+    @property
     def encoder_cache(self) -> Any:
         """The registry of tower outputs, None if there is none."""
         return self.vision.registry if self.vision is not None else None
@@ -153,7 +158,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         else:
             ids, spans = text_ids(self.tokenizer, request.prompt), ()
         check_length(self.context, len(ids))
-        return Prepared(request, tuple(ids), spans, epoch=self._own_epoch(len(ids)))
+        return Prepared(request, tuple(ids), spans, epoch=self._own_epoch(len(ids)), piece=self.piece)
 
     def run(
         self,
@@ -203,13 +208,9 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         with self._lock:
             self._check_model(prepared.epoch, n)
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-            held = (
-                0
-                if planned is not None
-                else usable(start, n, self._watch.epoch_for(n))
-                if self.capabilities.reuse
-                else 0
-            )
+            piece, spans = self.piece, prepared.spans
+            reuses = planned is None and self.capabilities.reuse
+            held = usable(start, n, self._watch.epoch_for(n), piece, spans) if reuses else 0
             held = held if self._watch.continues(held, n) else 0
             cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
             if held and start is not None:
@@ -221,17 +222,31 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             if self.vision is not None and prepared.spans:
                 rows, runs = self.vision.rows(prepared, held)
             beams = decoding.width(self.model, arguments)
-            visible = partial(left_out, self.model, self._attention)
-            if beams > 1 and planned is None and cache is not None:
-                if n - held > 1 and self._watch.continues(n - 1, n):
-                    with given_features(self._base, rows) as features, visible(), self._watch.tables_of(n):
-                        decoding.prefill(self.model, ids, cache, held, extra.get("position_ids"), features)
-                    rows = None
-                cache.batch_repeat_interleave(beams)
+            # What leaves keys out divides the rows in its own way.
+            visible = partial(left_out, self.model, self._attention) if planned or piece == 1 else nullcontext
+            at = held
+            if planned is None and cache is not None:
+                stops = [stop for stop in pieces(n, piece, spans) if stop > held]
+                if beams > 1 and n - 1 > max([held, *stops]):
+                    stops.append(n - 1)
+                if stops and not self._watch.continues(stops[-1], n):
+                    stops = []  # the model would compute the prompt anew
+                for stop in stops:
+                    own, rows = rows.divided(sum(at <= span.start < stop for span in spans)) if rows else (None, None)
+                    with (
+                        given_features(self._base, own) as features,
+                        self._skipping(),
+                        visible(),
+                        self._watch.tables_of(n),
+                    ):
+                        decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
+                    at = stop
+                if beams > 1:
+                    cache.batch_repeat_interleave(beams)
             used = cache
             if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
                 with given_features(self._base, rows) as features:  # it looks at whole attention calls
-                    used = prefill_pruned(self.model, ids, cache, held, place, features, self.pruning)
+                    used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
                 rows = None
             with given_features(self._base, rows) as features, self._skipping(), visible():
                 output = decoding.generate(
@@ -245,13 +260,15 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
                 )
             # A model that changed while it ran made state that is of neither.
             kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+            if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
+                kept = False  # the last piece was not computed as one
             self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
         if beams > 1 and on_token is not None:
-            pieces = decoding.Detokenizer(self.tokenizer)
+            texts = decoding.Detokenizer(self.tokenizer)
             for token in tokens:
-                on_token(token, pieces.add(token))
+                on_token(token, texts.add(token))
         now = time.perf_counter()
         computed = planned.computed_tokens() if planned is not None else n - held
         if planned is None and clock.first and not runs and beams == 1:
@@ -268,6 +285,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             bytes_loaded=loaded,
             capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
             rows=planned.rows() if planned is not None and kept else None,
+            arithmetic=next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), ""),
+            bitwise=planned is None and used is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
             continued=continuation(self.model, used, ids, place),
             approximate=used is not cache,
@@ -296,3 +315,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         if start is None or not held:
             return cache
         return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype, cache)
+
+
+def _compiled(model: Any) -> bool:
+    """Whether `model.compile()` was called: one shape may then be computed by two programs."""
+    return getattr(model, "_compiled_call_impl", None) is not None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ class ImageRows:
 
     parts: tuple[torch.Tensor, ...]
     whole: bool
+
+    def divided(self, pictures: int) -> "tuple[ImageRows, ImageRows]":
+        """The rows of the first `pictures`, and of the others."""
+        return replace(self, parts=self.parts[:pictures]), replace(self, parts=self.parts[pictures:])
 
     def output(self, device: torch.device, dtype: torch.dtype) -> Any:
         parts = [part.to(device, dtype) for part in self.parts]

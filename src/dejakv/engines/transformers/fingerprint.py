@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from dejakv.engines.transformers.kv import piece_of
 from dejakv.identity import digest_of
 
 LAYOUT = 2
@@ -22,6 +23,7 @@ def epoch_parts(model: Any, attention: str) -> Mapping[str, object]:
         "transformers": transformers.__version__,
         "class": type(model).__name__,
         "dtype": str(model.dtype),
+        "piece": piece_of(model),
         "attention": attention,
     }
 

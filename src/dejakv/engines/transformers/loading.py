@@ -23,7 +23,7 @@ from dejakv.models import resolve
 from dejakv.models.gguf import SUFFIX, load_gguf
 from dejakv.models.lckv.register import register
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
     """Raises: ConfigError for a wrong option, ModelError for a model that is missing, damaged or of no known kind."""
     if attn not in ATTENTION:
         raise ConfigError(f"attn={attn!r} cannot continue from stored state: choose {' or '.join(ATTENTION)}")
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(_DTYPES)}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(DTYPES)}")
     found = resolve(name)
     place = _device(device)
     if isinstance(found, Path) and found.suffix == SUFFIX:
-        model, tokenizer = load_gguf(found, dtype=_DTYPES.get(dtype, dtype), attn_implementation=attn)
+        model, tokenizer = load_gguf(found, dtype=DTYPES.get(dtype, dtype), attn_implementation=attn)
         return Loaded(model.to(place), tokenizer, None)
     where = str(found)
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
@@ -59,7 +59,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         with no_bars():
             model = kind.from_pretrained(
                 where,
-                dtype="auto" if dtype == "auto" else _DTYPES[dtype],
+                dtype="auto" if dtype == "auto" else DTYPES[dtype],
                 attn_implementation=attn,
                 trust_remote_code=trust_remote_code,
             )
