@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.errors import InputError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.fidelity import STEPS, fidelity
 from dejakv.experiments.labels import Labels, labelled
@@ -14,7 +16,7 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.sizes import sizes_of
-from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.summary import Outcome, Row, exact_of
 from dejakv.experiments.watch import Watch
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
@@ -54,7 +56,8 @@ def compare(
     if cache is not None:
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
     if settings.noise_floor and not stopped:
-        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
+        able = [sample for sample, row in zip(chosen, rows, strict=True) if not row.error]
+        requests = [prompter.request(sample, sampling) for sample in able[: settings.noise_floor]]
         sizes["noise_floor"] = noise_floor(engine, requests, watch, differs_of(settings.cache.differs))
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
@@ -76,6 +79,8 @@ def serve_all(
 ) -> tuple[tuple[Row, ...], bool]:
     """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
 
+    A sample that cannot run (InputError) is a row with its reason, and the others go on.
+
     log  records each finished row. Rows already in it are not measured again: their prompts only fill the arms' caches, so
          that later samples meet the same caches
     """
@@ -83,14 +88,17 @@ def serve_all(
     rows = list(log.rows) if log is not None else []
     try:
         watch.stage("warming up")
-        for sample in chosen[:WARM_UP]:
-            Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
-        _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], rows, watch)
+        _warm_up(engine, chosen, prompter, sampling)
+        done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
+        _refill(pipelines, [prompter.request(sample, sampling) for sample, _ in done], [row for _, row in done], watch)
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
-            request = prompter.request(sample, sampling)
-            row = _serve(pipelines, sample, request, labels, first=number)
-            _learn(pipelines, request, row)
+            try:
+                request = prompter.request(sample, sampling)
+                row = _serve(pipelines, sample, request, labels, first=number)
+                _learn(pipelines, request, row)
+            except InputError as error:
+                row = Row(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
             rows.append(row)
             if log is not None:
                 log.append(row)
@@ -98,6 +106,24 @@ def serve_all(
     except KeyboardInterrupt:
         return tuple(rows), True
     return tuple(rows), False
+
+
+def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
+    """Runs the first samples that can run, outside of all figures."""
+    left = WARM_UP
+    for sample in chosen:
+        if not left:
+            return
+        with suppress(InputError):
+            Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
+            left -= 1
+
+
+def check_ran(errors: Mapping[str, str], of: int) -> None:
+    """Raises: InputError if of so many samples none could run: then it is no fault of single ones."""
+    if of and len(errors) == of:
+        first, reason = next(iter(errors.items()))
+        raise InputError(f"sample {first} could not run{f', nor any other of {of}' if of > 1 else ''}: {reason}")
 
 
 def close_all(pipelines: Mapping[str, Pipeline]) -> None:
@@ -118,7 +144,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         waited[name] = _flush(pipelines[name])
     for pipeline in pipelines.values():
         _idle(pipeline)
-    full = answers.get("none")
+    full = exact_of(answers)
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
     outcomes: dict[str, Outcome] = {}
@@ -129,11 +155,11 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         hit = labelled(pipelines[name], request, answer, full, labels, near, got)
         start = answer.token_ids[0] if answer.token_ids else None
         outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit)
-    return Row(sample.id, sample.question, sample.answer, outcomes)
+    return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
 
 def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
-    """Tells each cache whether its answer was the `none` arm's, so that a donor that was wrong is not offered again."""
+    """Tells each cache whether its answer was the exact one, so that a donor that was wrong is not offered again."""
     for name, pipeline in pipelines.items():
         agreed = row.agrees(name)
         if pipeline.cache is not None and agreed is not None:

@@ -88,7 +88,9 @@ def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
     place, rows, watch = known.index(sample_id), _rows(folder), watch or Silent()
     watch.stage(f"loading {settings.model}")
     with opened(settings) as engine:
-        prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
+        prompter = Prompter(
+            open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
+        )
         config = replace(settings.cache, cache_dir=None, error_bound=None)  # nothing runs from which a gate could learn
         cache = build_cache(config, engine, store=MemoryStore(), background=False)
         costs = costs_of(engine, settings.cache.costs)
