@@ -84,13 +84,14 @@ def serve_all(
     log  records each finished row. Rows already in it are not measured again: their prompts only fill the arms' caches, so
          that later samples meet the same caches
     """
-    sampling, labels = sampling_of(settings), Labels(pipelines)
+    sampling = sampling_of(settings)
     rows = list(log.rows) if log is not None else []
     try:
         watch.stage("warming up")
         _warm_up(engine, chosen, prompter, sampling)
         done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
         _refill(pipelines, [prompter.request(sample, sampling) for sample, _ in done], [row for _, row in done], watch)
+        labels = Labels(pipelines)  # those of the rows that are done are known
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             try:
@@ -152,7 +153,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answer = answers[name]
         got = answer.completion.continued(tokens) if wanted is not None else None
         near = fidelity(wanted, got)
-        hit = labelled(pipelines[name], request, answer, full, labels, near, got)
+        hit = labelled(pipelines[name], request, answer, full, labels, wanted, got)
         start = answer.token_ids[0] if answer.token_ids else None
         outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit)
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)

@@ -41,7 +41,10 @@ def run_section(folder: Path, summary: Mapping[str, Any], prefix: str) -> Sectio
     told = read_object(folder / SETTINGS)
     made = [command(run_command_of(told))] if told else []
     if "arms" not in summary:
-        return Section(title, [paragraph(*summary.get("implied", ()), *not_run_in_words(dict(summary))), *_dry(summary, prefix), *made])
+        return Section(
+            title,
+            [paragraph(*summary.get("implied", ()), *not_run_in_words(dict(summary))), *_dry(summary, prefix), *made],
+        )
     rows = [row for row in finished_rows(folder) if not row.error]
     words = [*in_plain_words(dict(summary)), *not_run_in_words(dict(summary))]
     drawn = [chart for chart in (_levels(summary, prefix), *_savings(summary, prefix), _waiting(rows, prefix)) if chart]
