@@ -155,8 +155,17 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         near = fidelity(wanted, got)
         hit = labelled(pipelines[name], request, answer, full, labels, wanted, got)
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit)
+        shown = answer.record, answer.text, answer.cached_answer, start, near, waited[name], hit
+        outcomes[name] = Outcome(*shown, donors_of(answer))
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
+
+
+def donors_of(answer: Answer) -> tuple[str, ...]:
+    """Names of the requests whose state an answer used, best first."""
+    decision, method = answer.decision, answer.record.method
+    ways = (decision.plan, decision.exact) if decision is not None else ()
+    ran = next((way for way in ways if way.method == method), None)
+    return tuple(str(donor.metadata.get("request", donor.id)) for donor in ran.donors) if ran is not None else ()
 
 
 def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
@@ -173,12 +182,16 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
     for request, row in zip(requests, rows, strict=True):
-        short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
-            pipeline.answer(request if _labels_whole_answers(pipeline) else short)
+            pipeline.answer(request if _labels_whole_answers(pipeline) else shortened(request))
             _flush(pipeline)
             _idle(pipeline)
         _learn(pipelines, request, row)
+
+
+def shortened(request: Request) -> Request:
+    """The request with an answer of one token, which computes and keeps what the whole one does of the prompt."""
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=1))
 
 
 def _labels_whole_answers(pipeline: Pipeline) -> bool:

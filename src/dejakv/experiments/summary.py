@@ -21,6 +21,7 @@ class Outcome:
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how close it is to the `none` arm, if the engine can measure it
     hit            the approximate plan that was chosen, and whether its answer is wrong, where that is known
+    donors         names of the requests whose state the answer used, best first; one that gave several chunks is named as often
     flush_ms       time after the answer until its state was stored, milliseconds; not part of the request's times
     """
 
@@ -31,10 +32,16 @@ class Outcome:
     fidelity: Fidelity | None = None
     flush_ms: float = 0.0
     hit: LabelledHit | None = None
+    donors: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line in `samples.jsonl`."""
-        own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
+        own = {
+            "text": self.text,
+            "cached_answer": self.cached_answer,
+            "first_token": self.first_token,
+            "donors": self.donors,
+        }
         near = asdict(self.fidelity) if self.fidelity is not None else None
         hit = asdict(self.hit) if self.hit is not None else None
         return {**self.record.as_dict(), **own, "fidelity": near, "flush_ms": self.flush_ms, "hit": hit}
@@ -54,6 +61,7 @@ class Outcome:
             Fidelity(**near) if near is not None else None,
             values.get("flush_ms", 0.0),  # nor do they have this
             read(values.get("hit")),  # and this
+            tuple(values.get("donors", ())),  # and these
         )
 
     @property
