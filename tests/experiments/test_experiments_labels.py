@@ -87,7 +87,17 @@ def test_labels_under_a_bound_have_all_that_a_replay_orders_by(bounded: Any, pla
     assert all(0 < hit.computed < 1 for hit in hits)
     assert (hits[0].request, hits[0].computed_tokens) == (served.request, served.computed_tokens)
     assert (hits[0].kl, hits[0].margin) == (pytest.approx(served.kl, abs=1e-5), pytest.approx(served.margin, abs=1e-4))
-    command = ["replay", str(bounded.output / "labels.jsonl"), "--orders", "3", "--slow", "0", "--late", "--bound", "0.3"]
+    command = [
+        "replay",
+        str(bounded.output / "labels.jsonl"),
+        "--orders",
+        "3",
+        "--slow",
+        "0",
+        "--late",
+        "--bound",
+        "0.3",
+    ]
     assert trust_benchmark([*command, "--json", str(tmp_path / "replay.json")]) == 0
     assert json.loads((tmp_path / "replay.json").read_text())["hits"] == PILOT + HITS
 
