@@ -117,8 +117,9 @@ class Labeller:
         if audits is None or audit is None:
             return False
         tried: dict[str, float] = {}
+        reused: Seen | None = None
         try:
-            wrong = self._wrong(audit, audits, tried, begun)
+            wrong, reused = self._judged(audit, audits, tried, begun)
         except (_Unlabelled, ModelChangedError):
             audits.lose(audit)
             return True
@@ -130,11 +131,13 @@ class Labeller:
         except BaseException:  # the process is being ended
             audits.learn(audit, True)
             raise
-        audits.learn(audit, wrong, tried)
+        audits.learn(audit, wrong, tried, reused)
         return True
 
-    def _wrong(self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float], begun: int) -> bool:
-        """`tried`: gets what the approximate plan's first token shows. `begun`: `removals.mark()` when the hit was taken."""
+    def _judged(
+        self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float], begun: int
+    ) -> tuple[bool, Seen]:
+        """Whether the approximate answer is wrong, and that answer. `tried`: gets what the approximate plan's first token shows. `begun`: `removals.mark()` when the hit was taken."""
         trial = audit.decision.trial
         assert trial is not None
         differs, served = audits.differs, audit.draw.served
@@ -171,7 +174,7 @@ class Labeller:
                     raise _Unlabelled
                 reused = seen(completion)
         go_on(0, "")
-        return differs.wrong(audit.request, full, reused)
+        return differs.wrong(audit.request, full, reused), reused
 
     def _in_full(self, prepared: Prepared, clock: FirstToken, begun: int) -> Seen:
         """The answer of full computation, behind the exact prefix if there is one. Its state is stored for the time that its request
@@ -191,7 +194,7 @@ class Labeller:
 
 def seen(completion: Completion) -> Seen:
     """An answer as it is compared."""
-    return Seen(completion.text, completion.token_ids, completion.continued)
+    return Seen(completion.text, completion.token_ids, completion.continued, completion.computed_tokens)
 
 
 def known(request: Request, completion: Completion, differs: Differs) -> Seen | None:

@@ -164,3 +164,10 @@ def test_wrong_files_and_options(tmp_path: Path) -> None:
         SessionsDataset(write(tmp_path / "b.json", [3]))
     with pytest.raises(ConfigError, match="give 0 or more"):
         open_dataset("sessions", DatasetOptions(), WorkloadOptions(window=-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 5}, {"compact_tools": 0}])
+def test_every_sample_has_an_id_of_its_own(options: dict[str, int]) -> None:
+    ids = [sample.id for sample in SessionsDataset(**options)]
+    assert len(set(ids)) == len(ids) > 100
+    assert ids == [sample.id for sample in SessionsDataset()]

@@ -13,11 +13,11 @@ from dejakv.records import Record
 
 
 def row(number: int, none: str, cache: str, prefix_ms: float = 100.0, cache_ms: float = 50.0) -> Row:
-    def outcome(text: str, ms: float) -> Outcome:
-        record = Record(str(number), prompt_tokens=10, computed_tokens=5, ttft_ms=ms, score=0.5)
+    def outcome(text: str, ms: float, computed: int = 5) -> Outcome:
+        record = Record(str(number), prompt_tokens=10, computed_tokens=computed, ttft_ms=ms, score=0.5)
         return Outcome(record, text, None, ord(text[0]) if text else None)
 
-    arms = {"none": outcome(none, 200.0), "prefix": outcome(none, prefix_ms), "cache": outcome(cache, cache_ms)}
+    arms = {"none": outcome(none, 200.0, 10), "prefix": outcome(none, prefix_ms), "cache": outcome(cache, cache_ms)}
     return Row(f"s{number}", f"question {number}", "expected", arms)
 
 

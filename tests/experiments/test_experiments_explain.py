@@ -1,12 +1,16 @@
 """The two forms in which a blend is explained: legible without colours, and complete as a page."""
 
 import io
+import random
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from dejakv.datasets.docs import ask, make_document, prompt_of
 from dejakv.experiments.explain import MARKS, explain, to_html, to_terminal
+from dejakv.reuse.blend import BlendConfig
+from dejakv.reuse.quality import quality_of
 
 DONOR = "<s> Ann lives in Paris. Bob lives in Rome. Dan lives in Oslo. <q> Where does Bob live? <a>"
 TARGET = "<s> Ann lives in Paris. Bob lives in Lima. Dan lives in Oslo. <q> Where does Bob live? <a>"
@@ -47,3 +51,22 @@ def test_the_page_has_the_donor_the_map_the_model_and_the_settings(explained: An
 
 def test_tokens_and_rows_do_not_contradict_each_other(explained: Any) -> None:
     assert "a token has a row in each layer" in explained.summary
+
+
+def test_strict_computes_more_unless_new_text_takes_its_share(docs_engine: Any) -> None:
+    """As the README says: the shares count what is new, and beyond them all qualities compute the same rows."""
+    rng = random.Random(5)
+    old, new = (make_document(rng, facts=12).text for _ in range(2))
+    asked = ask(make_document(rng, facts=5).facts[0], rng)
+    donor = prompt_of(old, asked)
+
+    def shares(target: str) -> list[float]:
+        named = [quality_of(name) for name in ("strict", "default", "loose")]
+        ways = [BlendConfig(selector=one.selector, share=one.share) for one in named]
+        return [round(explain(docs_engine, donor, target, way).report.share, 2) for way in ways]
+
+    strict, default, loose = shares(prompt_of(f"Ann lives in Rome. {old}", asked))
+    assert strict == pytest.approx(0.4, abs=0.02)
+    assert strict > default >= loose
+    strict, default, loose = shares(prompt_of(f"{old} {new}", asked))
+    assert strict == default == loose > 0.4

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.trust.__main__ import main as trust_benchmark
 from tests.asking import COSTS
 from tests.bounded import DOCUMENTS, stream
 from typer.testing import CliRunner
@@ -75,6 +76,30 @@ def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
     assert [hit.wrong for hit in hits] == [{"first": False}] * (PILOT + HITS)
     assert trust["explored_wrong"] == 0
     assert not any(row.arms["cache"].record.approximate for row in bounded.rows)
+
+
+def test_labels_under_a_bound_have_all_that_a_replay_orders_by(bounded: Any, plain: Any, tmp_path: Path) -> None:
+    """A hit that was held back is told of as one that was served: by the run of its label. (Later ones had other donors: the prompts
+    that the bound computed in full.)"""
+    hits = read_labels(bounded.output / "labels.jsonl")
+    served = read_labels(plain.output / "labels.jsonl")[0]
+    assert all(hit.margin is not None and hit.entropy is not None and hit.kl is not None for hit in hits)
+    assert all(0 < hit.computed < 1 for hit in hits)
+    assert (hits[0].request, hits[0].computed_tokens) == (served.request, served.computed_tokens)
+    assert (hits[0].kl, hits[0].margin) == (pytest.approx(served.kl, abs=1e-5), pytest.approx(served.margin, abs=1e-4))
+    command = [
+        "replay",
+        str(bounded.output / "labels.jsonl"),
+        "--orders",
+        "3",
+        "--slow",
+        "0",
+        "--late",
+        "--bound",
+        "0.3",
+    ]
+    assert trust_benchmark([*command, "--json", str(tmp_path / "replay.json")]) == 0
+    assert json.loads((tmp_path / "replay.json").read_text())["hits"] == PILOT + HITS
 
 
 def test_labels_cost_a_request_nothing(bounded: Any) -> None:

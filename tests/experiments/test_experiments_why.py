@@ -2,20 +2,26 @@
 
 import io
 import json
+import random
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.asking import COSTS as ASKED
 
 from dejakv.cli.main import app
+from dejakv.datasets.base import Sample
+from dejakv.datasets.docs import ask, make_document
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent
 from dejakv.experiments.why import why
-from dejakv.experiments.why_show import to_html, to_terminal
+from dejakv.experiments.why_show import in_words, to_html, to_terminal
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
 """Fixed, or other measurements may lead to another decision."""
@@ -102,3 +108,45 @@ def test_mistakes(
     assert ended.value.code == 2
     assert len(error.splitlines()) == 1
     assert says in error
+
+
+def chain(**_options: object) -> list[Sample]:
+    """A data set: prompts of two documents, of which the first was the second of the prompt before. From the third one on it is in
+    the rows that the blend before kept, and nowhere else."""
+    rng = random.Random(11)
+    texts = [make_document(rng, facts=12) for _ in range(7)]
+    return [
+        Sample(f"chain-{number}", ask(other.facts[0], random.Random(number)), context=f"{one.text} {other.text}")
+        for number, (one, other) in enumerate(pairwise(texts))
+    ]
+
+
+@pytest.fixture(scope="module")
+def blended(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose blends take rows that blends kept."""
+    output = tmp_path_factory.mktemp("blended")
+    chosen = {"dataset": f"{__name__}:chain", "max_new_tokens": 2}
+    cache = {"reuse": "blend", "costs": ASKED, "semantic_text": False}
+    run(settings_from("docs", {**chosen, "output": str(output)}, cache), engine=docs_engine)
+    return output
+
+
+def test_it_blends_as_the_run_did_with_the_rows_that_blends_kept(blended: Path) -> None:
+    lines = [json.loads(line) for line in (blended / "samples.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines[1:]):
+        ran, found = line["arms"]["cache"], why(blended, line["id"])
+        assert (ran["method"], set(ran["donors"])) == ("blend", {f"chain-{number}"})
+        assert (found.method, found.costs["blend"]) == ("blend", ran["computed_tokens"])
+        assert list(found.donors) == ran["donors"]
+        assert found.differs == ""
+
+
+def test_where_the_run_decided_otherwise_it_says_so(blended: Path, tmp_path: Path) -> None:
+    """As where two plans take nearly the same time, and other times were measured then."""
+    lines = [json.loads(line) for line in (blended / "samples.jsonl").read_text().splitlines()]
+    lines[-1]["arms"]["cache"] |= {"method": "prefix", "computed_tokens": 77, "donors": []}
+    for name in ("settings.json", "summary.json"):
+        (tmp_path / name).write_text((blended / name).read_text())
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = in_words(why(tmp_path, lines[-1]["id"]))
+    assert said[0].startswith("the run decided otherwise: prefix, 77 tokens computed; here blend, ")

@@ -151,5 +151,5 @@ def test_models_of_other_kinds(tmp_path: Path) -> None:
     assert label_of_the_same({0: "equivalent", 1: "not_equivalent"}, "mrpc") == 0
     with pytest.raises(ModelError, match="none of which says"):
         label_of_the_same({0: "sad", 1: "glad", 2: "mad"}, "feelings")
-    with pytest.raises(ModelError, match="leave cross_encoder (.--cross-encoder.) out"):
+    with pytest.raises(ModelError, match=r"leave cross_encoder (.--cross-encoder.) out"):
         CrossEncoder(str(tmp_path))

@@ -26,7 +26,7 @@ def run_and_show(
     if result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
     if result.stopped:
-        _stopped(f"after {result.summary['samples']} of {result.summary['stopped_before']} samples", result)
+        _stopped(f"after {len(result.rows)} of {result.summary['stopped_before']} samples", result)
 
 
 def _seeds(settings: RunSettings, count: int, log_samples: bool, resume: bool) -> None:

@@ -69,7 +69,7 @@ class _Figures:
         self._count = 0
 
     def add(self, row: Row) -> None:
-        self._count += 1
+        self._count += not row.error
         for name, outcome in row.arms.items():
             self._sums[name] = self._sums.get(name, 0.0) + outcome.record.ttft_ms
 
@@ -155,6 +155,8 @@ class _Lines:
 def line_of(row: Row) -> str:
     """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and why state that was found
     was not used."""
+    if row.error:
+        return f"[{row.sample_id}] could not run: {row.error}"
     arm = "cache" if "cache" in row.arms else next(iter(row.arms))
     record = row.arms[arm].record
     statuses = ", ".join(f"{name}={status}" for name, status in record.statuses.items())

@@ -30,6 +30,10 @@ def replay_command(
         int, typer.Option(min=0, help="Size of one token's state in bytes, to print budgets in bytes as well.")
     ] = 0,
     model: Annotated[str, typer.Option(help="Model whose tokenizer reads a log of prompts.")] = SHARES_MODEL,
+    raw_prompts: Annotated[
+        bool,
+        typer.Option("--raw-prompts", help="Read the field 'prompt' of a log as it stands, without a chat template."),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="New folder for replay.json, which `dejakv report` reads.")
     ] = None,
@@ -47,7 +51,7 @@ def replay_command(
     if output is not None:
         refuse_existing(output / "replay.json", "the replay")
         make_folder(output)
-    calls = load(trace, model, block)
+    calls = load(trace, model, block, raw_prompts=raw_prompts)
     with watching(Console(stderr=True), counts="replays") as watch:
         result = {**replay(calls, budget or DEFAULT_BUDGETS, bytes_per_token=bytes_per_token, watch=watch)}
     result["trace"] = trace.name

@@ -78,6 +78,13 @@ def run_command(
     max_samples: Annotated[Number, _data(help=f"Samples to run (default: {RunSettings.max_samples}).")] = None,
     shuffle_seed: Annotated[Number, _data(help="Shuffle the samples with this seed (default: not shuffled).")] = None,
     prompt_template: Annotated[Text, _data(help="Prompt text with {question} and {context}.")] = None,
+    raw_prompts: Annotated[
+        bool,
+        _data(
+            "--raw-prompts",
+            help="jsonl: send the field 'prompt' of a line as it stands, without a chat template.",
+        ),
+    ] = False,
     chunk_source: Annotated[
         Text,
         _data(
@@ -265,7 +272,7 @@ def run_command(
         "trust_remote_code": trust_remote_code, "dataset": dataset, "dataset_config": dataset_config,
         "dataset_path": dataset_path, "split": split, "passages": passages, "order": order, "window": window,
         "compact_tools": compact_tools, "max_samples": max_samples, "shuffle_seed": shuffle_seed,
-        "chunk_source": chunk_source, "prompt_template": prompt_template, "cache_mode": cache_mode,
+        "chunk_source": chunk_source, "prompt_template": prompt_template, "raw_prompts": raw_prompts or None, "cache_mode": cache_mode,
         "arms": tuple(arms.split(",")) if arms else None, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "seed": seed, "noise_floor": noise_floor, "output": output,
         "repeat": repeat, "promote": promote or None,

@@ -35,6 +35,9 @@ def tune_command(
     chunk_source: Annotated[
         str, typer.Option(help="Text that is compared: question, prompt or a field of the lines.")
     ] = "question",
+    raw_prompts: Annotated[
+        bool, typer.Option("--raw-prompts", help="Read the field 'prompt' as it stands, without a chat template.")
+    ] = False,
     min_gain: Annotated[
         int, typer.Option(min=0, help="Fewest tokens that a hit must save beyond the exact prefix.")
     ] = SemanticCacheConfig.min_gain,
@@ -56,7 +59,7 @@ def tune_command(
     with watching(Console(stderr=True)) as watch:
         result = tune(
             prompts, model, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
-            chunk_source=chunk_source, max_samples=max_samples, min_gain=min_gain, watch=watch,
+            chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain, watch=watch,
         )  # fmt: skip
     show(result, Console())
     if output is not None:

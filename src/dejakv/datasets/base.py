@@ -14,6 +14,7 @@ class Sample:
     context   text the question is about (a document); empty for a question about a picture
     messages  a conversation as (role, text), ending with the user's message, which is also the question; empty for a single question
     parts     texts of the context whose order is free, as they stand in it; empty: none is
+    scored    whether `answer` is meant to be said as it stands, so that answers can be counted as right; else it is a note for readers
     fields    further fields of the record (GQA: imageId, semanticStr, groups, types, ...), from which `chunk_source` picks
     """
 
@@ -25,6 +26,7 @@ class Sample:
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
+    scored: bool = True
 
 
 class Dataset(Protocol):

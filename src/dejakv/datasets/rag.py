@@ -18,7 +18,7 @@ HEAD = "Answer the question from these passages of the documentation. Say so if 
 
 
 class RagDataset:
-    """One sample a question, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless the question has its own.
+    """One sample a question, whose answer is a passage's words and not scored, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless the question has its own.
 
     path   SQuAD's JSON, JSON lines, or a folder of texts; None: documentation of Python's standard library
     order  `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the seed;
@@ -54,8 +54,9 @@ class RagDataset:
             context = "\n\n".join([HEAD, *shown])
             fields = {"topic": question.topic, "titles": [passage.title for passage in found]}
             yield Sample(
-                f"rag-{number}", question.text, question.answer, context=context, fields=fields, parts=self._free(shown)
-            )
+                f"rag-{number}", question.text, question.answer, context=context, fields=fields,
+                parts=self._free(shown), scored=False,
+            )  # fmt: skip
 
     def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
         if question.retrieved:

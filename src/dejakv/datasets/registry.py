@@ -98,6 +98,22 @@ def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
     return islice(found, options.max_samples)
 
 
+def told(path: str | None, read: int, more: bool) -> list[str]:
+    """What was read of a file of one's own, if that is not all of it."""
+    if path is None or not more:
+        return []
+    return [f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads further"]
+
+
+def begin(found: Iterator[Sample], most: int) -> tuple[tuple[Sample, ...], bool]:
+    """The first `most` samples, and whether there are more. A fault behind them is no fault of theirs."""
+    first = tuple(islice(found, most))
+    try:
+        return first, next(found, None) is not None
+    except DatasetError:
+        return first, True
+
+
 def _checked(dataset: Dataset) -> Iterator[Sample]:
     for sample in dataset:
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]

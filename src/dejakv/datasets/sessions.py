@@ -46,9 +46,9 @@ class SessionsDataset:
 
     def __iter__(self) -> Iterator[Sample]:
         rng = random.Random(f"sessions/{self.seed}")
-        waiting = [(number, self._calls(session)) for number, session in enumerate(self.sessions)]
+        waiting = [(number, enumerate(self._calls(session))) for number, session in enumerate(self.sessions)]
         rng.shuffle(waiting)
-        going: list[tuple[int, Iterator[tuple[tuple[Message, ...], str]]]] = []
+        going: list[tuple[int, Iterator[tuple[int, tuple[tuple[Message, ...], str]]]]] = []
         while waiting or going:
             while waiting and len(going) < AT_ONCE:
                 going.append(waiting.pop())
@@ -58,7 +58,8 @@ class SessionsDataset:
             if call is None:
                 del going[chosen]
             else:
-                yield _sample(session, *call)
+                number, (messages, recorded) = call
+                yield _sample(f"session-{session}-{number}", session, messages, recorded)
 
     def _calls(self, session: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], str]]:
         """The history before each model call, and the model's answer."""
@@ -93,10 +94,9 @@ def windowed(history: Sequence[Message], window: int) -> list[Message]:
     return [*history[:start], *tail]
 
 
-def _sample(session: int, messages: Sequence[Message], recorded: str) -> Sample:
-    call = sum(message.role == "assistant" for message in messages)
+def _sample(name: str, session: int, messages: Sequence[Message], recorded: str) -> Sample:
     return Sample(
-        id=f"session-{session}-{call}",
+        id=name,
         question=messages[-1].text,
         messages=tuple((message.role, message.text) for message in messages),
         fields={"session": session, "recorded": recorded},

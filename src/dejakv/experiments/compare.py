@@ -1,10 +1,12 @@
 """The same samples through every arm, interleaved in one process."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.errors import InputError
 from dejakv.experiments.arms import pipeline_for
 from dejakv.experiments.fidelity import STEPS, fidelity
 from dejakv.experiments.labels import Labels, labelled
@@ -13,7 +15,7 @@ from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.sizes import sizes_of
-from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.summary import Outcome, Row, exact_of
 from dejakv.experiments.watch import Watch
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
@@ -54,7 +56,8 @@ def compare(
         cache.flush()
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
     if settings.noise_floor and not stopped:
-        requests = [prompter.request(sample, sampling) for sample in chosen[: settings.noise_floor]]
+        able = [sample for sample, row in zip(chosen, rows, strict=True) if not row.error]
+        requests = [prompter.request(sample, sampling) for sample in able[: settings.noise_floor]]
         sizes["noise_floor"] = noise_floor(engine, requests, watch, differs_of(settings.cache.differs))
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
@@ -76,21 +79,27 @@ def serve_all(
 ) -> tuple[tuple[Row, ...], bool]:
     """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
 
+    A sample that cannot run (InputError) is a row with its reason, and the others go on.
+
     log  records each finished row. Rows already in it are not measured again: their prompts only fill the arms' caches, so
          that later samples meet the same caches
     """
-    sampling, labels = sampling_of(settings), Labels(pipelines)
+    sampling = sampling_of(settings)
     rows = list(log.rows) if log is not None else []
     try:
         watch.stage("warming up")
-        for sample in chosen[:WARM_UP]:
-            Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
-        _refill(pipelines, [prompter.request(sample, sampling) for sample in chosen[: len(rows)]], rows, watch)
+        _warm_up(engine, chosen, prompter, sampling)
+        done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
+        _refill(pipelines, [prompter.request(sample, sampling) for sample, _ in done], [row for _, row in done], watch)
+        labels = Labels(pipelines)  # those of the rows that are done are known
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
-            request = prompter.request(sample, sampling)
-            row = _serve(pipelines, sample, request, labels, first=number)
-            _learn(pipelines, request, row)
+            try:
+                request = prompter.request(sample, sampling)
+                row = _serve(pipelines, sample, request, labels, first=number)
+                _learn(pipelines, request, row)
+            except InputError as error:
+                row = Row(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
             rows.append(row)
             if log is not None:
                 log.append(row)
@@ -98,6 +107,24 @@ def serve_all(
     except KeyboardInterrupt:
         return tuple(rows), True
     return tuple(rows), False
+
+
+def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
+    """Runs the first samples that can run, outside of all figures."""
+    left = WARM_UP
+    for sample in chosen:
+        if not left:
+            return
+        with suppress(InputError):
+            Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
+            left -= 1
+
+
+def check_ran(errors: Mapping[str, str], of: int) -> None:
+    """Raises: InputError if of so many samples none could run: then it is no fault of single ones."""
+    if of and len(errors) == of:
+        first, reason = next(iter(errors.items()))
+        raise InputError(f"sample {first} could not run{f', nor any other of {of}' if of > 1 else ''}: {reason}")
 
 
 def close_all(pipelines: Mapping[str, Pipeline]) -> None:
@@ -117,7 +144,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answers[name] = pipelines[name].answer(request)
     for pipeline in pipelines.values():
         _idle(pipeline)
-    full = answers.get("none")
+    full = exact_of(answers)
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
     outcomes: dict[str, Outcome] = {}
@@ -125,14 +152,23 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answer = answers[name]
         got = answer.completion.continued(tokens) if wanted is not None else None
         near = fidelity(wanted, got)
-        hit = labelled(pipelines[name], request, answer, full, labels, near, got)
+        hit = labelled(pipelines[name], request, answer, full, labels, wanted, got)
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, hit)
-    return Row(sample.id, sample.question, sample.answer, outcomes)
+        shown = answer.record, answer.text, answer.cached_answer, start, near, hit
+        outcomes[name] = Outcome(*shown, donors_of(answer))
+    return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
+
+
+def donors_of(answer: Answer) -> tuple[str, ...]:
+    """Names of the requests whose state an answer used, best first."""
+    decision, method = answer.decision, answer.record.method
+    ways = (decision.plan, decision.exact) if decision is not None else ()
+    ran = next((way for way in ways if way.method == method), None)
+    return tuple(str(donor.metadata.get("request", donor.id)) for donor in ran.donors) if ran is not None else ()
 
 
 def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
-    """Tells each cache whether its answer was the `none` arm's, so that a donor that was wrong is not offered again."""
+    """Tells each cache whether its answer was the exact one, so that a donor that was wrong is not offered again."""
     for name, pipeline in pipelines.items():
         agreed = row.agrees(name)
         if pipeline.cache is not None and agreed is not None:
@@ -145,11 +181,15 @@ def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
     for request, row in zip(requests, rows, strict=True):
-        short = replace(request, sampling=replace(request.sampling, max_new_tokens=1))
         for pipeline in cached:
-            pipeline.answer(request if _labels_whole_answers(pipeline) else short)
+            pipeline.answer(request if _labels_whole_answers(pipeline) else shortened(request))
             _idle(pipeline)
         _learn(pipelines, request, row)
+
+
+def shortened(request: Request) -> Request:
+    """The request with an answer of one token, which computes and keeps what the whole one does of the prompt."""
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=1))
 
 
 def _labels_whole_answers(pipeline: Pipeline) -> bool:

@@ -14,7 +14,7 @@ _QUESTION = 160
 
 
 def disagreements(rows: Iterable[Row]) -> list[Row]:
-    """The rows whose `cache` answer differs from the `none` arm's, in the order of the run."""
+    """The rows whose `cache` answer differs from the exact one, in the order of the run."""
     return [row for row in rows if row.agrees("cache") is False]
 
 
@@ -27,7 +27,7 @@ def as_text(rows: Sequence[Row]) -> str:
     """All disagreements of a run as plain text, `disagreements.txt`."""
     changed = disagreements(rows)
     if not changed:
-        return "No answer of the cache arm differs from the none arm's.\n"
+        return "No answer of the cache arm differs from full computation's.\n"
     buffer = io.StringIO()
     Console(file=buffer, width=_WIDTH, color_system=None).print(side_by_side(changed))
     return buffer.getvalue()
@@ -39,7 +39,7 @@ def _block(row: Row) -> Table:
     table = Table(title=Text(f"{row.sample_id}: {_short(row.question)}"), title_justify="left", expand=True)
     table.add_column("computed in full", ratio=1)
     table.add_column(f"with the cache: {record.provenance}{score}", ratio=1)
-    table.add_row(Text(row.arms["none"].text), Text(row.arms["cache"].text))
+    table.add_row(Text(row.exact.text if row.exact is not None else ""), Text(row.arms["cache"].text))
     if row.answer is not None:
         table.caption = Text(f"expected: {row.answer}")
     return table

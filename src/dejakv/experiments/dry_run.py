@@ -13,6 +13,8 @@ from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.datasets.base import Sample
 from dejakv.engines.base import NO_STATE, Completion, check_top_layer, costs_of
+from dejakv.errors import InputError
+from dejakv.experiments.compare import check_ran
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
@@ -33,9 +35,16 @@ def dry_run(
     cache = build_cache(config, engine, store=MemoryStore(), background=False)  # it stores no state
     shares = Shares()
     lines: list[dict[str, Any]] = []
+    not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")
     for number, sample in enumerate(chosen, start=1):
-        prepared = engine.prepare(prompter.request(sample))
+        try:
+            prepared = engine.prepare(prompter.request(sample))
+        except InputError as error:
+            not_run[sample.id] = str(error)
+            lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, "error": str(error)})
+            watch.sample(number, len(chosen), None)
+            continue
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
         prepared = replace(prepared, epoch=engine.epoch)
         decision = cache.find(prepared, costs=costs_of(engine, settings.cache.costs, timed=False))
@@ -66,7 +75,9 @@ def dry_run(
         cache.record(prepared, decision, planned, _not_run(sample, len(prepared.token_ids)))
         watch.sample(number, len(chosen), None)
     cache.close()
-    return _summary(settings, lines) | share_figures(shares.total, shares.complete), lines
+    check_ran(not_run, len(chosen))
+    summary = _summary(settings, [line for line in lines if "error" not in line])
+    return {**summary, "not_run": not_run, **share_figures(shares.total, shares.complete)}, lines
 
 
 def _not_run(sample: Sample, tokens: int) -> Completion:

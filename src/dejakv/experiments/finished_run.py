@@ -51,7 +51,7 @@ def finished_summary(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"the run in {str(folder)!r} was stopped before its end: finish it with dejakv run --resume")
     if "stopped_before" in summary:
         raise ConfigError(
-            f"the run in {str(folder)!r} was stopped after {summary.get('samples')} of {summary['stopped_before']} samples: "
+            f"the run in {str(folder)!r} was stopped after {summary.get('samples', 0) + len(summary.get('not_run', ()))} of {summary['stopped_before']} samples: "
             "finish it with dejakv run --resume"
         )
     if "dejakv_version" not in summary:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from dejakv.experiments.fidelity import Fidelity, LogProbabilities
+from dejakv.experiments.fidelity import STEPS, LogProbabilities, fidelity
 from dejakv.find.bound import setting_of
 from dejakv.find.decision import Decision
 from dejakv.labelling import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.trust import certainty as trust
-from dejakv.trust.differs import NAMED
+from dejakv.trust.differs import NAMED, Seen
 from dejakv.trust.features import features_of
 from dejakv.trust.labels import LabelledHit
 
@@ -20,15 +20,18 @@ class Labels:
     """What the gates of some pipelines were told. `taken` follows a request's idle time."""
 
     def __init__(self, pipelines: Mapping[str, Pipeline]) -> None:
-        self._wrong: dict[str, bool] = {}
+        self._told: dict[str, tuple[bool, Seen | None]] = {}
         for pipeline in pipelines.values():
             if pipeline.cache is not None and pipeline.cache.audits is not None:
-                pipeline.cache.audits.on_label = self._wrong.__setitem__
+                pipeline.cache.audits.on_label = self._note
 
-    def taken(self, decision: Decision) -> bool | None:
-        """Whether the approximate answer was wrong, None where that was not found out."""
+    def _note(self, draw: str, wrong: bool, reused: Seen | None) -> None:
+        self._told[draw] = wrong, reused
+
+    def taken(self, decision: Decision) -> tuple[bool | None, Seen | None]:
+        """Whether the approximate answer was wrong, None where that was not found out, and that answer where the label ran it."""
         draw = decision.trial.draw if decision.trial is not None else None
-        return self._wrong.pop(draw.id, None) if draw is not None else None
+        return self._told.pop(draw.id, (None, None)) if draw is not None else (None, None)
 
 
 def labelled(
@@ -37,18 +40,18 @@ def labelled(
     answer: Answer,
     full: Answer | None,
     told: Labels,
-    near: Fidelity | None,
-    first: LogProbabilities | None,
+    wanted: LogProbabilities | None,
+    got: LogProbabilities | None,
 ) -> LabelledHit | None:
     """The would-be hit of a request, None where there was none, or nothing says whether it was right.
 
-    full   the answer without reuse. Where both are greedy it is compared with what was served; elsewhere there is the gate's label
-    near   how near the served answer is to it; `first`: log probabilities of the served answer, from the first token on
+    full    the answer without reuse. Where both are greedy it is compared with what was served; elsewhere there is the gate's label
+    wanted  its log probabilities along its own first tokens, and `got` those of what was served along the same
     """
     decision = answer.decision
     if decision is None or pipeline.cache is None:
         return None
-    wrong = told.taken(decision)
+    wrong, reused = told.taken(decision)
     plan = decision.trial.plan if decision.trial is not None else decision.plan
     if not plan.approximate:
         return None
@@ -63,18 +66,26 @@ def labelled(
         "prompt_tokens": decision.tokens,
     }
     if not answer.record.approximate:  # it was held back, or was found not to be worth it
-        return LabelledHit(**known, wrong={config.differs: wrong}) if wrong is not None else None
+        if wrong is None:
+            return None
+        if reused is not None:
+            known["computed_tokens"] = reused.computed
+            known |= _compared(wanted, reused.continued(full.token_ids[:STEPS]) if full is not None else None)
+        return LabelledHit(**known, wrong={config.differs: wrong})
     if full is None or not request.sampling.greedy:
         return None
     sides = seen(full.completion), seen(answer.completion)
     found = {name: differs.wrong(request, *sides) for name, differs in NAMED.items()}
     known["wrong"] = found if wrong is None else {**found, config.differs: wrong}
     known["computed_tokens"] = answer.record.computed_tokens
-    if near is not None:
-        known["kl"] = near.kl
-    if first is not None and len(first):
-        known |= certainty(first)
-    return LabelledHit(**known)
+    return LabelledHit(**known, **_compared(wanted, got))
+
+
+def _compared(wanted: LogProbabilities | None, got: LogProbabilities | None) -> dict[str, Any]:
+    """How far the approximate run's first token is from full computation's, and how certain it was, as far as it is known."""
+    near = fidelity(wanted, got)
+    known: dict[str, Any] = {"kl": near.kl} if near is not None else {}
+    return {**known, **certainty(got)} if got is not None and len(got) else known
 
 
 def certainty(logs: LogProbabilities) -> dict[str, float]:

@@ -18,12 +18,21 @@ class Prompter:
 
     templates  processor or tokenizer with the chat template; None for plain text
     template   `--prompt-template` with `{question}` and `{context}`; inside a chat template it is the user's message
+    raw        `--raw-prompts`: a record's field `prompt` is the prompt as it stands, without any template
     """
 
-    def __init__(self, templates: Any = None, template: str | None = None, chunk_source: str = "question") -> None:
+    def __init__(
+        self,
+        templates: Any = None,
+        template: str | None = None,
+        chunk_source: str = "question",
+        *,
+        raw: bool = False,
+    ) -> None:
         self.templates = templates if getattr(templates, "chat_template", None) else None
         self.template = template
         self.chunk_source = chunk_source
+        self.raw = raw
         if template is not None:
             _check_template(template)
 
@@ -49,6 +58,8 @@ class Prompter:
 
     def prompt(self, sample: Sample) -> str:
         """The prompt text for the model."""
+        if self.raw and isinstance(whole := sample.fields.get("prompt"), str):
+            return whole
         if sample.messages:
             return self._conversation(sample)
         if self.templates is None:

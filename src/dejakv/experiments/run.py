@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.registry import DatasetOptions, open_dataset, samples
+from dejakv.datasets.registry import DatasetOptions, begin, open_dataset, samples, told
 from dejakv.datasets.workload import WorkloadOptions
 from dejakv.encoders.base import Closes
 from dejakv.encoders.pictures import ROOT_VARIABLES, image_roots
 from dejakv.engines.open import open_engine, open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
-from dejakv.experiments.compare import compare
+from dejakv.experiments.compare import check_ran, compare
 from dejakv.experiments.disagreements import as_text
 from dejakv.experiments.dry_run import dry_run
 from dejakv.experiments.earlier_run import earlier_run
@@ -62,9 +62,11 @@ def run(
     watch = watch or Silent()
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
-    chosen = repeated(tuple(read_samples(settings)), settings.repeat)
+    read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
+    chosen = repeated(read, settings.repeat)
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
+    settings = replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more)))
     with only_run(settings.output) if settings.output is not None else nullcontext():  # before the work, not after it
         return _alone(settings, chosen, watch, engine, resume, keep_earlier)
 
@@ -110,7 +112,9 @@ def opened(settings: RunSettings) -> Iterator[Any]:
 
 
 def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Watch, resume: bool) -> RunResult:
-    prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
+    prompter = Prompter(
+        open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
+    )
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label(summary, settings, chosen)
@@ -127,7 +131,9 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Wa
         if log is not None:
             log.close()
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
-    summary |= measured(chosen[: len(done.rows)], prompter, engine.prepare)
+    check_ran(summary["not_run"], len(done.rows))
+    ran = [sample for sample, row in zip(chosen, done.rows, strict=False) if not row.error]
+    summary |= measured(ran, prompter, engine.prepare)
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
@@ -168,8 +174,8 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
         summary["warning"] = "; ".join(warnings)
 
 
-def read_samples(settings: RunSettings) -> Iterator[Sample]:
-    """The samples of a run, in its order. Raises: DatasetError, also for an image root that is no folder."""
+def read_samples(settings: RunSettings, beyond: int = 0) -> Iterator[Sample]:
+    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: DatasetError, also for an image root that is no folder."""
     root = settings.cache.image_root
     if root is not None and not Path(root).expanduser().is_dir():
         raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
@@ -184,7 +190,8 @@ def read_samples(settings: RunSettings) -> Iterator[Sample]:
     )
     workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
     wanted = _wants_pictures(settings)
-    found = samples(open_dataset(settings.dataset, options, workload, pictures=wanted), options)
+    dataset = open_dataset(settings.dataset, options, workload, pictures=wanted)
+    found = samples(dataset, replace(options, max_samples=settings.max_samples + beyond))
     return with_pictures(found, image_roots(options.image_root)) if wanted else found
 
 

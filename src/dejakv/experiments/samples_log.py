@@ -11,8 +11,8 @@ from dejakv.errors import ConfigError, OutputError
 from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, read_object, replace_file, run_folder, write_settings
 from dejakv.experiments.summary import Row
 
-_FREE = ("output", SIGNED)
-"""Settings that may differ between a run and its resumption."""
+_FREE = ("output", "implied", SIGNED)
+"""Settings that may differ between a run and its resumption, or follow from others."""
 
 
 class SamplesLog:

@@ -23,7 +23,7 @@ class RunSettings(ModelChoice):
     """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
     `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`. `repeat`: how often the samples come, one round after
     the other. `promote`: after each request the cache computes one waiting prompt exactly, outside of all times, as a server does in
-    idle time. `implied`: what was set because of other settings, in sentences for the report."""
+    idle time. `raw_prompts`: the field `prompt` of a line of a log is sent as it stands. `implied`: what was set because of other settings, in sentences for the report."""
 
     model: str = "shapes-vlm"
     dataset: str = "shapes"
@@ -38,6 +38,7 @@ class RunSettings(ModelChoice):
     shuffle_seed: int | None = None
     chunk_source: str = "question"
     prompt_template: str | None = None
+    raw_prompts: bool = False
     cache_mode: CacheMode = "live"
     arms: tuple[Arm, ...] = ARMS
     max_new_tokens: Positive = 16
@@ -92,6 +93,11 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
             raise ConfigError(
                 f"{flag} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
             )
+    dataset = merged.get("dataset", RunSettings.dataset)
+    if merged.get("raw_prompts") and dataset != "jsonl" and ":" not in dataset:
+        raise ConfigError(
+            f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset jsonl"
+        )
     if "reuse" not in every and (why := _asks_for_similar(merged, every)):
         every["reuse"] = "adopt"
         implied.append(

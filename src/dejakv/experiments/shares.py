@@ -47,7 +47,7 @@ def shares_alone(
     Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
     """
     tokenizer = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
+    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
     shares, seen = Shares(), SeenPrompts()
     lines: list[dict[str, Any]] = []
 

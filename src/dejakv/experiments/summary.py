@@ -1,16 +1,14 @@
 """From the records of a run to its summary: every figure of the report is computed here."""
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dejakv import __version__
 from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.experiments.labels import read
-from dejakv.experiments.scoring import percentile, same, wilson
+from dejakv.experiments.scoring import mean_interval, percentile, ratio_interval, same, wilson
 from dejakv.records import APPROXIMATE, Record
 from dejakv.trust.labels import LabelledHit
 
@@ -23,6 +21,7 @@ class Outcome:
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how close it is to the `none` arm, if the engine can measure it
     hit            the approximate plan that was chosen, and whether its answer is wrong, where that is known
+    donors         names of the requests whose state the answer used, best first; one that gave several chunks is named as often
     """
 
     record: Record
@@ -31,10 +30,16 @@ class Outcome:
     first_token: int | None = None
     fidelity: Fidelity | None = None
     hit: LabelledHit | None = None
+    donors: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line in `samples.jsonl`."""
-        own = {"text": self.text, "cached_answer": self.cached_answer, "first_token": self.first_token}
+        own = {
+            "text": self.text,
+            "cached_answer": self.cached_answer,
+            "first_token": self.first_token,
+            "donors": self.donors,
+        }
         near = asdict(self.fidelity) if self.fidelity is not None else None
         hit = asdict(self.hit) if self.hit is not None else None
         return {**self.record.as_dict(), **own, "fidelity": near, "hit": hit}
@@ -53,6 +58,7 @@ class Outcome:
             values["first_token"],
             Fidelity(**near) if near is not None else None,
             read(values.get("hit")),  # nor do they have this
+            tuple(values.get("donors", ())),  # and these
         )
 
     @property
@@ -63,12 +69,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample in all arms."""
+    """One sample in all arms.
+
+    scored  whether `answer` is meant to be said as it stands (`Sample.scored`)
+    error   why the sample could not run, else empty; it has no arms then
+    """
 
     sample_id: str
     question: str
     answer: str | None
     arms: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+    scored: bool = True
+    error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `samples.jsonl`."""
@@ -79,6 +91,8 @@ class Row:
             "id": self.sample_id,
             "question": self.question,
             "answer": self.answer,
+            "scored": self.scored,
+            "error": self.error,
             "provenance": shown.provenance if shown else "",
             "statuses": dict(shown.statuses) if shown else {},
             "agrees": self.agrees("cache"),
@@ -89,27 +103,43 @@ class Row:
     def from_dict(cls, line: Mapping[str, Any]) -> "Row":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         arms = {name: Outcome.from_dict(values) for name, values in line["arms"].items()}
-        return cls(line["id"], line["question"], line["answer"], arms)
+        scored, error = line.get("scored", True), line.get("error", "")  # older logs have neither
+        return cls(line["id"], line["question"], line["answer"], arms, scored, error)
 
     def correct(self, arm: str) -> bool | None:
-        return None if self.answer is None else same(self.arms[arm].said, self.answer)
+        """Whether the arm's answer is the right one; None where that is not known."""
+        return None if self.answer is None or not self.scored else same(self.arms[arm].said, self.answer)
+
+    @property
+    def exact(self) -> Outcome | None:
+        """What the others are compared with: the answer without reuse, or else that behind an exact prefix."""
+        return exact_of(self.arms)
 
     def agrees(self, arm: str) -> bool | None:
-        """Whether the arm's answer equals the `none` arm's."""
-        if arm not in self.arms or "none" not in self.arms:
-            return None
-        return self.arms[arm].said == self.arms["none"].said
+        """Whether the arm's answer equals the exact one."""
+        return None if arm not in self.arms or self.exact is None else self.arms[arm].said == self.exact.said
 
     def agrees_first(self, arm: str) -> bool | None:
-        """Whether the arm's first token equals the `none` arm's."""
-        if arm not in self.arms or "none" not in self.arms:
+        """Whether the arm's first token equals the exact one."""
+        if arm not in self.arms or self.exact is None:
             return None
-        return self.arms[arm].first_token == self.arms["none"].first_token
+        return self.arms[arm].first_token == self.exact.first_token
+
+
+T = TypeVar("T")
+
+
+def exact_of(arms: Mapping[str, T]) -> T | None:
+    """The arm that others are compared with: `none`, or else `prefix`, whose answers are full computation's too; None without both."""
+    return arms.get("none", arms.get("prefix"))
 
 
 def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals. Figures that were not measured are None:
-    the hit rate without the cache arm, false hits without a `none` arm to judge them."""
+    the hit rate without the cache arm, false hits without an exact arm to judge them. `not_run`: samples that could not run, and why;
+    no other figure counts them."""
+    not_run = {row.sample_id: row.error for row in rows if row.error}
+    rows = [row for row in rows if not row.error]
     names = list(rows[0].arms) if rows else []
     records = [row.arms["cache"].record for row in rows if "cache" in row.arms]
     hits = [row for row in rows if "cache" in row.arms and _is_hit(row.arms["cache"].record)]
@@ -119,6 +149,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "model": model,
         "dataset": dataset,
         "samples": len(rows),
+        "not_run": not_run,
         "arms": {name: _arm(rows, name) for name in names},
         "hit_rate": len(hits) / len(records) if records else None,
         "hit_rate_interval": wilson(len(hits), len(records)) if records else None,
@@ -188,29 +219,53 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
 
 def _response_cache(hits: Sequence[Row]) -> dict[str, Any]:
     """Agreement of a response cache on the same hits, which serves the donor's stored text and computes no tokens."""
-    judged = [row for row in hits if "none" in row.arms and row.arms["cache"].cached_answer is not None]
-    agreed = sum(row.arms["cache"].cached_answer == row.arms["none"].text for row in judged)
+    judged = [row for row in hits if row.exact is not None and row.arms["cache"].cached_answer is not None]
+    agreed = sum(row.exact is not None and row.arms["cache"].cached_answer == row.exact.text for row in judged)
     return {"hits": len(judged), "agreement": agreed / len(judged) if judged else None}
 
 
 def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Gain of the levels over prefix caching, for all requests: ratios, and the paired difference of TTFT with its 95% interval."""
-    pairs = [
-        (row.arms["prefix"].record, row.arms["cache"].record) for row in rows if {"prefix", "cache"} <= set(row.arms)
-    ]
+    pairs = _pairs(rows, "prefix", "cache")
     if len(pairs) < 2:
         return None
     tokens = sum(prefix.computed_tokens for prefix, _ in pairs)
-    ttft = sum(prefix.ttft_ms for prefix, _ in pairs)
-    differences = [cache.ttft_ms - prefix.ttft_ms for prefix, cache in pairs]
-    mean = statistics.fmean(differences)
-    half = 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+    mean, low, high = mean_interval([cache.ttft_ms - prefix.ttft_ms for prefix, cache in pairs])
+    ratio, *ends = _times([(cache, prefix) for prefix, cache in pairs])
     return {
         "tokens_ratio": sum(cache.computed_tokens for _, cache in pairs) / tokens if tokens else None,
-        "ttft_ratio": sum(cache.ttft_ms for _, cache in pairs) / ttft if ttft else None,
+        "ttft_ratio": ratio,
+        "ttft_ratio_interval": ends if ratio is not None else None,
         "ttft_difference_ms": mean,
-        "ttft_difference_interval": (mean - half, mean + half),
+        "ttft_difference_interval": (low, high),
+        "noise": _noise(rows),
     }
+
+
+def _noise(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The run's own noise: the mean TTFT of `prefix` over that of `none`, with its 95% interval, over the requests that both computed
+    in full. None where these are less than half of all: chance in the few is not chance in the many."""
+    pairs = _pairs(rows, "none", "prefix")
+    equal = [
+        (prefix, none)
+        for none, prefix in pairs
+        if (prefix.computed_tokens, prefix.encoder_runs) == (none.computed_tokens, none.encoder_runs)
+    ]
+    if len(equal) < 2 or 2 * len(equal) < len(pairs):
+        return None
+    ratio, *ends = _times(equal)
+    return None if ratio is None else {"requests": len(equal), "ttft_ratio": ratio, "ttft_ratio_interval": ends}
+
+
+def _pairs(rows: Sequence[Row], one: str, other: str) -> list[tuple[Record, Record]]:
+    """The records of two arms, of the samples that ran in both."""
+    return [(row.arms[one].record, row.arms[other].record) for row in rows if {one, other} <= set(row.arms)]
+
+
+def _times(pairs: Sequence[tuple[Record, Record]]) -> tuple[float | None, ...]:
+    """Mean TTFT of the first over that of the second, and the ends of its interval; None where there are no times."""
+    over, under = ([record.ttft_ms for record in records] for records in zip(*pairs, strict=True))
+    return ratio_interval(over, under) if sum(over) and sum(under) else (None,)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

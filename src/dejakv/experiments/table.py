@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dejakv.experiments.disagreements import disagreements as changed_answers
 from dejakv.experiments.disagreements import side_by_side
-from dejakv.experiments.plain_words import in_plain_words
+from dejakv.experiments.plain_words import in_plain_words, is_faster, no_claim, not_run_in_words
 from dejakv.experiments.shares import in_words
 from dejakv.experiments.summary import Row
 from dejakv.experiments.unused import unused_table
@@ -31,6 +31,7 @@ def show(
         console.print(unused)
     for line in _lines(summary) if "cache" in summary["arms"] else []:
         console.print(line, soft_wrap=True)
+    _show_not_run(summary, console)
     _show_shares(summary, console)
     if changed := changed_answers(rows)[:disagreements]:
         console.print(side_by_side(changed))
@@ -44,7 +45,8 @@ def _arms(summary: dict[str, Any]) -> Table:
     table.add_column("")
     for name in arms:
         table.add_column(name, justify="right")
-    table.add_row("accuracy", *[_share(arm["accuracy"]) for arm in arms.values()])
+    if any(arm["accuracy"] is not None for arm in arms.values()):
+        table.add_row("accuracy", *[_share(arm["accuracy"]) for arm in arms.values()])
     table.add_row("prompt tokens", *[f"{arm['prompt_tokens']:,}" for arm in arms.values()])
     table.add_row("computed tokens", *[f"{arm['computed_tokens']:,}" for arm in arms.values()])
     base = arms.get("none", {}).get("computed_tokens")
@@ -60,7 +62,7 @@ def _arms(summary: dict[str, Any]) -> Table:
 
 def _levels(summary: dict[str, Any]) -> Table:
     table = Table(title="hits by level (prefix apart)")
-    for name in ("level", "hits", "of them exact", "agreement with none", "false hits"):
+    for name in ("level", "hits", "of them exact", "agreement with full", "false hits"):
         table.add_column(name, justify="left" if name == "level" else "right")
     for level, row in summary["by_level"].items():
         table.add_row(
@@ -78,7 +80,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
     if summary["agreement"] is not None:
         low, high = summary["agreement_interval"]
         lines.append(
-            f"answers that equal the none arm's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
+            f"answers that equal full computation's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
         )
         lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
     lines += in_words_of_bound(summary.get("trust"), summary.get("noise_floor"))
@@ -154,19 +156,27 @@ def _nearness(summary: dict[str, Any]) -> list[str]:
 
 
 def _verdict(beyond: dict[str, Any]) -> list[str]:
-    """Whether reuse pays, beyond prefix caching and over all requests, by the interval of the paired difference."""
+    """Whether reuse pays, beyond prefix caching, over all requests and beyond the run's noise."""
     low, high = beyond["ttft_difference_interval"]
-    shown = "reuse beyond prefixes pays" if high < 0 else "reuse beyond prefixes does NOT pay"
-    says = "no difference that this run can show" if low <= 0 <= high else shown
+    ends = beyond.get("ttft_ratio_interval")
+    faster = is_faster(beyond) if ends else None
+    shown = "reuse beyond prefixes pays" if faster else "reuse beyond prefixes does NOT pay"
+    says = no_claim(beyond).removeprefix("which is ") if faster is None else shown
+    within = f" (95%: {_ratio(ends[0])} to {_ratio(ends[1])})" if ends else ""
     return [
         f"beyond prefix caching, over all requests: {_share(beyond['tokens_ratio'])} of its tokens,"
-        f" {_ratio(beyond['ttft_ratio'])} its mean TTFT",
+        f" {_ratio(beyond['ttft_ratio'])} its mean TTFT{within}",
         f"  {beyond['ttft_difference_ms']:+.2f} ms a request (95%: {low:+.2f} to {high:+.2f}): {says}",
     ]
 
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
+
+
+def _show_not_run(summary: dict[str, Any], console: Console) -> None:
+    for line in not_run_in_words(summary):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _show_shares(summary: dict[str, Any], console: Console) -> None:
@@ -183,6 +193,7 @@ def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
             f"{summary['model']}'s tokenizer",
             soft_wrap=True,
         )
+    _show_not_run(summary, console)
     _show_shares(summary, console)
     if summary.get("warning"):
         console.print(f"WARNING {summary['warning']}", soft_wrap=True)

@@ -1,19 +1,23 @@
 """Why a sample of a run hit or missed: every candidate of every level, what the guards said, the plan, and what others would cost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dejakv.build import build_cache, build_levels
+from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import NO_STATE, Completion, Prepared, costs_of, reusable
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
-from dejakv.experiments.finished_run import finished_rows, finished_settings
+from dejakv.experiments.arms import pipeline_for
+from dejakv.experiments.compare import donors_of, shortened
+from dejakv.experiments.finished_run import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.keys import did_you_mean
+from dejakv.experiments.plain_words import counted
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.run import opened, read_samples
+from dejakv.experiments.run import cache_folder, opened, read_samples, repeated
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent, Watch
@@ -23,8 +27,9 @@ from dejakv.find.copied.spaces import CopiedText, tokens_from
 from dejakv.find.decision import Decision
 from dejakv.find.finder import Finder
 from dejakv.find.plan import plan
+from dejakv.pipeline import Pipeline
+from dejakv.request import Request
 from dejakv.settings import shown
-from dejakv.store.memory import MemoryStore
 
 CANDIDATES = 3
 """Candidates of a level that are told, best first, whatever their score."""
@@ -54,7 +59,10 @@ class CopiedRun:
 
 @dataclass(frozen=True)
 class Why:
-    """`costs`: prompt tokens that each method would compute, None where it has no donor. `recorded`: what the run noted."""
+    """costs     prompt tokens that each method would compute, None where it has no donor; of the one that ran, those it computed
+    donors    the samples whose state is used, best first; one that gave several chunks is named as often
+    recorded  what the run noted, and `differs` what of this is otherwise now; both empty for a dry run
+    """
 
     sample: str
     question: str
@@ -65,47 +73,68 @@ class Why:
     candidates: tuple[Candidate, ...]
     runs: tuple[CopiedRun, ...]
     method: str
-    donor: str
+    donors: tuple[str, ...]
     reason: str
     costs: dict[str, int | None]
     recorded: str
+    differs: str
     settings: RunSettings
+
+    @property
+    def donor(self) -> str:
+        return self.donors[0] if self.donors else ""
 
 
 def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
-    """Looks the samples of a run up again in its order, up to the one asked for. The decoder does not run.
+    """Repeats a run in its order, up to the sample asked for, so that its cache holds what it held then: the prompts' state, and the
+    rows that blends keep. Each prompt is computed as the run did, for an answer of one token; of a dry run nothing is computed.
 
-    Raises: ConfigError for a folder without a finished run and for an unknown sample; DatasetError or ModelError if the data
-    set or the model is gone.
+    Raises: ConfigError for a folder without a finished run, for an unknown sample and for one that could not run; DatasetError or
+    ModelError if the data set or the model is gone.
     """
     settings = replace(finished_settings(folder), engine="transformers")
-    samples = list(read_samples(settings))
+    samples = repeated(tuple(read_samples(settings)), settings.repeat)
     known = tuple(sample.id for sample in samples)
     if sample_id not in known:
         example = f", such as {known[0]}" if known else ""
         raise ConfigError(
             f"the run has no sample {shown(sample_id)}{did_you_mean(sample_id, known)}: give the id of one{example}"
         )
+    not_run = finished_summary(folder).get("not_run") or {}
+    if sample_id in not_run:
+        raise ConfigError(f"sample {shown(sample_id)} could not run: {not_run[sample_id]}; give the id of another")
     place, rows, watch = known.index(sample_id), _rows(folder), watch or Silent()
+    able = [sample for sample in samples[:place] if sample.id not in not_run]
     watch.stage(f"loading {settings.model}")
-    with opened(settings) as engine:
-        prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
-        config = replace(settings.cache, cache_dir=None, error_bound=None)  # nothing runs from which a gate could learn
-        cache = build_cache(config, engine, store=MemoryStore(), background=False)
-        costs = costs_of(engine, settings.cache.costs)
-        watch.stage(f"looking up the samples before {sample_id}")
-        for number, sample in enumerate(samples[:place], 1):
-            prepared = replace(engine.prepare(prompter.request(sample)), epoch=engine.epoch)
-            decision = cache.find(prepared, costs=costs)
-            done = Completion(sample.answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
-            cache.record(prepared, decision, decision.plan, done)
-            row = rows.get(sample.id)
-            if row is not None and (agreed := row.agrees("cache")) is not None:
-                cache.judged(prepared.request, row.arms["cache"].record, agreed)
-            watch.sample(number, place, None)
-        prepared = replace(engine.prepare(prompter.request(samples[place])), epoch=engine.epoch)
-        decision = cache.find(prepared, costs=costs)
-        found = decision.found
+    # Nothing of an earlier cache, and no bound: its gate learns nothing here. Its decisions are in the run's rows.
+    alone = replace(settings.cache, cache_dir=None, fusion_cache_dir=None, error_bound=None)
+    with opened(settings) as engine, cache_folder(replace(settings, cache=alone)) as inside:
+        prompter = Prompter(
+            open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
+        )
+        pipeline = pipeline_for("cache", engine, inside.cache, promotes=settings.promote)
+        cache = pipeline.cache
+        assert cache is not None
+        watch.stage(f"repeating the samples before {sample_id}")
+        for number, sample in enumerate(able, 1):
+            request, row = prompter.request(sample), rows.get(sample.id)
+            if row is None:
+                _look_up(pipeline, cache, request, sample.answer)
+            else:
+                _repeat(pipeline, cache, request, row)
+            watch.sample(number, len(able), None)
+        request, row = prompter.request(samples[place]), rows.get(sample_id)
+        computed, donors = None, None
+        if row is None:
+            decision = _decided(pipeline, cache, request)
+            method, reason = decision.plan.method, decision.plan.reason
+            donors = tuple(_name(donor) for donor in decision.plan.donors)
+        else:
+            answer = pipeline.answer(shortened(replace(request, no_store=True)))
+            decision = answer.decision or _decided(pipeline, cache, request)
+            method, reason, donors = answer.record.method, answer.record.reason, donors_of(answer)
+            computed = answer.record.computed_tokens
+        found, prepared = decision.found, pipeline.engine.prepare(decision.query.request)
         told = Why(
             sample=sample_id,
             question=samples[place].question,
@@ -114,16 +143,43 @@ def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
             prefix=found.prefix[0].tokens if found.prefix else 0,
             prefix_of=_name(found.prefix[1]) if found.prefix else "",
             candidates=_candidates(cache, decision, settings.cache, engine),
-            runs=_runs(cache, prepared, engine.tokenizer),
-            method=decision.plan.method,
-            donor=_name(decision.plan.donors[0]) if decision.plan.donors else "",
-            reason=decision.plan.reason,
-            costs=_costs(decision, settings.cache, prepared.piece),
-            recorded=_recorded(rows.get(sample_id)),
+            runs=_runs(cache, replace(prepared, epoch=pipeline.engine.epoch), engine.tokenizer),
+            method=method,
+            donors=donors,
+            reason=reason,
+            costs=_costs(decision, settings.cache, prepared.piece)
+            | ({method: computed} if computed is not None else {}),
+            recorded=_recorded(row),
+            differs=_differs(row, method, computed, donors),
             settings=settings,
         )
         cache.close()
     return told
+
+
+def _decided(pipeline: Pipeline, cache: HierarchicalCache, request: Request) -> Decision:
+    prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
+    return cache.find(prepared, costs=costs_of(pipeline.engine, cache.config.costs))
+
+
+def _look_up(pipeline: Pipeline, cache: HierarchicalCache, request: Request, answer: str | None) -> None:
+    """One earlier sample as a dry run has it: looked up, and not computed."""
+    prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
+    decision = cache.find(prepared, costs=costs_of(pipeline.engine, cache.config.costs))
+    done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
+    cache.record(prepared, decision, decision.plan, done)
+    cache.flush()
+
+
+def _repeat(pipeline: Pipeline, cache: HierarchicalCache, request: Request, row: Row) -> None:
+    """One earlier sample as the run had it: where it was answered exactly, for whatever reason, it is again."""
+    record = row.arms["cache"].record
+    pipeline.answer(shortened(request if record.approximate else replace(request, reuse="exact")))
+    cache.flush()
+    if pipeline.promotes and pipeline.promote_one():
+        cache.flush()
+    if (agreed := row.agrees("cache")) is not None:
+        cache.judged(request, record, agreed)
 
 
 def _name(meta: Any) -> str:
@@ -192,6 +248,30 @@ def _rows(folder: Path) -> dict[str, Row]:
 def _recorded(row: Row | None) -> str:
     if row is None:
         return ""
-    record = row.arms["cache"].record
+    outcome = row.arms["cache"]
+    record = outcome.record
     agrees = {None: "", True: ", the answer of full computation", False: ", another answer than full computation"}
-    return f"{record.provenance}, {record.computed_tokens} of {record.prompt_tokens} tokens computed{agrees[row.agrees('cache')]}"
+    computed = f"{record.computed_tokens} of {record.prompt_tokens} tokens computed"
+    return f"{record.provenance}, {computed}{from_donors(outcome.donors)}{agrees[row.agrees('cache')]}"
+
+
+def _differs(row: Row | None, method: str, computed: int | None, donors: tuple[str, ...]) -> str:
+    """Where the repetition is another decision than the run's, which happens where two plans take nearly the same time, where an
+    error bound drew, and where the run began with a filled cache."""
+    if row is None:
+        return ""
+    outcome = row.arms["cache"]
+    record = outcome.record
+    before, now = (record.method, record.computed_tokens, outcome.donors), (method, computed, donors)
+    if before == now:
+        return ""
+    was = f"{record.method}, {record.computed_tokens} tokens computed{from_donors(outcome.donors)}"
+    why = f" ({record.reason})" if record.reason else ""
+    return f"the run decided otherwise: {was}{why}; here {method}, {computed} tokens computed{from_donors(donors)}"
+
+
+def from_donors(names: Sequence[str]) -> str:
+    """`, from 6 donors (rag-3, rag-7)`; empty without donors."""
+    if not names:
+        return ""
+    return f", from {counted(len(names), 'donor')} ({', '.join(dict.fromkeys(names))})"

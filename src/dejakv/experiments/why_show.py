@@ -8,7 +8,7 @@ from rich.table import Table
 from dejakv.experiments.commands import run_command_of
 from dejakv.experiments.plain_words import counted
 from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
-from dejakv.experiments.why import Why
+from dejakv.experiments.why import Why, from_donors
 
 METHODS = {
     "none": "compute everything", "prefix": "exact prefix", "exact": "exact reuse", "adopt": "adopt the donor's prompt",
@@ -18,7 +18,8 @@ METHODS = {
 
 def in_words(found: Why) -> list[str]:
     """What was decided and why, in sentences."""
-    lines = [f"plan: {METHODS[found.method]}" + (f", from {found.donor}" if found.donor else "")]
+    lines = [found.differs] if found.differs else []
+    lines.append(f"plan: {METHODS[found.method]}{from_donors(found.donors)}")
     if found.reason:
         lines.append(f"why not more: {found.reason}")
     if not found.candidates:

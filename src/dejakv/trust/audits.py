@@ -60,8 +60,8 @@ class Audits(Generic[D]):
     def __init__(self, gate: Gate, differs: Differs, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self.gate = gate
         self.differs = differs
-        self.on_label: Callable[[str, bool], None] = lambda _id, _wrong: None
-        """Told of each label: the id of its draw, and whether the answer was wrong."""
+        self.on_label: Callable[[str, bool, Seen | None], None] = lambda _id, _wrong, _reused: None
+        """Told of each label: the id of its draw, whether the answer was wrong, and the approximate answer if it is known."""
         self._most = most
         self._most_bytes = most_bytes
         self._waiting: OrderedDict[str, Audit[D]] = OrderedDict()
@@ -103,10 +103,12 @@ class Audits(Generic[D]):
         with self._lock:
             return self._remove(next(iter(self._waiting))) if self._waiting else None
 
-    def learn(self, audit: Audit[D], wrong: bool, tried: Mapping[str, float] | None = None) -> None:
-        """The label of one that was taken. `tried`: what running its plan showed, for a late draw."""
+    def learn(
+        self, audit: Audit[D], wrong: bool, tried: Mapping[str, float] | None = None, reused: Seen | None = None
+    ) -> None:
+        """The label of one that was taken. `tried`: what running its plan showed, for a late draw; `reused`: see `on_label`."""
         self.gate.learn(audit.draw, wrong, tried)
-        self.on_label(audit.draw.id, wrong)
+        self.on_label(audit.draw.id, wrong, reused)
 
     def lose(self, audit: Audit[D]) -> None:
         """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""

@@ -17,10 +17,11 @@ from dejakv.experiments.shares import tokenizer_of
 from dejakv.shares import BLOCK
 
 
-def load(path: Path, model: str, block: int | None = None) -> Trace:
+def load(path: Path, model: str, block: int | None = None, *, raw_prompts: bool = False) -> Trace:
     """A trace from a file with `hash_ids`, from a log of prompts (as `--dataset jsonl`), or from the folder of a run.
 
-    model  whose tokenizer reads prompts; a run's own model takes its place
+    model        whose tokenizer reads prompts; a run's own model takes its place
+    raw_prompts  `prompt` of a log is read as it stands, without the model's chat template
 
     Raises: DatasetError, ConfigError, InputError, ModelError.
     """
@@ -34,13 +35,13 @@ def load(path: Path, model: str, block: int | None = None) -> Trace:
         return read_trace(path, block)
     if block is not None:
         raise DatasetError("--block is for traces with hash_ids: prompts are cut into blocks of 16 tokens")
-    return trace_of(tuple(JsonlDataset(path)), RunSettings(model=model))
+    return trace_of(tuple(JsonlDataset(path)), RunSettings(model=model, raw_prompts=raw_prompts))
 
 
 def trace_of(samples: Sequence[Sample], settings: RunSettings) -> Trace:
     """The trace of samples. Raises: InputError for pictures, whose tokens only the model knows."""
     tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source)
+    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
     names: dict[tuple[object, ...], int] = {}
     calls: list[Call] = []
     for sample in samples:

@@ -12,7 +12,7 @@ from dejakv.experiments.commands import run_command_of
 from dejakv.experiments.disagreements import disagreements
 from dejakv.experiments.finished_run import finished_rows, finished_settings
 from dejakv.experiments.output import SETTINGS, read_object
-from dejakv.experiments.plain_words import in_plain_words
+from dejakv.experiments.plain_words import in_plain_words, not_run_in_words
 from dejakv.experiments.report.charts import Chart, Series, bars, lines
 from dejakv.experiments.report.page import (
     Block,
@@ -41,9 +41,12 @@ def run_section(folder: Path, summary: Mapping[str, Any], prefix: str) -> Sectio
     told = read_object(folder / SETTINGS)
     made = [command(run_command_of(told))] if told else []
     if "arms" not in summary:
-        return Section(title, [*_dry(summary, prefix), *made])
-    rows = finished_rows(folder)
-    words = in_plain_words(dict(summary))
+        return Section(
+            title,
+            [paragraph(*summary.get("implied", ()), *not_run_in_words(dict(summary))), *_dry(summary, prefix), *made],
+        )
+    rows = [row for row in finished_rows(folder) if not row.error]
+    words = [*in_plain_words(dict(summary)), *not_run_in_words(dict(summary))]
     drawn = [chart for chart in (_levels(summary, prefix), *_savings(summary, prefix), _waiting(rows, prefix)) if chart]
     return Section(title, [paragraph(*words), _arms(summary), charts(drawn), *_changed(folder, rows), *made])
 
@@ -53,16 +56,17 @@ def _arms(summary: Mapping[str, Any]) -> Block:
     rows: list[Sequence[object]] = [["prompt tokens", *(f"{arm['prompt_tokens']:,}" for arm in arms.values())]]
     rows.append(["computed tokens", *(f"{arm['computed_tokens']:,}" for arm in arms.values())])
     rows.append(["encoder runs", *(f"{arm['encoder_runs']:,}" for arm in arms.values())])
-    rows.append(
-        ["accuracy", *(f"{share(arm['accuracy'])} {interval(arm['accuracy_interval'])}" for arm in arms.values())]
-    )
+    if any(arm["accuracy"] is not None for arm in arms.values()):
+        rows.append(
+            ["accuracy", *(f"{share(arm['accuracy'])} {interval(arm['accuracy_interval'])}" for arm in arms.values())]
+        )
     rows += [
         [f"TTFT {name}, ms", *(f"{arm['ttft_ms'][name]:.2f}" for arm in arms.values())]
         for name in ("p50", "p95", "mean")
     ]
     if summary.get("agreement") is not None:
         agreed = f"{share(summary['agreement'])} {interval(summary['agreement_interval'])}"
-        rows.append(["answers equal to none's", *(agreed if name == "cache" else "" for name in arms)])
+        rows.append(["answers equal to full computation's", *(agreed if name == "cache" else "" for name in arms)])
     return table((f"{summary['samples']} requests", *arms), rows)
 
 
@@ -111,8 +115,8 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:
     """The changed answers, the furthest from full computation first, with their pictures."""
     changed = disagreements(rows)
     if not changed:
-        same = "No answer of the cache arm differs from the none arm's."
-        return [paragraph(same)] if rows and {"none", "cache"} <= set(rows[0].arms) else []
+        same = "No answer of the cache arm differs from full computation's."
+        return [paragraph(same)] if rows and rows[0].agrees("cache") is not None else []
     worst = sorted(changed, key=_distance, reverse=True)[:MOST_DISAGREEMENTS]
     samples = _samples(folder, {row.sample_id for row in worst})
     head = f"<h3>Changed answers: {len(changed)} of {len(rows)}, the {len(worst)} furthest from full computation</h3>"
@@ -137,10 +141,11 @@ def _case(row: Row, sample: Sample | None) -> str:
     score = "" if record.score is None else f", score {record.score:.3f}"
     pictures = "".join(_picture(media) for media in (sample.media if sample is not None else ())[:2])
     expected = f"<p>expected: {text(row.answer)}</p>" if row.answer is not None else ""
+    full = row.exact.text if row.exact is not None else ""
     question = row.question if len(row.question) <= 600 else f"... {row.question[-600:]}"
     return (
         f'<div class="case"><p><b>{text(row.sample_id)}</b>: {text(question)}</p>{pictures}<div class="pair">'
-        f"<div><small>computed in full</small><br>{text(row.arms['none'].text)}</div>"
+        f"<div><small>computed in full</small><br>{text(full)}</div>"
         f"<div><small>with the cache: {text(record.provenance)}{score}</small><br>{text(row.arms['cache'].text)}</div>"
         f"</div>{expected}</div>"
     )

@@ -9,7 +9,7 @@ from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.datasets.jsonl import JsonlDataset
-from dejakv.datasets.registry import DatasetOptions, samples
+from dejakv.datasets.registry import DatasetOptions, begin, samples, told
 from dejakv.encoders.text import text_encoder
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, InputError
@@ -36,6 +36,7 @@ def tune(
     label_with: str | None = None,
     index_encoder: str = "model",
     chunk_source: str = "question",
+    raw_prompts: bool = False,
     max_samples: int = 2000,
     min_gain: int = SemanticCacheConfig.min_gain,
     watch: Watch | None = None,
@@ -44,6 +45,7 @@ def tune(
 
     model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
     label_with     model whose answers are taken as right, instead of those in the log
+    raw_prompts    `prompt` is read as it stands, without the model's chat template
 
     Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
     """
@@ -52,18 +54,19 @@ def tune(
             f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
         )
     watch = watch or Silent()
-    found: Sequence[Sample] = list(samples(JsonlDataset(path), DatasetOptions(max_samples=max_samples)))
+    found: Sequence[Sample]
+    found, more = begin(samples(JsonlDataset(path), DatasetOptions()), max_samples)
     if not found:
         raise DatasetError(f"the log {path.name!r} has no prompts: give a file with one request a line")
     pictured = next((sample for sample in found if sample.media), None)
     if pictured is not None:
         raise InputError(f"sample {pictured.id} has pictures: tune reads texts only; measure pictures with dejakv run")
-    settings = RunSettings(model=model, chunk_source=chunk_source)
+    settings = RunSettings(model=model, chunk_source=chunk_source, raw_prompts=raw_prompts)
     if label_with is not None:
-        found = labelled_by(label_with, found, watch)
+        found = labelled_by(label_with, found, watch, raw_prompts=raw_prompts)
     asked, shares = _asked(found, settings)
     encoder = None
-    notes: list[str] = []
+    notes = told(str(path), len(found), more)
     if index_encoder != "model":
         encoder = Remembering(text_encoder(index_encoder))
     elif model_is_missing(settings):
@@ -98,7 +101,14 @@ def tune(
         "rows": rows,
         "recommended": advice,
         "bound": labels_for(rows, len(asked), max_false_hits),
-        "command": command(path, model, index_encoder, chunk_source, {**advice["settings"], "min_gain": min_gain}),
+        "command": command(
+            path,
+            model,
+            index_encoder,
+            chunk_source,
+            {**advice["settings"], "min_gain": min_gain},
+            raw_prompts=raw_prompts,
+        ),
         "notes": notes,
         "dejakv_version": __version__,
     }
@@ -106,7 +116,7 @@ def tune(
 
 def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked], Shares]:
     tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, None, settings.chunk_source)
+    prompter = Prompter(tokenizer, None, settings.chunk_source, raw=settings.raw_prompts)
     shares = Shares()
     asked: list[Asked] = []
     for sample in found:
@@ -117,10 +127,18 @@ def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked],
     return asked, shares
 
 
-def command(path: Path, model: str, index_encoder: str, chunk_source: str, settings: dict[str, Any]) -> str:
+def command(
+    path: Path,
+    model: str,
+    index_encoder: str,
+    chunk_source: str,
+    settings: dict[str, Any],
+    *,
+    raw_prompts: bool = False,
+) -> str:
     """The live run that proves the recommendation."""
     words = ["dejakv", "run", "--dataset", "jsonl", "--dataset-path", str(path), "--model", model]
-    words += ["--reuse", settings["reuse"], "--chunk-source", chunk_source]
+    words += ["--reuse", settings["reuse"], "--chunk-source", chunk_source, *(["--raw-prompts"] if raw_prompts else [])]
     if "similarity_threshold" in settings:
         words += ["--index-encoder", index_encoder, "--similarity-threshold", str(settings["similarity_threshold"])]
     else:
