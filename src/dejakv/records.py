@@ -19,6 +19,15 @@ UNSOUND_LABEL = "[unsound reuse] "
 """Stands before every text that an ordinary model made from another prompt's top layer."""
 
 
+LONGEST_REASON = 200
+
+
+def short(reason: str) -> str:
+    """A reason as it leaves the process: on one line, of at most `LONGEST_REASON` characters."""
+    line = " ".join(reason.split())
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+
+
 @dataclass(frozen=True)
 class Record:
     """One served request. Times in milliseconds, sizes in bytes, tokens of the prompt.
@@ -29,7 +38,8 @@ class Record:
     method      how the donor's state became this request's
     plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
     order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
-    reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty
+    reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty; see `short`.
+                It holds no text of a prompt, which may be another caller's
     label       what the text begins with where it is none that the model stands for (`UNSOUND_LABEL`), else empty
     """
 
@@ -57,6 +67,9 @@ class Record:
     plans: str = ""
     order: tuple[int, ...] = ()
     label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", short(self.reason))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
