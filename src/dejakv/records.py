@@ -81,7 +81,7 @@ _GREEDY = "greedy"
 
 def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
     """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
-    if not sampling.greedy or sampling.num_beams != 1:
+    if not sampling.greedy or sampling.num_beams != 1 or sampling.stop:
         return {}
     return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
 

@@ -20,6 +20,8 @@ from dejakv.request import Request
 from dejakv.retention import nothing_is_kept
 from dejakv.store.base import ChunkMeta
 
+QUESTION = "question"
+"""Entry of a chunk's `metadata`: `Request.question`."""
 _REMEMBERED = 4096
 """Texts of which the reading is remembered."""
 
@@ -57,7 +59,8 @@ class LexicalGuard:
         self._lock = threading.Lock()
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = self.reading(request.partition, request.chunk), self.reading(donor.partition, donor.chunk)
+        one, other = texts(request, donor)
+        here, there = self.reading(request.partition, one), self.reading(donor.partition, other)
         reason = explain(here, there)
         if reason:
             return Verdict("reject", self.name, reason)
@@ -97,6 +100,12 @@ class LexicalGuard:
             seen.append(word)
             word = self._synonyms[word]
         return min(seen) if word in seen else word
+
+
+def texts(request: Request, donor: ChunkMeta) -> tuple[str, str]:
+    """What guards of words read of a request and of a donor: the questions, or the chunks where these are what is asked."""
+    asked = donor.metadata.get(QUESTION)
+    return (request.question, asked) if request.question and isinstance(asked, str) else (request.chunk, donor.chunk)
 
 
 def explain(one: Reading, other: Reading) -> str:
