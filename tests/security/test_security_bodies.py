@@ -99,7 +99,13 @@ FILLERS: dict[str, tuple[bytes, bytes, bytes, int, str]] = {
     "escapes": (b'{"messages":[{"role":"user","content":"', b"\\n", b'"}]}', 400, "no text"),
     "text": (b'{"messages":[{"role":"user","content":"', b"word ", b'"}]}', 400, "context"),
     "a role": (b'{"messages":[{"content":"x","role":"', b"a", b'"}]}', 400, "role"),
-    "a name of a field": (b'{"messages":[{"role":"user","content":[{"type":"text","', b"a", b'":1}]}]}', 400, "not supported"),
+    "a name of a field": (
+        b'{"messages":[{"role":"user","content":[{"type":"text","',
+        b"a",
+        b'":1}]}]}',
+        400,
+        "not supported",
+    ),
     "a stop sequence": (b'{"messages":[{"role":"user","content":"x"}],"stop":"', b"a", b'"}', 400, "stop"),
     "a model": (b'{"messages":[{"role":"user","content":"x"}],"model":"', b"a", b'"}', 404, "docs-lm"),
     "a picture": (
