@@ -25,6 +25,7 @@ from dejakv.fusing import Fusing
 from dejakv.guards.base import Guard
 from dejakv.guards.bounded import Bounded
 from dejakv.guards.chain import observe
+from dejakv.guards.lexical import QUESTION
 from dejakv.identity import check_partition, check_scope
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
@@ -219,7 +220,7 @@ class HierarchicalCache:
             answer=answer,
             created=now(),
             ttl=self._lifetime(request, self.config.ttl_prompts),
-            metadata={"request": request.id},
+            metadata={"request": request.id} | ({QUESTION: request.question} if request.question else {}),
         )
 
     def describe_rows(self, prepared: Prepared, key: str, rows: ComputedRows) -> list[ChunkMeta]:

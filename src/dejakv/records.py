@@ -19,6 +19,15 @@ UNSOUND_LABEL = "[unsound reuse] "
 """Stands before every text that an ordinary model made from another prompt's top layer."""
 
 
+LONGEST_REASON = 200
+
+
+def short(reason: str) -> str:
+    """A reason as it leaves the process: on one line, of at most `LONGEST_REASON` characters."""
+    line = " ".join(reason.split())
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+
+
 @dataclass(frozen=True)
 class Record:
     """One served request. Times in milliseconds, sizes in bytes, tokens of the prompt.
@@ -29,10 +38,11 @@ class Record:
     method      how the donor's state became this request's
     plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
     order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
-    reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty
     arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty where the engine does not tell
     bitwise     the prompt's scores are those of full computation in this engine bit for bit; else they may differ by rounding, which
                 in low precision changes an answer now and then
+    reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty; see `short`.
+                It holds no text of a prompt, which may be another caller's
     label       what the text begins with where it is none that the model stands for (`UNSOUND_LABEL`), else empty
     """
 
@@ -63,6 +73,9 @@ class Record:
     order: tuple[int, ...] = ()
     label: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", short(self.reason))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -73,7 +86,7 @@ _GREEDY = "greedy"
 
 def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
     """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
-    if not sampling.greedy or sampling.num_beams != 1:
+    if not sampling.greedy or sampling.num_beams != 1 or sampling.stop:
         return {}
     return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
 

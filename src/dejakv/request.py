@@ -45,13 +45,17 @@ class Media:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Greedy unless `temperature` is above zero."""
+    """How tokens are chosen. Greedy unless `temperature` is above zero.
+
+    stop  texts after which nothing is decoded; the answer still holds the one that ended it. Not for beams
+    """
 
     max_new_tokens: Positive = 16
     temperature: Annotated[float, Within(0)] = 0.0
     top_p: Share = 1.0
     seed: int | None = None
     num_beams: Positive = 1
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -67,6 +71,7 @@ class Request:
 
     prompt     the text the model is given, template applied, media placeholders included
     chunk      the text the levels compare (`chunk_source` picks it; the prompt if nothing does)
+    question   what is asked, where the chunk is another text (a program, a group): guards of words read it instead of the chunk
     media      in the order of their placeholders
     partition  tenant: entries, scores and statistics never cross it
     reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
@@ -92,6 +97,7 @@ class Request:
     no_store: bool = False
     ttl: Lifetime | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    question: str = ""
 
     def __post_init__(self) -> None:
         for name in ("media", "parts"):

@@ -47,11 +47,17 @@ def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
     assert "not asked for" in found.reason
 
 
-@pytest.mark.parametrize(("min_gain", "method"), [(29, "adopt"), (30, "prefix")])
-def test_only_the_gain_beyond_the_exact_prefix_counts(min_gain: int, method: str) -> None:
+@pytest.mark.parametrize(("min_gain", "method"), [(99, "adopt"), (100, "prefix")])
+def test_an_adopted_prompt_saves_all_of_it(min_gain: int, method: str) -> None:
+    """Of a short question behind a picture too: what an exact prefix holds of it is not left out."""
     found = plan(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain).plan
     assert found.method == method
     assert found.approximate == (method == "adopt")
+
+
+def test_nothing_is_adopted_where_the_exact_prefix_holds_as_much() -> None:
+    prefix = (replace(PREFIX[0], tokens=99), PREFIX[1])
+    assert plan(100, Found(MATCH, (meta("donor"),), prefix), Ask("adopt"), min_gain=1).plan.method == "prefix"
 
 
 def test_blend_must_beat_the_prefix_with_the_rows_it_computes() -> None:

@@ -43,12 +43,12 @@ class TestParaphraseGuard(GuardTests):
 @pytest.mark.parametrize(
     ("one", "other", "why"),
     [
-        ("What does Ana do for a living?", "What does Olga do for a living?", "names: ana olga"),
+        ("What does Ana do for a living?", "What does Olga do for a living?", "names differ (1 against 1)"),
         ("who married Ana and left Olga", "Who left Ana and married Olga?", ""),
-        ("Did Ana call Olga?", "Was it Olga whom Ana rang?", "order of names"),
+        ("Did Ana call Olga?", "Was it Olga whom Ana rang?", "the order of 2 names"),
         ("Can I take 5 mg of it?", "May I have 50 mg of that?", "numbers"),
         ("Can I take 5 mg of it?", "May I have 5 g of that?", "units"),
-        ("Is it safe to swim here?", "Is it not safe to bathe here?", "polarity"),
+        ("Is it safe to swim here?", "Is it not safe to bathe here?", "negations"),
         ("How do I turn the alarm on?", "How can somebody switch the alarm off?", "opposites"),
         ("Is there support for IPv4?", "Do you support IPv6?", "numbers"),
     ],
@@ -58,7 +58,7 @@ def test_no_likeness_outweighs_a_veto(one: str, other: str, why: str) -> None:
     for pair in ((one, other), (other, one)):
         decision, reason = verdict(guard, *pair)
         assert decision == ("reject" if why else "accept"), reason
-        assert why.split(":")[0] in reason
+        assert why in reason
 
 
 def test_other_words_are_accepted_where_both_directions_say_so() -> None:
@@ -138,7 +138,7 @@ def test_a_model_from_a_folder_judges_paraphrases(folder: Path) -> None:
     decision, reason = verdict(guard, "cats sleep", "dogs sleep")
     assert decision == "reject"
     assert reason.startswith("a cross-encoder takes it for no paraphrase: 0.")
-    assert verdict(guard, "cats sleep 2", "cats run 3") == ("reject", "numbers: 2 against 3")
+    assert verdict(guard, "cats sleep 2", "cats run 3") == ("reject", "numbers differ (1 against 1)")
     model = CrossEncoder(str(folder))
     assert 0 <= model.score("cats sleep " * 50, "dogs") <= 1, "what is too long is cut"
 

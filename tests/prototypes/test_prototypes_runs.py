@@ -259,3 +259,45 @@ def test_log_line(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names("[id] hit (embedding:prompt) | latency=0.032s | answer match=True")
     names("[sample_001] hit (text:exact) | latency=0.032s | answer match=True | exact_text=hit, ...")
     names.done()
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        (f"--preset qwen3-vl-2b {LAYERS} --chunk-source question", "embedding:prompt"),
+        (f"--preset qwen3-vl-2b {LAYERS} --disable-exact-cache", "embedding:prompt"),
+        ("--chunk-source semantic --disable-exact-cache", "semantic_text"),
+    ],
+)
+def test_presets_have_semantic_and_latent_hits(
+    gqa: Path, monkeypatch: pytest.MonkeyPatch, flags: str, level: str
+) -> None:
+    """Short questions behind a picture that an exact prefix holds, compared by programs too: no donor is refused for its numbers."""
+    records: dict[str, Any] = {}
+    for sample in ShapesDataset(seed=0, samples=48, images=8):
+        records[sample.id] = {**sample.fields, "question": sample.question, "answer": sample.answer}
+        (gqa / "images" / f"{sample.fields['imageId']}.png").write_bytes(sample.media[0].data)
+    (gqa / "questions.json").write_text(json.dumps(records))
+    line = f"run {flags} --model shapes-vlm --dataset gqa --dataset-path questions.json --index-encoder model --cache-mode dry-run --output out"
+    command(shlex.split(line), monkeypatch)
+    hits = [row for row in rows(gqa / "out") if row["provenance"].startswith("hit")]
+    assert sum(row["level"] == level for row in hits) >= 3
+    assert all(row["right"] is not False for row in hits)
+    reasons = " ".join(row["reason"] for row in rows(gqa / "out"))
+    assert "min_gain" not in reasons
+    assert "numbers" not in reasons
+
+
+def test_the_documents_vehicle_and_car(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard takes them for other questions: words that it does not know to be one thing are not. Without it they hit."""
+    lines = [{"id": n, "question": f"What color is the {n}?"} for n in ("vehicle", "car")]
+    (gqa / "pair.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for flags, method in (("", "miss"), (" --disable-lexical-guard", "hit (text:semantic)")):
+        line = (
+            "run --cache-mode dry-run --model docs-lm --dataset jsonl --dataset-path pair.jsonl --index-encoder model --reuse adopt "
+            f"--similarity-threshold 0.3 --min-gain 1{flags} --output {'off' if flags else 'on'}"
+        )
+        command(shlex.split(line), monkeypatch)
+        row = rows(gqa / ("off" if flags else "on"))[1]
+        assert row["provenance"] == method, row
+    assert rows(gqa / "on")[1]["reason"] == "lexical: content words differ (1 against 1)"

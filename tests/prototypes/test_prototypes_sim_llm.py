@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests.prototypes.table import Names
+from transformers import BatchEncoding
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
+from dejakv.models import path
 from dejakv.sim_llm import InterTaskKVManager, LlamaForCausalLMWithKVReuse, SimLLMInference, TaskCacheEntry
 
 PROMPT = "<s> Ann lives in Rome. Bob works as a baker. <q> What is the job of Bob? <a>"
@@ -52,6 +54,69 @@ def test_sim_llm_model(model: Any) -> None:
     names.done()
 
 
+ADVANCED = """
+from dejakv.sim_llm import (
+    InterTaskKVManager,
+    LlamaForCausalLMWithKVReuse
+)
+from transformers import AutoTokenizer
+
+# Load model and tokenizer
+model = LlamaForCausalLMWithKVReuse.from_pretrained(
+    MODEL,
+    torch_dtype=torch.float16
+).cuda()
+
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+
+# Create KV manager
+kv_manager = InterTaskKVManager(
+    embedding_dim=model.config.hidden_size,
+    max_cache_size=100,
+    similarity_threshold=0.8
+)
+
+# Connect KV manager to model
+model.set_kv_manager(kv_manager)
+
+# Generate with KV reuse
+inputs = tokenizer("What is AI?", return_tensors="pt").to("cuda")
+outputs = model.generate_with_kv_reuse(
+    inputs["input_ids"],
+    task_id="query_001",
+    max_new_tokens=50
+)
+"""
+"""As it stands in the document, but for the model and the package's name."""
+
+
+def test_the_documents_advanced_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU `cuda` is the CPU here."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.nn.Module, "cuda", lambda self, device=None: self)
+        monkeypatch.setattr(BatchEncoding, "to", lambda self, device: self)
+    names: dict[str, Any] = {"torch": torch, "MODEL": str(path("docs-lckv"))}
+    exec(ADVANCED, names)
+    model, inputs, manager = names["model"], names["inputs"], names["kv_manager"]
+    assert isinstance(model, LlamaForCausalLMWithKVReuse)
+    assert model.dtype == torch.float16
+    assert names["outputs"].shape[1] > inputs["input_ids"].shape[1]
+    assert manager.get_statistics()["entries"] == 1
+    assert model.to("cpu").cpu() is model
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = model.no_such_thing
+
+
+def test_the_documents_basic_usage_counts_no_hit_for_nothing_saved() -> None:
+    inference = SimLLMInference.from_pretrained(model_path="docs-lckv", max_cache_size=100, similarity_threshold=0.8)
+    answers = [
+        inference.generate(text, max_new_tokens=4)
+        for text in ("What is machine learning?", "Explain machine learning.")
+    ]
+    assert all(answer.result.computed == answer.result.prompt_tokens for answer in answers)
+    assert inference.get_statistics()["hit_rate"] == 0.0
+
+
 def test_sim_llm_inference() -> None:
     names = Names("sim_llm_inference")
     inference = SimLLMInference.from_pretrained(
@@ -72,11 +137,19 @@ def test_sim_llm_inference() -> None:
 
 def test_sim_llm_demo() -> None:
     names = Names("sim_llm_demo")
+    line = [
+        "--demo_mode",
+        "basic",
+        "--model_path",
+        "docs-lckv",
+        "--max_cache_size",
+        "8",
+        "--similarity_threshold",
+        "0.8",
+    ]
     done = CliRunner().invoke(
-        typer_app,
-        ["sim-llm", "--demo", "basic", "--model", "docs-lckv", "--max-cache-size", "8", "--similarity-threshold", "0.8",
-         "--cases", "1", "--facts", "6", "--device", "cpu"],
-    )  # fmt: skip
+        typer_app, ["sim-llm", *names.line(line), "--cases", "1", "--facts", "6", "--device", "cpu"]
+    )
     assert done.exit_code == 0, done.output
-    names("examples/sim_llm_demo.py", "--demo_mode", "--model_path", "--max_cache_size", "--similarity_threshold")
+    names("examples/sim_llm_demo.py")
     names.done()

@@ -126,12 +126,17 @@ def test_nothing_but_the_key_says_whose_partition_it_is(tenants: TestClient, fie
     tenants.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
     before = tenants.get("/v1/cache/stats", headers=bearer("alpha")).json()
     theirs = tenants.post(
-        f"{COMPLETE}?{key}=alpha", json={**body, **fields, "metadata": fields}, headers={**bearer("beta"), key: "alpha"}
+        f"{COMPLETE}?{key}=alpha", json={**body, "metadata": fields}, headers={**bearer("beta"), key: "alpha"}
         if key != "authorization" else bearer("beta"),
     )  # fmt: skip
     assert theirs.status_code == 200
     tenants.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
-    again = tenants.post(COMPLETE, json={**body, **fields}, headers=bearer("beta"))
+    named = tenants.post(COMPLETE, json={**body, **fields}, headers=bearer("beta"))
+    known = {name for name, value in fields.items() if name == "user" or (name == "cache_salt" and value is None)}
+    assert named.status_code == (200 if known == fields.keys() else 400), (
+        "a field in the body that would name one is refused"
+    )
+    again = tenants.post(COMPLETE, json=body, headers=bearer("beta"))
     assert again.json()["dejakv"]["tokens_reused"] > theirs.json()["dejakv"]["tokens_reused"]
     assert tenants.get("/v1/cache/stats", headers=bearer("alpha")).json() == before
     tenants.post("/v1/cache/clear", headers=bearer("alpha"))

@@ -112,11 +112,11 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ({"messages": []}, 422, "messages"),
+        ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": " "}]}, 400, "no text"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 404, "docs-lm"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools"),
-        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 422, "n"),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 400, "n"),
         ({"messages": [{"role": "user", "content": "x " * 200_000}], "max_tokens": 4}, 400, "context"),
         (
             {
@@ -133,8 +133,8 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
             400,
             "data URL",
         ),
-        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"reuse": "magic"}}, 422, "reuse"),
-        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"threshold": 3}}, 422, "threshold"),
+        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"reuse": "magic"}}, 400, "reuse"),
+        ({"messages": [{"role": "user", "content": "x"}], "dejakv": {"threshold": 3}}, 400, "threshold"),
     ],
 )
 def test_bad_bodies(server: Any, body: dict[str, Any], status: int, says: str) -> None:

@@ -83,7 +83,7 @@ def test_an_ordinary_models_client_is_told_why_it_is_refused(engine: Any) -> Non
         assert answer.status_code == 400
         assert "every layer attends to its own KV" in answer.text
         body["dejakv"] = {"reuse": "top"}
-        assert client.post("/v1/completions", json=body).status_code == 422
+        assert client.post("/v1/completions", json=body).status_code == 400
 
 
 def test_a_server_without_approximate_reuse_refuses_it(condensed: Any) -> None:

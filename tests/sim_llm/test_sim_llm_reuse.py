@@ -157,11 +157,19 @@ def test_unsound_reuse_is_labelled(llama, tokenizer):
     assert again.result.computed == 4
 
 
-def test_unsound_reuse_with_everything_computed_is_the_ordinary_answer(llama, tokenizer):
-    """With a tail as long as the prompt nothing is taken, and the token-by-token run is the model's own."""
-    inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=40))
-    first = inference.generate(prompt(), **MOST)
-    assert inference.generate(prompt(), **MOST) == UNSOUND_LABEL + first
+def test_a_task_that_takes_nothing_of_its_donor_is_no_hit(llama, lckv, tokenizer):
+    """With a tail as long as the prompt: its answer is the model's own, and has no label."""
+    for model in (
+        LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=40),
+        LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=40),
+    ):
+        inference = SimLLMInference(model, similarity_threshold=0.5)
+        inference.generate(prompt(), **MOST)
+        again = inference.generate(prompt((12, "w1")), **MOST)
+        assert (again.reused, again.result.computed) == (False, 40)
+        assert again == full(inference, prompt((12, "w1")))
+        counted = inference.get_statistics()
+        assert (counted["hits"], counted["misses"], counted["hit_rate"], counted["entries"]) == (0, 2, 0.0, 2)
 
 
 def test_a_task_of_another_model_is_refused(lckv, tokenizer):

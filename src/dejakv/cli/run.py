@@ -117,7 +117,7 @@ def run_command(
     min_gain: Annotated[
         Number,
         _reuse(
-            help=f"Fewest tokens an approximate plan must save beyond the exact prefix (default: {SemanticCacheConfig.min_gain})."
+            help=f"Fewest tokens an approximate plan must save beyond the exact prefix; adopt: of the whole prompt (default: {SemanticCacheConfig.min_gain})."
         ),
     ] = None,
     costs: options.Costs = None,

@@ -6,9 +6,14 @@ import typer
 
 
 def sim_llm_command(
-    demo: Annotated[str, typer.Option(help="basic, similarity or benchmark.")] = "basic",
+    demo: Annotated[str, typer.Option("--demo", "--demo-mode", help="basic, similarity or benchmark.")] = "basic",
     model: Annotated[
-        str, typer.Option(help="A layer-condensed model: name from `dejakv models`, local folder or hub id.")
+        str,
+        typer.Option(
+            "--model",
+            "--model-path",
+            help="A layer-condensed model: name from `dejakv models`, local folder or hub id.",
+        ),
     ] = "docs-lckv",
     similarity_threshold: Annotated[float, typer.Option(help="Least cosine of a task that is reused, -1 to 1.")] = 0.8,
     max_cache_size: Annotated[int, typer.Option(help="Tasks that are kept.")] = 100,

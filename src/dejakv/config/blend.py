@@ -19,8 +19,8 @@ from dejakv.settings import Count, Positive, Share
 class BlendSettings:
     """What a blend takes from its donors and what it computes.
 
-    min_gain        least tokens that reuse must save: an approximate plan beyond the exact prefix, in vLLM a load beyond vLLM's
-                    own prefix hit
+    min_gain        least tokens that reuse must save: an approximate plan beyond the exact prefix (`adopt`: of the whole prompt), in
+                    vLLM a load beyond vLLM's own prefix hit
     blend_quality   `strict`, `default` or `loose`: more rows for answers nearer to full computation's, or fewer for speed
                     (see `dejakv.reuse.quality`)
     blend_share     share of rows that is recomputed in the layers that are not computed whole; more where more has changed.

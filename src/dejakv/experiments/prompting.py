@@ -44,10 +44,13 @@ class Prompter:
         if not sample.question.strip():
             raise InputError(f"sample {sample.id} has an empty question: remove it, or add a text")
         prompt = self.prompt(sample)
+        chunk = chunk_of(sample, self.chunk_source, prompt)
+        asked = self.chunk_source in ("question", "prompt") or chunk in prompt
         return Request(
             id=sample.id,
             prompt=prompt,
-            chunk=chunk_of(sample, self.chunk_source, prompt),
+            chunk=chunk,
+            question="" if asked else f"{sample.context} {sample.question}".strip(),
             media=sample.media,
             partition=partition or str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),

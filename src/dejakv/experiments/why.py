@@ -35,9 +35,13 @@ CANDIDATES = 3
 """Candidates of a level that are told, best first, whatever their score."""
 
 
+WORDS = 12
+"""Words of one text alone that are told of a candidate."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A donor that a level found. `verdicts`: what each guard said; `trusted`: no guard rejects it."""
+    """A donor that a level found. `verdicts`: what each guard said, and the words of one text alone; `trusted`: no guard rejects it."""
 
     level: str
     sample: str
@@ -202,11 +206,25 @@ def _candidates(
                 continue
             verdicts = [guard.judge(decision.query.request, meta, match) for guard in cache.finder.guards]
             said = tuple(f"{one.guard} {one.decision}s: {one.reason}" for one in verdicts)
+            said += _words_apart(decision.query.text, meta.chunk)
             trusted = any(one.decision == "accept" for one in verdicts) and all(
                 one.decision != "reject" for one in verdicts
             )
             found.append(Candidate(match.level, _name(meta), meta.chunk, match.score, said, trusted))
     return tuple(found)
+
+
+def _words_apart(text: str, other: str) -> tuple[str, ...]:
+    """The words that only one of two texts has: guards tell how many, and this page is the owner's, who has both."""
+    here, there = dict.fromkeys(text.lower().split()), dict.fromkeys(other.lower().split())
+    told: list[str] = []
+    for who, words in (
+        ("this sample", [w for w in here if w not in there]),
+        ("the other", [w for w in there if w not in here]),
+    ):
+        if words:
+            told.append(f"only in {who}: {' '.join(words[:WORDS])}{' ...' if len(words) > WORDS else ''}")
+    return tuple(told)
 
 
 def _runs(cache: HierarchicalCache, prepared: Prepared, tokenizer: Any) -> tuple[CopiedRun, ...]:

@@ -38,13 +38,17 @@ class PlanGuard(Protocol):
 
 @dataclass(frozen=True)
 class LeastGain:
-    """Refuses plans that save fewer than `tokens` tokens beyond the exact one."""
+    """Refuses plans that save fewer than `tokens` tokens beyond the exact one.
+
+    An adopted prompt runs from state that is whole, its pictures' tokens included, and what it saves is counted so: over the whole
+    prompt, as long as it is anything beyond the exact plan. A short question behind a picture would never be worth it else.
+    """
 
     tokens: int
 
     def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
         gain = plan.reused - exact.reused
-        if gain >= self.tokens:
+        if gain >= self.tokens or (plan.method == "adopt" and gain > 0 and plan.reused >= self.tokens):
             return ""
         return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {self.tokens} are asked for"
 

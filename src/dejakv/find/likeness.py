@@ -1,5 +1,6 @@
 """Donors by likeness: those that the levels propose and the guards accept."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,8 @@ from dejakv.guards.base import Guard, Verdict
 from dejakv.guards.chain import judge
 from dejakv.levels.base import Level, Match, Query, Status
 from dejakv.store.base import ChunkMeta
+
+logger = logging.getLogger(__name__)
 
 LEAST_NEW = 64
 """Tokens outside copied text for which the levels are asked as well. Most questions are shorter."""
@@ -92,7 +95,8 @@ class Likeness:
                 raise  # a setting is wrong, and its message says which
             except Exception as error:  # a level may be foreign code: its failure costs its own hits
                 statuses[level.name], failed = "skip", type(error).__name__
-                verdicts.append(Verdict("reject", level.name, f"the level failed: {failed}: {error}"))
+                logger.debug("the level %s failed", level.name, exc_info=True)  # its message may hold a donor's text
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {failed}"))
                 continue
             statuses.update(search.statuses)
             for candidate in _own_first([found for found in search.matches if found.donor not in without], own):

@@ -48,7 +48,7 @@ def plan(
     """Chooses for a prompt of `tokens` tokens.
 
     same      the donor's token ids and media equal the request's: exact reuse, whatever was asked
-    min_gain  tokens that an approximate plan must save beyond the exact one
+    min_gain  tokens that an approximate plan must save, see `LeastGain`
     share     rows that blend would recompute at least, of those that are not exact
     most      donors that a blend takes
     tail      rows that `top_layer` would compute at least

@@ -12,7 +12,7 @@ Decision = Literal["accept", "reject", "abstain"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision, who made it and why, in words for a log."""
+    """A decision, who made it and why: in words of the guard's own and numbers, since the donor's text may be another caller's."""
 
     decision: Decision
     guard: str
@@ -22,7 +22,7 @@ class Verdict:
 class Guard(Protocol):
     """`observe` hands back what full computation would have said, for guards that learn; most ignore it.
 
-    A guard that raises counts as a rejection with the error as its reason.
+    A guard that raises counts as a rejection with the kind of the error as its reason.
     """
 
     @property

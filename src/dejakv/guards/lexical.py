@@ -6,19 +6,22 @@ another question.
 
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from cachetools import LRUCache
 
 from dejakv.errors import ConfigError
 from dejakv.guards.base import Verdict
 from dejakv.guards.reading import PHRASES, Reading, read
-from dejakv.guards.words import NEGATIONS, OPPOSITES, SYNONYMS
+from dejakv.guards.words import OPPOSITES, SYNONYMS
 from dejakv.levels.base import Match
 from dejakv.request import Request
 from dejakv.retention import nothing_is_kept
 from dejakv.store.base import ChunkMeta
 
+QUESTION = "question"
+"""Entry of a chunk's `metadata`: `Request.question`."""
 _REMEMBERED = 4096
 """Texts of which the reading is remembered."""
 
@@ -56,14 +59,15 @@ class LexicalGuard:
         self._lock = threading.Lock()
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = self.reading(request.partition, request.chunk), self.reading(donor.partition, donor.chunk)
+        one, other = texts(request, donor)
+        here, there = self.reading(request.partition, one), self.reading(donor.partition, other)
         reason = explain(here, there)
         if reason:
             return Verdict("reject", self.name, reason)
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
     def difference(self, one: str, other: str) -> str:
-        """What makes two texts different questions, in words; empty if nothing does. Symmetric but for its wording."""
+        """What makes two texts different questions, see `explain`; empty if nothing does. Symmetric but for its wording."""
         return explain(self._read_anew(one), self._read_anew(other))
 
     def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
@@ -98,33 +102,42 @@ class LexicalGuard:
         return min(seen) if word in seen else word
 
 
+def texts(request: Request, donor: ChunkMeta) -> tuple[str, str]:
+    """What guards of words read of a request and of a donor: the questions, or the chunks where these are what is asked."""
+    asked = donor.metadata.get(QUESTION)
+    return (request.question, asked) if request.question and isinstance(asked, str) else (request.chunk, donor.chunk)
+
+
 def explain(one: Reading, other: Reading) -> str:
-    """The first difference in the order of weight; empty if the readings are equal."""
+    """The first difference in the order of weight, in words of its own and counts: never in the texts' words, which may be
+    another caller's. Empty if the readings are equal."""
     if one == other:
         return ""
     if one.negations != other.negations:
-        return f"polarity: {_negated(one)} against {_negated(other)}"
+        return f"negations differ ({one.negations} against {other.negations})"
     if one.numbers != other.numbers:
-        return f"numbers: {_list(one.numbers)} against {_list(other.numbers)}"
+        return f"numbers differ ({apart(one.numbers, other.numbers)})"
     if one.kind != other.kind or one.question != other.question:
-        return f"question type: {one.kind} against {other.kind}"
+        return "kinds of question differ"
     if one.asked != other.asked or one.same != other.same:
-        return f"asked: {one.same} {one.asked or 'nothing named'} against {other.same} {other.asked or 'nothing named'}"
+        return "what is asked of the things differs"
     left = [word for word in one.content if word not in other.content]
     right = [word for word in other.content if word not in one.content]
-    for pair in OPPOSITES:
-        if (pair[0] in left and pair[1] in right) or (pair[1] in left and pair[0] in right):
-            return f"opposites: {pair[0]} and {pair[1]}"
+    if opposed(left, right):
+        return "opposites"
     if left or right:
-        return f"content words: {_list(left)} against {_list(right)}"
+        return f"content words differ ({len(left)} against {len(right)})"
     if one.content != other.content:
-        return f"order: {_list(one.content)} against {_list(other.content)}"
-    return f"verb: {one.verb} against {other.verb}"
+        return f"the order of {len(one.content)} content words differs"
+    return "verbs differ"
 
 
-def _negated(reading: Reading) -> str:
-    return _list([word for word in reading.content if word in NEGATIONS])
+def apart(one: Iterable[str], other: Iterable[str]) -> str:
+    """How many items of each the other lacks: `3 against 2`."""
+    here, there = Counter(one), Counter(other)
+    return f"{(here - there).total()} against {(there - here).total()}"
 
 
-def _list(words: list[str] | tuple[str, ...]) -> str:
-    return " ".join(words) or "none"
+def opposed(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether one has a word and the other its opposite."""
+    return any((a in one and b in other) or (b in one and a in other) for a, b in OPPOSITES)

@@ -7,7 +7,7 @@ is far better at it than a comparison of two embeddings.
 from collections.abc import Callable
 
 from dejakv.guards.base import Verdict
-from dejakv.guards.lexical import LexicalGuard
+from dejakv.guards.lexical import LexicalGuard, texts
 from dejakv.guards.vetoes import veto
 from dejakv.levels.base import Match
 from dejakv.request import Request
@@ -31,7 +31,7 @@ class ParaphraseGuard:
         self._lexical = lexical
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        one, other = request.chunk, donor.chunk
+        one, other = texts(request, donor)
         if self._lexical is not None:
             same = self._lexical.judge(request, donor, match)
             if same.decision == "accept":

@@ -5,8 +5,8 @@ A model that compares meanings is weakest where one word decides, and these word
 
 import re
 
+from dejakv.guards.lexical import apart, opposed
 from dejakv.guards.reading import UNITS, Reading
-from dejakv.guards.words import NEGATIONS, OPPOSITES
 
 _WORD = re.compile(r"[^\W_][\w'’-]*")
 _SENTENCE = re.compile(r"[.!?…]\s*$")
@@ -14,23 +14,22 @@ _CAPITAL_ANYWAY = frozenset({"i", "i'm", "i'd", "i'll", "i've"})
 
 
 def veto(one: Reading, other: Reading, text: str, other_text: str) -> str:
-    """Why two texts are different questions whatever they resemble, in words; empty if nothing says so. Symmetric but for its wording."""
+    """Why two texts are different questions whatever they resemble, with counts and none of their words; empty if nothing says so.
+    Symmetric but for its wording."""
     if one.negations != other.negations:
-        return f"polarity: {_list(_negations(one))} against {_list(_negations(other))}"
+        return f"negations differ ({one.negations} against {other.negations})"
     if one.numbers != other.numbers:
-        return f"numbers: {_list(one.numbers)} against {_list(other.numbers)}"
-    here, there = _units(one), _units(other)
-    if here != there:
-        return f"units: {_list(here)} against {_list(there)}"
-    left, right = set(one.content) - set(other.content), set(other.content) - set(one.content)
-    for pair in OPPOSITES:
-        if (pair[0] in left and pair[1] in right) or (pair[1] in left and pair[0] in right):
-            return f"opposites: {pair[0]} and {pair[1]}"
+        return f"numbers differ ({apart(one.numbers, other.numbers)})"
+    if _units(one) != _units(other):
+        return f"units differ ({apart(_units(one), _units(other))})"
+    if opposed(set(one.content) - set(other.content), set(other.content) - set(one.content)):
+        return "opposites"
     names, others = entities(text), entities(other_text)
-    if missing := sorted((names - _words(other_text)) | (others - _words(text))):
-        return f"names: {_list(missing)} in one of them alone"
+    here, there = names - _words(other_text), others - _words(text)
+    if here or there:
+        return f"names differ ({len(here)} against {len(there)})"
     if names == others and _order(text, names) != _order(other_text, names):
-        return f"order of names: {_list(_order(text, names))} against {_list(_order(other_text, names))}"
+        return f"the order of {len(names)} names differs"
     return ""
 
 
@@ -64,11 +63,3 @@ def _bare(word: str) -> str:
 
 def _units(reading: Reading) -> list[str]:
     return sorted(word for word in reading.content if word in UNITS)
-
-
-def _negations(reading: Reading) -> list[str]:
-    return [word for word in reading.content if word in NEGATIONS]
-
-
-def _list(words: list[str]) -> str:
-    return " ".join(words) or "none"

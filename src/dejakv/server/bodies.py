@@ -17,6 +17,8 @@ from dejakv.server.settings import ServerSettings
 Model = TypeVar("Model", bound=BaseModel)
 _STEP = 64 * 1024
 _LONGEST_MESSAGE = 300
+_UNION_MEMBERS = ("str", "constrained-str")
+"""As pydantic writes them into the place of an error, beside `list[...]`."""
 
 
 class Bodies:
@@ -49,8 +51,10 @@ class Bodies:
             self.held -= mine
 
 
-def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]:
+def body_of(model: type[Model], invalid: int = 422) -> Callable[[HttpRequest], AsyncIterator[Model]]:
     """A dependency: the body as a checked `model`. Its bytes count until the answer is complete.
+
+    invalid  status of the refusal of a body that does not fit the model
 
     Raises: RefusedError for a body that is too large, too slow, too deep, or does not fit the model, and (429) while the
     bodies of other requests leave no room for it.
@@ -59,7 +63,7 @@ def body_of(model: type[Model]) -> Callable[[HttpRequest], AsyncIterator[Model]]
     async def checked(http: HttpRequest) -> AsyncIterator[Model]:
         bodies: Bodies = http.app.state.bodies
         with bodies.share() as take:
-            yield await _parsed(model, await _read(http, bodies.settings, take))
+            yield await _parsed(model, await _read(http, bodies.settings, take), invalid)
 
     return checked
 
@@ -107,21 +111,29 @@ async def _read(http: HttpRequest, settings: ServerSettings, take: Callable[[int
     return bytes(raw)
 
 
-async def _parsed(model: type[Model], raw: bytes) -> Model:
+async def _parsed(model: type[Model], raw: bytes, invalid: int) -> Model:
     try:
         if len(raw) <= _STEP:
             return model.model_validate_json(raw)
         return await run_in_threadpool(model.model_validate_json, raw)
     except ValidationError as error:
-        raise RefusedError(422, _first(error)) from error
+        raise _refusal(error, invalid) from error
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+def _refusal(error: ValidationError, status: int) -> RefusedError:
+    """Names the innermost field that does not fit: of a field that may be a text or a list, it is what is wrong with the list."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(found, key=lambda one: len(one["loc"]))
     if first["type"] == "json_invalid":
-        return _not_json(first["msg"].removeprefix("Invalid JSON: ")[:_LONGEST_MESSAGE])
-    where = ".".join(str(part) for part in first["loc"]) or "body"
-    return f"{where[:_LONGEST_MESSAGE]}: {first['msg'][:_LONGEST_MESSAGE]}"
+        return RefusedError(status, _not_json(first["msg"].removeprefix("Invalid JSON: ")[:_LONGEST_MESSAGE]))
+    parts = [str(part) for part in first["loc"]]
+    where = (
+        ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[:_LONGEST_MESSAGE] or "body"
+    )
+    if first["type"] == "extra_forbidden":
+        return RefusedError(status, f"{where}: not supported: leave it out", param=where, code="unsupported_parameter")
+    message = first["msg"].removeprefix("Value error, ")[:_LONGEST_MESSAGE]
+    return RefusedError(status, f"{where}: {message}", param=where, code="invalid_value")
 
 
 def _not_json(why: str) -> str:

@@ -19,7 +19,7 @@ def install(app: FastAPI, retry_after: int) -> None:
 
     @app.exception_handler(RefusedError)
     async def refused(_: HttpRequest, error: RefusedError) -> JSONResponse:
-        return problem(error.status, str(error), error.headers)
+        return problem(error.status, str(error), error.headers, param=error.param, code=error.code)
 
     @app.exception_handler(QueueFullError)
     async def full(_: HttpRequest, error: QueueFullError) -> JSONResponse:

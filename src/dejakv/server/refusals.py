@@ -6,12 +6,24 @@ from dejakv.errors import DejaKVError
 
 
 class RefusedError(DejaKVError):
-    """A request that is refused with `status`. The message names the limit and the remedy."""
+    """A request that is refused with `status`. The message names the limit and the remedy.
 
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    param, code  of OpenAI's error object: the field that is wrong, and what is wrong with it
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: dict[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers or {}
+        self.param, self.code = param, code
 
 
 class ClientGoneError(RefusedError):
@@ -24,7 +36,14 @@ class ClientGoneError(RefusedError):
 _KINDS = {429: "rate_limit_error", 499: "client_error", 500: "server_error", 503: "server_error"}
 
 
-def problem(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(
+    status: int,
+    message: str,
+    headers: dict[str, str] | None = None,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+) -> JSONResponse:
     """OpenAI's error object, which every endpoint uses."""
     kind = _KINDS.get(status, "invalid_request_error")
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status, headers)
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status, headers)

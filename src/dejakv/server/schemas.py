@@ -1,14 +1,15 @@
 """Requests and responses of the endpoints. The OpenAI ones follow OpenAI's API reference (completions, chat completions)."""
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dejakv.parts import MAX_PARTS
 from dejakv.request import ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
-Stop = Annotated[str, Field(max_length=256)]
+LONGEST_STOP, MOST_STOPS = 256, 4
 Text = Annotated[str, Field(min_length=1)]
 Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
 """Seconds for which what is kept of the request may be used; it can only shorten the server's."""
@@ -151,41 +152,117 @@ class ReuseOptions(BaseModel):
     order: Literal["given", "free"] = "given"
 
 
-class StreamOptions(BaseModel):
+WITHOUT_EFFECT = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"}
+)
+"""OpenAI's fields that change no answer, whatever they hold."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "audio": (), "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "functions": ([],),
+    "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "n": (1,), "parallel_tool_calls": (True, False),
+    "prediction": (), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,),
+    "verbosity": ("medium",), "web_search_options": (),
+    # vLLM's
+    "add_generation_prompt": (True,), "allowed_token_ids": (), "bad_words": ([],), "cache_salt": (), "chat_template": (),
+    "chat_template_kwargs": ({},), "continue_final_message": (False,), "documents": ([],), "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,), "kv_transfer_params": (), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,),
+    "priority": (0,), "prompt_logprobs": (), "repetition_penalty": (1,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "stop_token_ids": ([],), "structured_outputs": (), "top_k": (),
+    "truncate_prompt_tokens": (), "use_beam_search": (False,),
+}  # fmt: skip
+"""Fields that are not supported, and their values that ask for nothing; null is one for all of them."""
+
+
+def unsupported(name: str, value: Any) -> str:
+    """Why a field cannot be served, with the remedy; empty if its value changes nothing."""
+    if name in WITHOUT_EFFECT:
+        return ""
+    if name not in NEUTRAL:
+        return f"there is no field {name[:80]!r} here: leave it out"
+    neutral = NEUTRAL[name]
+    if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+        return ""
+    return f"{name} is not supported: leave it out" + (f", or send {json.dumps(neutral[0])}" if neutral else "")
+
+
+class _Plain(BaseModel):
+    """A null is a field that is left out, and so is an empty list that no field takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = cls.model_fields
+        return {n: v for n, v in cast(dict[str, Any], given).items() if v is not None and (v != [] or n in known)}
+
+
+class StreamOptions(_Plain):
     include_usage: bool = False
+    include_obfuscation: bool = False
+    """Random characters that hide the lengths of pieces: there are none here, and no client needs them."""
 
 
-class OpenAIRequest(BaseModel):
-    """Common fields of completions and chat completions. Unknown fields are ignored, as OpenAI's server does."""
+class OpenAIRequest(_Plain):
+    """Common fields of completions and chat completions. Of others `refused` tells."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    n: int = Field(default=1, ge=1, le=1)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: list[str] = []
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
+    stream_options: StreamOptions = StreamOptions()
     dejakv: ReuseOptions = ReuseOptions()
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stops(cls, given: Any) -> list[str]:
+        stops: list[Any] = [given] if isinstance(given, str) else given
+        fits = isinstance(stops, list) and len(stops) <= MOST_STOPS  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not fits or not all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in stops):
+            raise ValueError(f"give a text, or a list of up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters each")
+        return stops
+
+    def refused(self) -> tuple[str, str] | None:
+        """The first field that cannot be served and why, None if there is none."""
+        reasons = ((name, unsupported(name, value)) for name, value in (self.model_extra or {}).items())
+        return next(((name, why) for name, why in reasons if why), None)
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
+    prompt: Text
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one(cls, given: Any) -> Any:
+        """A list of one text is that text."""
+        if isinstance(given, list) and len(cast(list[Any], given)) == 1 and isinstance(given[0], str):
+            return given[0]
+        if isinstance(given, list):
+            raise ValueError("give one text: several prompts in a request, and token ids, are not supported")
+        return given
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(_Plain):
     url: str
+    detail: Literal["auto"] = "auto"
 
 
-class Part(BaseModel):
+class Part(_Plain):
     type: Literal["text", "image_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
 
 
-class Message(BaseModel):
+class Message(_Plain):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Part], Field(fail_fast=True)]
 

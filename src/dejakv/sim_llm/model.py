@@ -1,5 +1,6 @@
 """A causal language model that takes the top layer's KV of similar tasks from an `InterTaskKVManager`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from dejakv.models import load
 from dejakv.models.lckv.layout import layout_of
 from dejakv.reuse.quality import TOP_LAYER_TAIL
 from dejakv.reuse.token_map import Donors
-from dejakv.reuse.top_layer import MATCHINGS, take_rows
+from dejakv.reuse.top_layer import MATCHINGS, TakenRows, take_rows
 from dejakv.sim_llm.entry import TaskCacheEntry
 from dejakv.sim_llm.manager import InterTaskKVManager, check_threshold
 from dejakv.sim_llm.similarity import TaskSimilarity
@@ -85,6 +86,27 @@ class LlamaForCausalLMWithKVReuse:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(model.to(device), tokenizer, unsound=unsound, **own)
 
+    def __getattr__(self, name: str) -> Any:
+        """What this class does not have is the model's: `config`, `device`, `dtype`, `generation_config`, ..."""
+        if name == "model" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def to(self, *args: Any, **options: Any) -> "LlamaForCausalLMWithKVReuse":
+        """Moves or converts the model in place."""
+        self.model.to(*args, **options)
+        return self
+
+    def cuda(self, device: Any = None) -> "LlamaForCausalLMWithKVReuse":
+        """Moves the model to a GPU. Raises what torch does without one."""
+        self.model.cuda(device)
+        return self
+
+    def cpu(self) -> "LlamaForCausalLMWithKVReuse":
+        """Moves the model to the CPU."""
+        self.model.cpu()
+        return self
+
     @property
     def epoch(self) -> str:
         """Fingerprint of the weights, tokenizer and numerics, renewed when they change; empty if they cannot be told apart."""
@@ -123,7 +145,7 @@ class LlamaForCausalLMWithKVReuse:
             raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]; `run` takes many")
         prompt = tuple(ids[0].tolist())
         [result] = self.run([prompt], [task_id], **options)
-        return torch.tensor([[*prompt, *result.tokens]])
+        return torch.tensor([[*prompt, *result.tokens]], device=ids.device)
 
     @torch.no_grad()
     def run(
@@ -172,10 +194,24 @@ class LlamaForCausalLMWithKVReuse:
     def _search(self, manager: InterTaskKVManager | None, ids: tuple[int, ...], text: str) -> TaskCacheEntry | None:
         if manager is None:
             return None
-        score = self.similarity.score
-        return manager.search_similar_task(
-            self.similarity.embed(ids, text), judge=lambda donor, cosine: score(ids, donor, cosine)
-        )
+
+        def judge(donor: Sequence[int], cosine: float) -> float:
+            """The similarity; none for a donor of which no row would be taken, so that it is no hit."""
+            score = self.similarity.score(ids, donor, cosine)
+            return score if score < manager.similarity_threshold or self._saves(ids, donor) else -math.inf
+
+        return manager.search_similar_task(self.similarity.embed(ids, text), judge=judge)
+
+    def _saves(self, ids: tuple[int, ...], donor: Sequence[int]) -> bool:
+        """Whether a prompt takes any row of a donor. Of one without token ids it is not known."""
+        if not donor:
+            return True
+        if self.reuse is None:
+            return taken_of(len(ids), len(donor), self.tail) > 0
+        return len(self._rows(ids, donor).computed) < len(ids)
+
+    def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> TakenRows:
+        return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
     def _group(
         self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
@@ -183,11 +219,7 @@ class LlamaForCausalLMWithKVReuse:
         """Results, and on a miss the state to keep."""
         if self.reuse is None:
             return [self._ordinary(ids, entry, most, options) for ids, entry in zip(prompts, entries, strict=True)]
-        embed = self.embed_tokens
-        plans = [
-            entry and take_rows(ids, Donors.of(entry.token_ids), self.matching, embed, tail=self.tail, ends=self._ends)
-            for ids, entry in zip(prompts, entries, strict=True)
-        ]
+        plans = [entry and self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
         tasks = [Task(*one) for one in zip(prompts, entries, plans, strict=True)]
         inputs = self.reuse.prepare(tasks, self._pad(len(tasks)))
         cache, longest = inputs["past_key_values"], inputs["input_ids"].shape[1]

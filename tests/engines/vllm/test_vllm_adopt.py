@@ -239,3 +239,34 @@ def test_offline(tmp_path):
     assert ids.dejakv.reason.startswith("not a text prompt")
     assert llm.prompts[0] == {"prompt": FIRST}
     assert llm.prompts[1] == {"prompt": NEAR, "cache_salt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("donor", "asked"),
+    [
+        ("is the light in zanzibar of the old house not on", "is the light in the cellar of the old house on"),
+        ("are 778899 lights in zanzibar of the old house on", "are 12 lights in the cellar of the old house on"),
+        ("is the light in zanzibar of the old house on", "is the light in the cellar of the old house on"),
+    ],
+)
+def test_a_client_is_told_nothing_of_anothers_text(donor, asked):
+    adopter = _adopter(similarity_threshold=0.2)
+    first = Asked("p", donor, "")
+    adopter.learn(first, adopter.find(first)[1])
+    _, note = adopter.find(Asked("p", asked, ""))
+    said = f"{note.as_dict()}".lower()
+    assert note.reason.startswith("lexical")
+    assert len(note.reason) <= 200
+    assert "zanzibar" not in said
+    assert "778899" not in said
+
+
+def test_a_lookup_that_fails_tells_no_text(monkeypatch):
+    adopter = _adopter()
+
+    def failing(*_, **__):
+        raise ValueError("zanzibar")
+
+    monkeypatch.setattr(adopter._cache, "find", failing)
+    _, note = adopter.find(Asked("p", "hi", ""))
+    assert note.reason == "the lookup failed: ValueError"

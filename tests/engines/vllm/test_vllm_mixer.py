@@ -194,8 +194,8 @@ def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> No
 
     results = two_ranks(both)
     assert results[where] == [
-        ["", "the load failed: RuntimeError: no memory", ""],
-        ["", "the load failed: RuntimeError: no memory", "the weights changed"],
+        ["", "the load failed: RuntimeError", ""],
+        ["", "the load failed: RuntimeError", "the weights changed"],
     ]
     assert results[1 - where] == [["", ELSEWHERE, ""], ["", ELSEWHERE, ELSEWHERE]]
 

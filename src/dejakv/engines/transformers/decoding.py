@@ -1,7 +1,7 @@
 """From a prompt and its state to tokens: one call of `generate`, whatever the way of sampling."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +82,28 @@ class FirstStep(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self._clock.tick()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+class StopTexts(StoppingCriteria):
+    """Stops one row when its new text holds one of `stops`: of the prompt's own text no stop is made, as `stop_strings` would."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._pieces = Detokenizer(tokenizer)
+        self._stops = stops
+        self._held = max(map(len, stops)) - 1
+        self._end = ""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        text = self._end + self._pieces.add(int(input_ids[0, -1]))
+        self._end = text[len(text) - self._held :] if self._held else ""
+        return torch.tensor([any(stop in text for stop in self._stops)], device=input_ids.device)
+
+
+def stopping(sampling: Sampling, tokenizer: Any) -> dict[str, Any]:
+    """Arguments of `generate` with which decoding ends at the sampling's stops."""
+    if not sampling.stop or sampling.num_beams != 1:
+        return {}
+    return {"stopping_criteria": StoppingCriteriaList([StopTexts(tokenizer, sampling.stop)])}
 
 
 def sampling_arguments(sampling: Sampling, room: int) -> dict[str, Any]:

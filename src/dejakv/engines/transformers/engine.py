@@ -188,6 +188,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         arguments = {
             **decoding.sampling_arguments(sampling, room),
             **decoding.special_tokens(self.model, self.tokenizer),
+            **decoding.stopping(sampling, self.tokenizer),
         }
         with self._lock, decoding.seeded(sampling.seed, self.device):
             return self.generate(prepared, asking(arguments, accept), source, on_token)

@@ -4,6 +4,7 @@ Nothing is injected, so nothing can be poisoned; the answer is the answer to the
 `Adopter` finds and judges donors; `AdoptingLLM` rewrites prompts for an offline `LLM`, `middleware` for the OpenAI server.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -17,9 +18,12 @@ from dejakv.find.ask import Ask
 from dejakv.find.decision import Decision
 from dejakv.guards.bounded import Bounded
 from dejakv.identity import digest_of
+from dejakv.records import short
 from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.memory import MemoryStore
+
+log = logging.getLogger("dejakv.vllm")
 
 MODEL = "model"
 """Entry of a prompt's `metadata`: the name of the model that is asked."""
@@ -54,6 +58,9 @@ class Provenance:
     score: float | None = None
     reason: str = ""
     decision: Decision | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", short(self.reason))
 
     @property
     def prompt(self) -> str:
@@ -105,7 +112,8 @@ class Adopter:
             with keeping(no_store=asked.no_store):
                 return self._find(asked)
         except Exception as error:
-            return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}: {error}")
+            log.debug("a lookup failed", exc_info=True)
+            return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}")
 
     def learn(self, asked: Asked, provenance: Provenance) -> None:
         """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""

@@ -160,6 +160,8 @@ class VLLMEngine(ModelEmbeddings):
         trace = self._trace()
         limit = max(1, min(sampling.max_new_tokens, self.context - count))
         choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        if sampling.stop:
+            choice |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         params = self._params(wish, trace, max_tokens=limit, **choice)
         encoded = self._encoder_runs()
         named.blend_as(blending)

@@ -195,7 +195,8 @@ class Loads:
         try:
             parts = self._reads.read(id, rows)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
-            return f"the store failed: {type(error).__name__}: {error}"
+            log.debug("a store failed", exc_info=True)
+            return f"the store failed: {type(error).__name__}"
         if not parts:
             return GONE
         for part in parts:
@@ -218,7 +219,8 @@ class Loads:
         except InputError as error:
             return str(error)
         except Exception as error:
-            return f"the blend failed: {type(error).__name__}: {error}"
+            log.debug("a blend failed", exc_info=True)
+            return f"the blend failed: {type(error).__name__}"
 
     def _mix(self, plan: StepPlan, refused: str) -> None:
         """In the engine loop: what may begin does, and rows are computed."""
@@ -250,7 +252,8 @@ class Loads:
             try:
                 self.paged.scatter(load.block_ids, load.start, arrived.state)
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
-                problem = f"the load failed: {type(error).__name__}: {error}"
+                log.debug("a load failed", exc_info=True)
+                problem = f"the load failed: {type(error).__name__}"
         if problem:
             if load.blend and not item.told and self._in_lockstep:
                 self._told.append((load.request_id, ""))

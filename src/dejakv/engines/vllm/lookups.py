@@ -5,6 +5,7 @@ is not enough are prompts compared as text, in a thread of its own, and neither 
 copied text waits for it only where that pays (`Finder.seeks_like`), and runs as it is if nothing comes of it.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,8 @@ from dejakv.find.decision import Decision
 from dejakv.request import Request
 from dejakv.retention import keeping
 from dejakv.store.base import ChunkMeta
+
+log = logging.getLogger("dejakv.vllm")
 
 
 @dataclass
@@ -127,7 +130,8 @@ class Lookups:
         except (AnonymousMedia, UnprovenAdapter) as error:
             found = Found(reason=str(error))
         except Exception as error:
-            found = Found(reason=f"the lookup failed: {type(error).__name__}: {error}")
+            log.debug("a lookup failed", exc_info=True)
+            found = Found(reason=f"the lookup failed: {type(error).__name__}")
         else:
             if self._compare(lookup, found, prepared, ask, wish, decision, began):
                 return
@@ -220,8 +224,9 @@ class Lookups:
                 reason = again.reason or (failed and f"prompts could not be compared: {failed}")
                 found = replace(again, key=found.key, save=found.save, reason=reason, failed=failed)
         except Exception as error:
+            log.debug("prompts could not be compared", exc_info=True)
             kind = type(error).__name__
-            found = replace(found, reason=f"prompts could not be compared: {kind}: {error}", failed=kind)
+            found = replace(found, reason=f"prompts could not be compared: {kind}", failed=kind)
         if ask is not None:
             lookup.answer.set_result(replace(found, seconds=time.perf_counter() - began))
         if found.save is not None:

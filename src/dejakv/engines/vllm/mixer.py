@@ -1,5 +1,6 @@
 """Blends in the engine loop: which of them are checked, begun and computed in a step, within the room that the step has."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.errors import ModelError
+
+log = logging.getLogger("dejakv.vllm")
 
 TOKENS_A_ROW = 4
 """A step in which a blend begins computes a row less for so many of its tokens. Their draft, their way into blocks, the pass of the question
@@ -110,5 +113,6 @@ class Mixer:
             for blend in blends:
                 blend.problem = f"the load failed: {error}"
         except Exception as error:
+            log.debug("a step of a blend failed", exc_info=True)
             for blend in blends:
-                blend.problem = f"the load failed: {type(error).__name__}: {error}"
+                blend.problem = f"the load failed: {type(error).__name__}"

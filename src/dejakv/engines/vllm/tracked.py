@@ -7,6 +7,7 @@ from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.lookups import Lookup
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
+from dejakv.records import short
 from dejakv.store.base import ChunkMeta
 from dejakv.store.lineage import DONORS
 
@@ -76,7 +77,7 @@ class Tracked:
             "approximate": self.approximate,
             "rows_kept": sum(meta.num_tokens for meta in self.kept),
             "kept": self._kept(),
-            "reason": self.reason,
+            "reason": short(self.reason),
             "prompt_key": found.key,
             **({"would": found.would.as_dict()} if found.would is not None else {}),
         }

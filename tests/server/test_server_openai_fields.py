@@ -1,0 +1,224 @@
+"""Fields of OpenAI's API and of vLLM's, through the openai client: what is not supported is refused by name, `stop` ends decoding."""
+
+from typing import Any, cast
+
+import httpx
+import openai
+import pytest
+from tests.server.test_server_openai import client_of, messages, question
+from tests.serving import stored
+
+CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
+PLAIN: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris .", "temperature": 0, "max_tokens": 3}
+
+REFUSED: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [{"name": "f"}],
+    "logit_bias": {"5": 100},
+    "logprobs": True,
+    "modalities": ["text", "audio"],
+    "n": 2,
+    "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": -0.5,
+    "reasoning_effort": "high",
+    "response_format": {"type": "json_object"},
+    "store": True,
+    "suffix": "x",
+    "tool_choice": "required",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "top_logprobs": 2,
+    "verbosity": "low",
+    "web_search_options": {},
+    "guided_json": {"type": "object"},
+    "ignore_eos": True,
+    "kv_transfer_params": {"dejakv": {"mode": "blend"}},
+    "min_p": 0.1,
+    "min_tokens": 2,
+    "prompt_logprobs": 1,
+    "repetition_penalty": 1.2,
+    "stop_token_ids": [2],
+    "structured_outputs": {"regex": "a"},
+    "top_k": 5,
+    "logprob": 1,
+}
+NEUTRAL: dict[str, Any] = {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "logprobs": None,
+    "metadata": {"run": "1"},
+    "modalities": ["text"],
+    "n": 1,
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "prompt_cache_key": "k",
+    "response_format": {"type": "text"},
+    "safety_identifier": "u",
+    "seed": None,
+    "service_tier": "auto",
+    "stop": None,
+    "store": False,
+    "stream": None,
+    "stream_options": None,
+    "suffix": None,
+    "temperature": None,
+    "tool_choice": "none",
+    "tools": [],
+    "top_p": None,
+    "user": "u",
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "top_k": None,
+}
+
+
+def told(error: openai.APIStatusError) -> tuple[str, str]:
+    """The field that the error names, and its message; every key of OpenAI's error object is there."""
+    body = cast(dict[str, Any], error.body)
+    assert set(body) == {"message", "type", "param", "code"}, body
+    assert body["type"] == "invalid_request_error"
+    assert isinstance(body["code"], str)
+    return body["param"], body["message"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> None:
+    client = client_of(server)
+    for create, asked in ((client.chat.completions.create, CHAT), (client.completions.create, PLAIN)):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as refused:
+                create(**asked, stream=stream, extra_body={name: REFUSED[name]})
+            param, message = told(refused.value)
+            assert param == name
+            assert name in message
+
+
+def test_completions_ask_for_the_probability_of_their_own_tokens_with_a_nought(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="logprobs"):
+        client_of(server).completions.create(**PLAIN, logprobs=0)
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_changes_nothing_is_accepted(server: Any, name: str) -> None:
+    client = client_of(server)
+    chat = client.chat.completions.create(**{**CHAT, "extra_body": {name: NEUTRAL[name]}})
+    assert isinstance(chat.choices[0].message.content, str)
+    plain = client.completions.create(**{**PLAIN, "extra_body": {name: NEUTRAL[name]}})
+    assert isinstance(plain.choices[0].text, str)
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "says"),
+    [
+        ({"temperature": 99}, "temperature", "10"),
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "up to 4"),
+        ({"stop": [1]}, "stop", "up to 4"),
+        ({"stop": ""}, "stop", "1 to 256"),
+        ({"stop": "a" * 257}, "stop", "1 to 256"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "user"),
+        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages.0.name", "not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages.0.content.0.type",
+            "image_url",
+        ),
+        (
+            {"stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "not supported",
+        ),
+        ({"dejakv": {"reuse": "magic"}}, "dejakv.reuse", "blend"),
+    ],
+)
+def test_what_does_not_fit_is_a_400_of_openais(server: Any, changed: Any, param: str, says: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client_of(server).chat.completions.create(**{**CHAT, "extra_body": changed})
+    named, message = told(refused.value)
+    assert named == param
+    assert says in message
+    assert "constrained" not in message
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2, 3], [[1, 2], [3]]])
+def test_one_text_a_request(server: Any, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="give one text") as refused:
+        client_of(server).completions.create(model="docs-lm", prompt=prompt)
+    assert told(refused.value)[0] == "prompt"
+
+
+def test_broken_json_is_a_400_too(server: Any) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", content=b"{", headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_assistants_message_may_come_back_as_it_was_sent(server: Any) -> None:
+    client = client_of(server)
+    message = client.chat.completions.create(**CHAT).choices[0].message
+    again: list[Any] = [*CHAT["messages"], message.to_dict(), {"role": "user", "content": "why?", "name": None}]
+    again[-2] |= {"refusal": None, "tool_calls": [], "annotations": []}
+    assert client.chat.completions.create(**{**CHAT, "messages": again}).choices
+
+
+def test_a_model_by_its_name(server: Any) -> None:
+    assert client_of(server).models.retrieve("docs-lm").id == "docs-lm"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client_of(server).models.retrieve("gpt-4")
+    assert told(missing.value)[0] == "model"
+
+
+LONG: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris . " * 4, "temperature": 0, "max_tokens": 40}
+
+
+@pytest.fixture
+def endless(engine: Any) -> Any:
+    """The model makes no end token."""
+    config = engine.model.generation_config
+    before, config.suppress_tokens = config.suppress_tokens, [2]
+    yield
+    config.suppress_tokens = before
+
+
+@pytest.mark.usefixtures("endless")
+def test_stop_ends_decoding(server: Any) -> None:
+    client = client_of(server)
+    whole = client.completions.create(**LONG)
+    text = whole.choices[0].text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 40
+    for number, length in ((8, 1), (12, 3), (20, 6)):
+        stop = text[number : number + length]
+        expected = text[: text.index(stop)]
+        for stops in (stop, ["@", stop, "##"]):
+            stored(server)
+            stopped = client.completions.create(**LONG, stop=stops)
+            assert stopped.choices[0].text == expected
+            assert stopped.choices[0].finish_reason == "stop"
+            assert stopped.usage is not None
+            assert stopped.usage.completion_tokens < 40
+            streamed = list(
+                client.completions.create(**LONG, stop=stops, stream=True, stream_options={"include_usage": True})
+            )
+            pieces = [choice.text for chunk in streamed for choice in chunk.choices]
+            assert "".join(pieces) == expected
+            assert streamed[-1].usage is not None
+            assert streamed[-1].usage.completion_tokens == stopped.usage.completion_tokens
+    assert client.completions.create(**LONG).choices[0].text == text, "a stopped answer is nobody else's"
+
+
+@pytest.mark.usefixtures("endless")
+def test_no_stop_is_made_of_the_prompts_own_text(server: Any) -> None:
+    """A stop that begins in the prompt is none: it is looked for in what is new."""
+    client = client_of(server)
+    first = client.completions.create(**LONG).choices[0].text
+    stop = LONG["prompt"].rstrip()[-3:] + first[:4]
+    again = client.completions.create(**LONG, stop=stop)
+    assert again.choices[0].text == first
+    assert again.choices[0].finish_reason == "length"
