@@ -15,13 +15,16 @@ class OtherBackend(CPUAttentionBackend):
 
 
 def test_state_of_another_device_dtype_or_backend_is_a_miss(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of server finds its own state and that of no other."""
+    """Each kind of server finds its own state and that of no other, and says in which arithmetic."""
 
     def asked(**options: Any) -> tuple[str, str]:
         with running(extra={"store_dir": str(tmp_path)}, enable_prefix_caching=False, **options) as engine:
             (first,) = engine.ask([A])
             engine.settle()
             (again,) = engine.ask([A])
+        arithmetic = "bf16" if options.get("dtype") == "bfloat16" else "fp32"
+        # Not bit for bit: on a CPU vLLM's kernels have no batch-invariant mode.
+        assert [(one.told["arithmetic"], one.told["bitwise"]) for one in (first, again)] == [(arithmetic, False)] * 2
         return first.told["method"], again.told["method"]
 
     assert asked() == ("none", "exact")

@@ -151,7 +151,8 @@ class Saves:
             taken = (time.monotonic() - began[0]) / meta.num_tokens
             if self._token is None:
                 self._token = Rate(taken)
-            self._token.add(taken)
+            else:
+                self._token.add(taken)
         if why:
             self.counts.add("saves_dropped", why)
         elif chunk_id in self._outdated and meta is not None:
