@@ -3,7 +3,7 @@ exact hits of the connector.
 
     .venv-vllm/bin/python benchmarks/vllm_rounding.py --output rounding.json
 
-Real text: documentation of Python's standard library, 120 to 600 tokens, and 32 tokens of each answer. `again`: a second time in
+Real text: documentation of Python's standard library, 80 to 450 tokens, and 24 tokens of each answer. `again`: a second time in
 full, alone as the first; `beside others`: in full, in a step with seven more; `vLLM's prefix caching` and `exact hit`: from the state of the first.
 In each of `--dtypes`, which SmolLM2 is told to compute in.
 """
@@ -21,8 +21,8 @@ from vllm_bench import Server, arguments, publish, result_in
 from vllm_models import SMOLLM2, folder_of
 
 COUNT = 24
-ANSWER = 32
-LENGTHS = (120, 200, 300, 400, 500, 600)
+ANSWER = 24
+LENGTHS = (80, 120, 180, 250, 350, 450)
 OFF = {"mode": "off", "no_store": True}
 
 

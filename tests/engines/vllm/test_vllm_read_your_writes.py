@@ -41,14 +41,14 @@ def test_a_conversation_that_goes_on(engine: Engine, answer: int) -> None:
 
 def test_several_clients_at_once(engine: Engine) -> None:
     """Each asks its own prompt a second time, all together."""
-    prompts = [tokens(40, 7000 + number) for number in range(6)]
+    prompts = [tokens(40, 70_000 + number) for number in range(6)]
     engine.ask(prompts, max_tokens=1)
     again = engine.ask(prompts, max_tokens=1)
     assert [output.told["method"] for output in again] == ["exact"] * len(prompts)
 
 
 def test_other_tenants_do_not_find_it(engine: Engine) -> None:
-    prompt = tokens(200, 8000)
+    prompt = tokens(200, 80_000)
     engine.ask([prompt], max_tokens=1, salt="one")
     (other,) = engine.ask([prompt], max_tokens=1, salt="two")
     assert other.told["method"] == "none"
@@ -58,12 +58,12 @@ def test_other_tenants_do_not_find_it(engine: Engine) -> None:
 
 def test_a_slow_store_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first long prompt on it is known how long computing takes. The last test: the steps tell that to those behind it too."""
-    engine.ask([tokens(600, 9000)], max_tokens=1)
+    engine.ask([tokens(600, 90_000)], max_tokens=1)
     engine.settle()
     store, go = worker_side().store, Event()
     put = store.put
     monkeypatch.setattr(store, "put", lambda chunk: go.wait(60) and put(chunk))
-    prompt = tokens(600, 9001)
+    prompt = tokens(600, 90_001)
     (first,) = engine.ask([prompt], max_tokens=1)
     (again,) = engine.ask([prompt], max_tokens=1)  # comes to an end though nothing is stored
     assert (again.told["method"], again.tokens) == ("none", first.tokens)
