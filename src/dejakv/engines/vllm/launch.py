@@ -30,7 +30,7 @@ def extra_config(settings: ConnectorSettings) -> dict[str, Any]:
 
 
 def server_flags(settings: ConnectorSettings, encoder_dir: str | None = None) -> list[str]:
-    """Flags for `python -m vllm.entrypoints.openai.api_server`."""
+    """Flags for `vllm serve`."""
     flags = ["--kv-transfer-config", json.dumps({**KV_CONNECTOR, "kv_connector_extra_config": extra_config(settings)})]
     if settings.may_blend:
         flags += ["--worker-extension-cls", EXTENSION]

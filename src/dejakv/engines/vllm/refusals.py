@@ -27,12 +27,14 @@ def _specs(kv_cache_config: Any) -> list[Any]:
     return [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
 
 
-def _not_full_attention(_config: Any, kv: Any) -> bool:
+def _drops_blocks(_config: Any, kv: Any) -> bool:
     names = {type(spec).__name__ for spec in _specs(kv)}
-    windows = [
-        getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) for spec in _specs(kv)
-    ]
-    return bool(names - {"FullAttentionSpec", "MLAAttentionSpec"}) or any(windows)
+    return bool(names - {"FullAttentionSpec", "MLAAttentionSpec"}) or _any(kv, "attention_chunk_size")
+
+
+def _any(kv: Any, name: str) -> bool:
+    """Whether a group of layers has this. Layers with windows beside full attention share a group that keeps all blocks."""
+    return any(getattr(spec, name, None) for spec in _specs(kv))
 
 
 def _quantized_kv(config: Any, _kv: Any) -> bool:
@@ -47,9 +49,14 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("quantized KV (fp8 and the like)", "what is read back is not what was computed", _quantized_kv),
     Refusal(
-        "hybrid, sliding-window or recurrent layers",
+        "sliding windows in every layer, chunked local attention, or recurrent layers",
         "blocks outside the window are dropped, so a prompt's state is not whole",
-        _not_full_attention,
+        _drops_blocks,
+    ),
+    Refusal(
+        "mode blend with sliding windows",
+        "not shown: moved keys would have to be those of the window",
+        lambda config, kv: _any(kv, "sliding_window") and _settings(config).may_blend,
     ),
     Refusal(
         "more than one KV cache group",

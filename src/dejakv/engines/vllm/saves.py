@@ -1,10 +1,16 @@
 """Saves, on the scheduler's side: ordered when a prompt's first answer token is out, and indexed when every rank has stored its part."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import ne
+from typing import Any
 
+from dejakv.costs import Rate
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.long_saves import LongSaves, PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import Save
@@ -33,6 +39,8 @@ class Saves:
     pending: dict[str, ChunkMeta] = field(default_factory=dict[str, ChunkMeta])
     _orders: list[Save] = field(default_factory=list[Save])
     _outdated: set[str] = field(default_factory=set[str])
+    _began: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+    _token: Rate | None = None
 
     def __post_init__(self) -> None:
         self._heard = Answers[str](self.ranks)
@@ -55,7 +63,28 @@ class Saves:
             if not self._ordered(meta, tracked.request.request_id, block_ids, release=release, last=meta is metas[-1]):
                 return False
             self.pending[meta.id] = meta
+            self._began[meta.id] = time.monotonic(), _adapter(tracked.request)
         return True
+
+    def covering(self, request: Any) -> tuple[str, int]:
+        """The save under way that holds the longest prefix of a prompt, and the tokens of that; `("", 0)` if none holds any."""
+        partition, adapter, best = partition_of(request.cache_salt), _adapter(request), ("", 0)
+        for meta in self.pending.values():
+            began = self._began.get(meta.id)
+            if began is None or began[1] != adapter or meta.id in self._outdated:
+                continue
+            if meta.kind == KV and meta.partition == partition:
+                differs = compress(count(), map(ne, request.prompt_token_ids, meta.token_ids))
+                tokens = next(differs, min(request.num_prompt_tokens, meta.num_tokens))
+                best = max(best, (meta.id, tokens), key=lambda found: found[1])
+        return best
+
+    def seconds_left(self, chunk_id: str) -> float:
+        """Until a save under way is stored, going by earlier ones; 0 before the first."""
+        if self._token is None or chunk_id not in self._began:
+            return 0.0
+        took = time.monotonic() - self._began[chunk_id][0]
+        return max(0.0, self._token.value * self.pending[chunk_id].num_tokens - took)
 
     def _to_save(self, tracked: Tracked) -> list[ChunkMeta]:
         meta, loaded = tracked.to_save(), tracked.loaded
@@ -117,7 +146,13 @@ class Saves:
 
     def _over(self, chunk_id: str, why: str) -> None:
         """Nothing more comes of a save. `why` it was not made, if it was not."""
-        meta = self.pending.pop(chunk_id, None)
+        meta, began = self.pending.pop(chunk_id, None), self._began.pop(chunk_id, None)
+        if meta is not None and began is not None and not why:
+            taken = (time.monotonic() - began[0]) / meta.num_tokens
+            if self._token is None:
+                self._token = Rate(taken)
+            else:
+                self._token.add(taken)
         if why:
             self.counts.add("saves_dropped", why)
         elif chunk_id in self._outdated and meta is not None:
@@ -136,3 +171,7 @@ class Saves:
         if self.generations.problem:
             return self.generations.problem
         return "" if tracked.generation == self.generations.number else RESET
+
+
+def _adapter(request: Any) -> str:
+    return "" if request.lora_request is None else str(request.lora_request.lora_path)

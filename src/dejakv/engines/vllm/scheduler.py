@@ -4,6 +4,7 @@ It runs in vLLM's engine loop, so it never waits: lookups run in threads (`None`
 that touches KV is ordered from the worker and confirmed by it.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -34,6 +35,8 @@ class SchedulerSide:
     no_blend     why blend is not possible here, empty if it is
     max_tokens   tokens that vLLM computes in a step at most
     size         which prompts are stored in parts
+    arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
+    bitwise      exact state has the same bits as if it were computed now (`compat.is_batch_invariant`)
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
@@ -50,6 +53,8 @@ class SchedulerSide:
     max_tokens: int = 0
     ranks: int = 1
     size: PartSize = field(default_factory=PartSize)
+    arithmetic: str = ""
+    bitwise: bool = False
     leave_room: Callable[[int], None] = lambda tokens: None
     fail_loads: Callable[[set[str]], None] = lambda ids: None
     unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
@@ -88,6 +93,7 @@ class SchedulerSide:
             tracked.wish = wish
             if not self.generations.unknown and not tracked.repeats:
                 tracked.lookup = self.lookups.submit(request, wish)
+                tracked.awaits = self.saves.covering(request)
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
@@ -108,7 +114,10 @@ class SchedulerSide:
             return self._begin_lookup(tracked)
         if tracked.found is None and tracked.lookup is not None:
             if tracked.lookup.answer.done():
-                tracked.found = tracked.lookup.answer.result()
+                found = tracked.lookup.answer.result()
+                if self._awaits_save(tracked, found, local):
+                    return None, False
+                tracked.found = found
             elif time.monotonic() < tracked.deadline:
                 return None, False
             else:
@@ -127,6 +136,26 @@ class SchedulerSide:
         elif time.monotonic() >= tracked.deadline:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
+
+    def _awaits_save(self, tracked: Tracked, found: Found, local: int) -> bool:
+        """Whether the prompt waits for a save that was under way at its lookup and serves more of it, or for the lookup after that. It
+        waits no longer than computing those tokens takes."""
+        chunk_id, covered = tracked.awaits
+        exact = found if found.method == "exact" else found.instead
+        there = max(local, 0 if exact is None else exact.tokens)
+        gain = min(covered, tracked.request.num_prompt_tokens - 1) - there
+        if not chunk_id or tracked.wish.mode == "off" or tracked.wish.apart or gain < max(1, self.settings.min_gain):
+            return False
+        if chunk_id in self.saves.pending:
+            now, costs = time.monotonic(), self.lookups.pace.costs
+            if not tracked.patience:
+                least = math.inf if costs is None else costs.rows(gain, there + gain, there)
+                if self.saves.seconds_left(chunk_id) < least:
+                    tracked.patience = now + min(least, self.settings.lookup_timeout_s)
+            return now < tracked.patience
+        tracked.awaits, tracked.patience = ("", 0), 0.0
+        tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
+        return True
 
     def loaded_elsewhere(self, request: Any, tokens: int) -> None:
         """The wrapped connector loads this request's state."""
@@ -168,7 +197,8 @@ class SchedulerSide:
         idle = output.total_num_scheduled_tokens == 0
         saves, releases = self.saves.take()
         if idle:
-            waiting = [t.lookup.answer for t in self.requests.values() if t.lookup is not None and t.found is None]
+            looking = [t for t in self.requests.values() if t.lookup is not None and t.found is None]
+            waiting = [t.lookup.answer for t in looking if t.lookup is not None and not t.patience]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
             elif self.promoting.pending:
@@ -178,7 +208,8 @@ class SchedulerSide:
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
         self.leave_room(self.blends.room)
         begin, drop = self.blends.orders()
-        number, storing = self.generations.number, self.saves.storing
+        number = self.generations.number
+        storing = self.saves.storing or any(t.found is None and t.patience for t in self.requests.values())
         timed = self.lookups.pace.planned(output, alone=not (self.blends.room or self.generations.unknown))
         return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing, timed)
 
@@ -211,6 +242,7 @@ class SchedulerSide:
             return False, {}
         if tracked.repeats and tracked.rekeyed is not None:
             self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
+        self.blends.abandoned(request.request_id)
         aborted = was_aborted(request)
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         if self.promoting.ended(request.request_id, aborted=aborted):
@@ -223,7 +255,10 @@ class SchedulerSide:
             holds = self.saves.order(tracked, block_ids, release=True)
         if tracked.lookup is not None:
             tracked.lookup.drop()
-        return holds, {"dejakv": tracked.told()} if tracked.tells else {}
+        if not tracked.tells:
+            return holds, {}
+        bitwise = self.bitwise and not tracked.approximate
+        return holds, {"dejakv": {**tracked.told(), "arithmetic": self.arithmetic, "bitwise": bitwise}}
 
     def reset(self, problem: str = "") -> None:
         """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.

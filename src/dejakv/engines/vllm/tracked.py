@@ -22,6 +22,8 @@ class Tracked:
     kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
     generation in which the request came; after a reset its state is of no use (`generations`)
+    awaits    save under way at the lookup that may serve more of the prompt, and how many tokens of it; empty: none
+    patience  how long that save is waited for, 0.0: it is not yet
     repeats   it repeats a request to measure it (see `SchedulerSide.repeating`)
     """
 
@@ -40,6 +42,8 @@ class Tracked:
     saved: bool = False
     inner: bool = False
     generation: int = 0
+    awaits: tuple[str, int] = ("", 0)
+    patience: float = 0.0
     repeats: bool = False
 
     def to_save(self) -> ChunkMeta | None:

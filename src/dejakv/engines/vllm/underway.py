@@ -13,6 +13,7 @@ LEAST_ROWS = 128
 """Rows of blends that a full step leaves room for, so that they come to an end."""
 
 NOT_ALIKE = "the ranks do not hold the same of the donors' state"
+ABANDONED = "the request ended before its blend"
 
 
 @dataclass
@@ -49,6 +50,11 @@ class UnderWay:
             self._begin.append(request_id)
         else:
             self._drop[request_id] = NOT_ALIKE
+
+    def abandoned(self, request_id: str) -> None:
+        """The request is over. A blend of it that is under way is dropped, since its rows would serve nobody."""
+        if request_id in self._deadlines:
+            self._drop[request_id] = ABANDONED
 
     def ended(self, request_id: str) -> None:
         """All ranks said what became of it."""
