@@ -183,7 +183,7 @@ def test_a_label_is_lost_where_vllm_refuses_the_request_and_wrong_where_it_refus
     asyncio.run(run())
 
 
-def test_a_shutdown_loses_what_waits_and_what_runs() -> None:
+def test_a_shutdown_loses_what_waits_and_counts_what_runs_as_wrong() -> None:
     async def run() -> None:
         front = Front(differs=says(repeat(False)))
         front.pilot("adopt", **front.of_adopt())
@@ -202,7 +202,7 @@ def test_a_shutdown_loses_what_waits_and_what_runs() -> None:
 
         await front.app({"type": "lifespan"}, receive, None)
         report = front.bound.gate.report(front.partition)
-        assert (report.explored, report.lost) == (0, 2)
+        assert (report.explored, report.explored_wrong, report.lost) == (1, 1, 1)
         assert not len(front.bound.audits)
 
     asyncio.run(run())
