@@ -21,7 +21,6 @@ from tiny_transformers import (
     request,
     text_engine,
 )
-from torch.overrides import TorchFunctionMode
 
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared, Start
@@ -55,30 +54,29 @@ def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling, **
     return engine.model.generate(**own_inputs(engine, prepared), **options, **more)
 
 
-class TowerRuns(TorchFunctionMode):
-    """Notes each use of one weight. A forward hook would not do: a model that carries one is computed in full."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__()
-        self.weight = weight
-        self.calls: list[int] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        layers = (torch.conv2d, torch.conv3d, torch.nn.functional.linear)
-        if func in layers and any(arg is self.weight for arg in args):
-            self.calls.append(1)
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def counted_towers(engine: TransformersEngine) -> Iterator[list[int]]:
-    """How often the vision tower's first layer ran, and for how many pictures' worth is checked by the caller."""
+    """How often the vision tower's first layer ran, and for how many pictures' worth is checked by the caller.
+
+    Noted below the model: one that carries a hook of the test's own is computed in full, and so it is under a torch function mode.
+    """
     base = engine.model.base_model
     tower = getattr(base, "visual", None) or base.vision_tower
     kinds = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
     first = next(module for module in tower.modules() if isinstance(module, kinds))
-    with TowerRuns(first.weight) as runs:
-        yield runs.calls
+    calls: list[int] = []
+
+    def counting(compute: Any) -> Any:
+        def counted(inputs: Any, weight: Any, *more: Any) -> Any:
+            calls.extend([1] * (weight is first.weight))
+            return compute(inputs, weight, *more)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("conv2d", "conv3d", "linear"):
+            patch.setattr(torch.nn.functional, name, counting(getattr(torch.nn.functional, name)))
+        yield calls
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -169,9 +167,8 @@ def test_without_a_registry_the_tower_runs_every_time_and_not_for_reused_picture
 def test_pixels_are_processed_only_when_the_tower_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = image_engine("qwen2_5_vl", VisualKVCache())
     processed: list[int] = []
-    kind = type(engine.processor.image_processor)
-    original = kind.preprocess
-    monkeypatch.setattr(kind, "preprocess", lambda *args, **kwargs: processed.append(1) or original(*args, **kwargs))
+    original = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda *args, **kwargs: processed.append(1) or original(*args, **kwargs))
     for index in range(8):
         engine.run(engine.prepare(request(prompt_for("qwen2_5_vl"), (picture(index + 50),))))
     assert len(processed) == 8

@@ -233,7 +233,8 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
                 if stops and not self._watch.continues(stops[-1], n):
                     stops = []  # the model would compute the prompt anew
                 for stop in stops:
-                    own, rows = rows.divided(sum(at <= span.start < stop for span in spans)) if rows else (None, None)
+                    shown = sum(span.start < stop and span.start + span.length > at for span in spans)
+                    own, rows = rows.divided(shown) if rows else (None, None)
                     with (
                         given_features(self._base, own) as features,
                         self._skipping(),
