@@ -32,10 +32,10 @@ def test_hostile_inputs_are_refused(scene: Scenes) -> None:
 def test_an_input_that_fails_inside_is_found(scene: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = bodies._parsed
 
-    async def fragile(model: Any, raw: bytes) -> Any:
+    async def fragile(model: Any, raw: bytes, *more: Any) -> Any:
         if b"\xff" in raw:
             raise RuntimeError("nobody expected this")
-        return await parsed(model, raw)
+        return await parsed(model, raw, *more)
 
     monkeypatch.setattr(bodies, "_parsed", fragile)
     result = HostileInputs().run(scene())

@@ -154,7 +154,7 @@ MISTAKES = [
 ]
 
 
-STAGES = ("starting", "loading ", "warming up")
+STAGES = ("starting", "loading ", "warming up", "docs-lm, ")
 """What a run says on standard error while it goes on, before a mistake that only a model's configuration or the loaded
 model can show, and what it says after ten seconds on a busy machine."""
 

@@ -93,7 +93,7 @@ outputs = model.generate_with_kv_reuse(
 def test_the_documents_advanced_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without a GPU `cuda` is the CPU here."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.nn.Module, "cuda", lambda self, device=None: self)
+        monkeypatch.setattr(LlamaForCausalLMWithKVReuse, "cuda", LlamaForCausalLMWithKVReuse.cpu)
         monkeypatch.setattr(BatchEncoding, "to", lambda self, device: self)
     names: dict[str, Any] = {"torch": torch, "MODEL": str(path("docs-lckv"))}
     exec(ADVANCED, names)

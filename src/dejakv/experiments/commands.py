@@ -18,6 +18,8 @@ _NO_FLAG = (
 def run_command_of(named: Mapping[str, Any]) -> str:
     """The command whose settings these are (`RunSettings.named`, also as read from JSON). Defaults are left out."""
     defaults: dict[str, Any] = json.loads(json.dumps(RunSettings().named(), default=str))
+    if any(named.get(key) != defaults.get(key) for key in ("cache.reuse", "cache.index_encoder")):
+        defaults.pop("cache.semantic_text")  # its default is another then
     words = ["dejakv", "run", "--model", str(named.get("model", RunSettings.model))]
     for key, value in named.items():
         name = key.removeprefix("cache.")
