@@ -124,7 +124,7 @@ def _damaged(case):
         ("gone", "gone or cannot be read"),
         ("shape", "another shape"),
         ("dtype", "another dtype"),
-        ("raises", "the disk is gone"),
+        ("raises", "the store failed: OSError"),
     ],
 )
 def test_a_donor_that_cannot_be_used_is_left_out(engine, truth, case, words, caplog):
