@@ -59,8 +59,9 @@ def traces(client: TestClient, prober: str) -> set[str]:
         seen |= {f"hit, {approximate=}"} if reply["cache_hit"] else set()
         seen |= {"score"} if reply["retrieved_sim"] is not None else set()
         seen |= {"name"} if reply["ref_key"] or NAME in str(reply) else set()
-    default = generate(client, OWNER, any_prompt(random.Random("ids")))["store_key"]
-    seen |= {"id"} if default == generate(client, prober, any_prompt(random.Random("ids")))["store_key"] else set()
+    same = any_prompt(rng)
+    first, second = (generate(client, key, same)["store_key"] for key in (OWNER, prober))
+    seen |= {"id"} if second in (first, None) else set()
     for key in (OWNER, PROBER):
         client.post("/v1/cache/clear", headers={"authorization": f"Bearer {key}"})
     return seen
