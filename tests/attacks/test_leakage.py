@@ -1,7 +1,6 @@
 """Leakage: what a prompt of one partition can tell of a donor in another one, by its answers, scores and states."""
 
 import random
-import sys
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -77,7 +76,6 @@ def test_a_secret_of_ones_own_partition_is_seen(served: Any, docs_engine: Any) -
 @pytest.mark.parametrize("prober", [PROBER, OWNER])
 def test_figures_and_statuses_tell_a_partition_its_own_alone(served: Any, prober: str) -> None:
     """Every level's status, the figures and the fusion states, for prompts that the owner has stored and near duplicates."""
-    sys.modules.setdefault(__name__, sys.modules[__name__])
     pipeline = served(replace(WEAK, fusion_provider=f"{__name__}:Projector"))
     rng, seen = random.Random("figures"), list[bool]()
     for mode in ("exact", "adopt", "blend"):
