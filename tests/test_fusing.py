@@ -1,6 +1,7 @@
 """A user's fusion provider by its name in the settings: captured on a miss, put back on a hit, kept over restarts."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 from tests.asking import request
 
+from dejakv import open_store
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError
 from dejakv.levels.fusion import FusionState
 from dejakv.pipeline import Pipeline
+from dejakv.store.selection import Selection
 
 QUESTION = "Where does Ann live?"
 CALLS: list[tuple[str, str]] = []
@@ -66,6 +69,19 @@ def test_states_survive_a_restart_in_the_folder(docs_engine: Any, tmp_path: Path
         assert record.statuses["fusion"] == wanted
     assert set(state_folders("transformers", config(**folders))) == {*folders.values(), str(tmp_path / "fusion-states")}
     assert (tmp_path / "fusion-states").is_dir()
+
+
+def test_a_purge_takes_the_states_of_its_own_partition_alone(docs_engine: Any, tmp_path: Path) -> None:
+    folders = {"cache_dir": str(tmp_path / "kv"), "fusion_cache_dir": str(tmp_path / "fusion")}
+    cache = build_cache(config(**folders), docs_engine, background=False)
+    pipeline = Pipeline(docs_engine, cache)
+    for partition in "ab":
+        assert pipeline.answer(request(QUESTION, partition=partition)).record.statuses["fusion"] == "miss"
+    pipeline.purge(Selection("a"))
+    assert pipeline.answer(request(QUESTION, partition="b")).record.statuses["fusion"] == "hit"
+    cache.close()
+    with closing(open_store(tmp_path / "fusion-states")) as kept:
+        assert {meta.partition for meta in kept.metas()} == {"b"}
 
 
 def test_a_provider_that_fails_costs_nothing_but_its_states(served: Any) -> None:

@@ -22,9 +22,8 @@ KNOWS_NOT = {
     "engines": ("pipeline", "attach", "experiments", "server", "cli"),
     "datasets": ("find", "engines", "reuse", "experiments", "server", "cli"),
     "models": ("find", "engines", "reuse", "experiments", "server", "cli"),
-    "experiments": ("server", "cli", "attack"),
-    "server": ("experiments", "cli", "attack"),
-    "attack": ("cli",),
+    "experiments": ("server", "cli"),
+    "server": ("experiments", "cli"),
 }
 """Packages, and the packages above them or beside them."""
 

@@ -22,7 +22,6 @@ COMMANDS = (
     "tune",
     "report",
     "sim-llm",
-    "attack",
 )
 UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 

@@ -39,6 +39,7 @@ FILES = {
     "purge.json": b'{"experiments": [{"name": "a", "preset": "shapes", "cache_dir": "folder"}]}',
 }
 MISTAKES = [
+    ("attack --quick --output new.json", "its checks are tests now (tests/attacks"),
     ("run --max-samples ten", "valid integer"),
     ("run --max-samples 0", "--max-samples=0 is too small"),
     ("run --max-samples 99999999999999999999", "too large"),

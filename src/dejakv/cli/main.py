@@ -6,7 +6,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from dejakv.cli.attack import attack_command
 from dejakv.cli.cache import cache_app
 from dejakv.cli.explain import explain_command
 from dejakv.cli.frontier import frontier_command
@@ -18,15 +17,27 @@ from dejakv.cli.serve import serve_command
 from dejakv.cli.sim_llm import sim_llm_command
 from dejakv.cli.sweep import sweep_command
 from dejakv.cli.tune import tune_command
-from dejakv.errors import DejaKVError, OutputError
+from dejakv.errors import ConfigError, DejaKVError, OutputError
 
 
 class _Interrupted(Exception):
     """Ctrl-C in a command. typer would turn a KeyboardInterrupt into an exit without a word."""
 
 
+_REMOVED = {
+    "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
+}
+"""Commands of earlier versions, and what took their place."""
+
+
 class _Commands(TyperGroup):
     """The commands, with an interrupt that typer passes on."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command of a line. Raises: ConfigError for a removed one."""
+        if args and args[0] in _REMOVED:
+            raise ConfigError(f"there is no command {args[0]!r} any more: {_REMOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command. Raises: _Interrupted."""
@@ -53,7 +64,6 @@ typer_app.command("replay", context_settings=_OPTIONS)(replay_command)
 typer_app.command("tune", context_settings=_OPTIONS)(tune_command)
 typer_app.command("report", context_settings=_OPTIONS)(report_command)
 typer_app.command("make-trace", context_settings=_OPTIONS)(make_trace_command)
-typer_app.command("attack", context_settings=_OPTIONS)(attack_command)
 typer_app.command("sim-llm", context_settings=_OPTIONS)(sim_llm_command)
 typer_app.add_typer(models_app, name="models")
 typer_app.add_typer(cache_app, name="cache")
