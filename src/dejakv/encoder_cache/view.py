@@ -130,11 +130,6 @@ class EncoderView:
         blocks = drive(self._registry, self._all_wanted(content_hashes, modality), compute)
         return [block.embedding for block in blocks]
 
-    async def aget_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
-        """The same for tasks."""
-        blocks = await adrive(self._registry, self._all_wanted(content_hashes, modality), compute)
-        return [block.embedding for block in blocks]
-
     def serve(
         self,
         raw_bytes: bytes,
