@@ -29,9 +29,8 @@ from dejakv.guards.lexical import QUESTION
 from dejakv.identity import check_partition, check_scope
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
-from dejakv.removals import Removals
 from dejakv.request import Request
-from dejakv.retention import forget
+from dejakv.retention import Removals, forget
 from dejakv.store.age import now
 from dejakv.store.base import Admits, ChunkMeta, Store, Tensor
 from dejakv.store.expiry import shortest
