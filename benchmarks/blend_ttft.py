@@ -21,11 +21,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from dejakv.engines.transformers.blend import plan_cache
 from dejakv.engines.transformers.blend_check import seams_of
 from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.index.base import normalized
 from dejakv.reuse.blend import BlendConfig, find
 from dejakv.reuse.schedule import Schedule, with_mean
 from dejakv.reuse.selector import Selector
 from dejakv.reuse.token_map import Donors
-from dejakv.vectors import normalized
 
 SHAPES = {
     "qwen2.5-0.5b": ("qwen2", 896, 4864, 24, 14, 2, 151_936),

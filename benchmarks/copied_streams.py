@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from dejakv.find.copied.fingerprints import GUARANTEED, K, fingerprints
 from dejakv.find.copied.tier import MAX_HOLDERS
 from dejakv.models import tokenizer_folder
-from dejakv.run_hashes import run_hashes
-from dejakv.tokens import Ids
+from dejakv.tokens import Ids, run_hashes
 
 PROMPT, PIECE = 4_000, 250
 

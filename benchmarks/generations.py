@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.workloads.machine import machine, versions
 from numpy.typing import NDArray
 
-from dejakv.divergence import divergence
 from dejakv.engines.base import Completion, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.twin import twin_of
@@ -41,6 +40,7 @@ from dejakv.identity import exact_key
 from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.trust.differs import divergence
 
 GENERATIONS = 5
 PASSAGES = 4

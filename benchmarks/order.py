@@ -30,10 +30,9 @@ from dejakv.experiments.fidelity import STEPS, Fidelity, fidelity, means
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import normal
 from dejakv.models import tokenizer_folder
-from dejakv.part_order import Arrangement, arranged
+from dejakv.part_order import Arrangement, SeenPrompts, arranged
 from dejakv.request import Request, Sampling
 from dejakv.reuse.quality import DEFAULT, QUALITIES
-from dejakv.seen_prompts import SeenPrompts
 from dejakv.shares import Shares
 
 MODEL = "smollm2-135m"

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.datasets.workload import WORKLOADS
-from dejakv.divergence import divergence
 from dejakv.engines.base import Completion, Start
 from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers import TransformersEngine
@@ -35,6 +34,7 @@ from dejakv.request import Request, Sampling
 from dejakv.reuse.blend import BlendConfig
 from dejakv.store.donors import load_beginning
 from dejakv.store.memory import MemoryStore
+from dejakv.trust.differs import divergence
 from dejakv.trust.features import features_of
 
 COSTS = (1e-4, 0.0, 0.0, 0.0)

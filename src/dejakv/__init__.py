@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dejakv.levels.fusion import FusionState as FusionState
     from dejakv.levels.latent import EmbeddingCache as EmbeddingCache
     from dejakv.levels.semantic import SemanticTextCache as SemanticTextCache
+    from dejakv.part_order import SeenPrompts as SeenPrompts
     from dejakv.part_order import arrange as arrange
     from dejakv.pipeline import Pipeline as Pipeline
     from dejakv.request import Media as Media
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from dejakv.request import Sampling as Sampling
     from dejakv.reuse.prune import PrunableDynamicCache as PrunableDynamicCache
     from dejakv.reuse.token_store import LRUCacheStore as LRUCacheStore
-    from dejakv.seen_prompts import SeenPrompts as SeenPrompts
     from dejakv.store.open import open_store as open_store
 
 __version__ = "0.1.0"
@@ -52,7 +52,7 @@ _HOMES = {
     "PrunableDynamicCache": "dejakv.reuse.prune",
     "Request": "dejakv.request",
     "Sampling": "dejakv.request",
-    "SeenPrompts": "dejakv.seen_prompts",
+    "SeenPrompts": "dejakv.part_order",
     "SemanticCacheConfig": "dejakv.config",
     "SemanticTextCache": "dejakv.levels.semantic",
     "TransformersEngine": "dejakv.engines.transformers",

@@ -9,11 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dejakv.errors import ConfigError
-from dejakv.partition_names import checked, keyed
 from dejakv.request import DEFAULT_PARTITION
 
 VARIABLE = "DEJAKV_API_KEYS"
 """Where both servers look for keys separated by commas."""
+
+SECRET = "DEJAKV_PARTITION_SECRET"
+"""Where both servers, and `dejakv cache partition`, look for the secret."""
+
+LEAST_SECRET = 16
+"""Characters of a secret."""
 
 _ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - {","}
 
@@ -31,8 +36,10 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Iterable[str] = (), secret: str | None = None) -> None:
-        if secret is not None:
-            checked(secret)
+        if secret is not None and len(secret) < LEAST_SECRET:
+            raise ConfigError(
+                f"{SECRET} has {len(secret)} characters: give {LEAST_SECRET} or more that nobody can guess, or unset it"
+            )
         self._partitions: dict[bytes, str] = {}
         for number, key in enumerate(keys, start=1):
             if not key or not _ALLOWED.issuperset(key):
@@ -110,7 +117,9 @@ def _lines(file: Path) -> list[str]:
 
 
 def _name(key: str, digest: bytes, secret: str | None) -> str:
-    return digest.hex()[:16] if secret is None else keyed(secret, key)
+    if secret is None:
+        return digest.hex()[:16]
+    return hmac.new(secret.encode("utf-8", "surrogatepass"), key.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _digest(key: str) -> bytes:

@@ -29,13 +29,12 @@ from dejakv.guards.lexical import QUESTION
 from dejakv.identity import check_partition, check_scope
 from dejakv.levels.base import Level, Match
 from dejakv.records import Record, greedy_note
-from dejakv.removals import Removals
 from dejakv.request import Request
-from dejakv.retention import forget
+from dejakv.retention import Removals, forget
 from dejakv.store.age import now
 from dejakv.store.base import Admits, ChunkMeta, Store, Tensor
 from dejakv.store.expiry import shortest
-from dejakv.store.lineage import DONORS, derived
+from dejakv.store.lineage import DONORS
 from dejakv.store.prefix import EpochPrefixes
 from dejakv.store.purging import purge
 from dejakv.store.selection import Purged, Selection
@@ -229,10 +228,6 @@ class HierarchicalCache:
             return []
         ttl = rows_lifetime(self.store, rows, self._lifetime(prepared.request, self.config.ttl_rows))
         return [described_rows(prepared, key, rows, first, stop, ttl) for first, stop in rows.runs]
-
-    def derived(self, donor: str) -> list[str]:
-        """Ids of the stored rows that hold a prompt's text or were computed from its state, through all generations."""
-        return derived(self.store.metas(), donor)
 
     def stored(self, meta: ChunkMeta) -> None:
         """Makes a chunk findable that is in the store."""

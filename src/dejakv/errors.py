@@ -1,5 +1,8 @@
 """Every error DejaKV raises. Each message names the cause and the remedy."""
 
+import shlex
+import shutil
+import sys
 from importlib.metadata import PackageNotFoundError, requires
 
 
@@ -54,3 +57,10 @@ def requirements_of(extra: str) -> list[str]:
         return []
     parts = [line.partition(";") for line in listed]
     return [name.strip() for name, _, mark in parts if mark.replace('"', "'").strip() == f"extra == '{extra}'"]
+
+
+def command(arguments: str) -> str:
+    """`dejakv ARGUMENTS` as it can be typed here; without a console script on the PATH, the same by the module, with this interpreter."""
+    if shutil.which("dejakv"):
+        return f"dejakv {arguments}"
+    return f"{shlex.quote(sys.executable or 'python')} -m dejakv {arguments}"

@@ -46,7 +46,6 @@ ENCODER: Final[dict[str, tuple[str, str]]] = {
 ENCODER_NOW: Final[dict[str, tuple[str, str]]] = {
     "hit_rate": ("visual_cache_hit_ratio", "Hits by hits and misses since the start."),
     "entries": ("visual_cache_entries", "Encoder outputs in memory."),
-    "pinned_entries": ("visual_cache_pinned_entries", "Encoder outputs that may not be evicted."),
     "bytes": ("visual_cache_bytes", "Bytes of the encoder outputs in memory."),
     "max_entries": ("visual_cache_max_entries", "Budget of encoder outputs in memory."),
     "max_bytes": ("visual_cache_max_bytes", "Budget of encoder outputs in bytes."),

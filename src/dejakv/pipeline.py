@@ -33,7 +33,6 @@ from dejakv.find.plan import most_computed
 from dejakv.find.ways import Plan
 from dejakv.labelling import Attempt
 from dejakv.part_order import Arrangement, arranged
-from dejakv.partition_names import PartitionNames
 from dejakv.request import Request
 from dejakv.retention import forget, keeping
 from dejakv.store.base import Chunk, ChunkMeta
@@ -45,8 +44,6 @@ class Pipeline(Errands):
     """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
     promotes  prompts that were answered approximately wait to be computed exactly
-    names     under which the partitions of requests and purges are stored; None: under their own. What the cache itself, quotas and
-              groups are asked by is the stored name
 
     Raises: ModelError for settings that engine or model cannot follow.
 
@@ -60,12 +57,10 @@ class Pipeline(Errands):
         cache: HierarchicalCache | None = None,
         *,
         promotes: bool = False,
-        names: PartitionNames | None = None,
     ) -> None:
         self.engine = engine
         self.cache = cache
         self.promotes = promotes
-        self._names = names
         self._errand = threading.Lock()
         if cache is not None:
             check_top_layer(engine, cache.config)
@@ -79,8 +74,6 @@ class Pipeline(Errands):
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
-        if self._names is not None:
-            request = replace(request, partition=self._names.stored(request.partition))
         with keeping(no_store=request.no_store, ttl=request.ttl):
             return self._in_order(request, FirstToken(time.perf_counter(), on_token))
 
@@ -133,8 +126,6 @@ class Pipeline(Errands):
 
         It waits for what idle time is computing, which is not kept: a label ends at its next token. Raises: StoreError.
         """
-        if self._names is not None and selection.partition is not None:
-            selection = replace(selection, partition=self._names.stored(selection.partition))
         if self.cache is not None and not dry_run:
             self.cache.removals.note(selection.partition)
         with self._errand:

@@ -5,9 +5,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dejakv.command import command
 from dejakv.datasets.registry import check_name
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, command
 
 SHARES_MODEL = "smollm2-135m"
 

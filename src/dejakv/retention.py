@@ -7,6 +7,7 @@ Entries of stores are the cache's business. This is about all that would remain 
 of the latest pictures, encoder outputs, readings of texts.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -82,3 +83,33 @@ def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[No
         yield
     finally:
         _scope.reset(token)
+
+
+def asks_no_store(values: Iterable[str]) -> bool:
+    """Whether one of the values of a `Cache-Control` header (RFC 9111, 5.2.1) has the directive `no-store`."""
+    directives = ",".join(values).split(",")
+    return any(directive.strip().lower() == "no-store" for directive in directives)
+
+
+class Removals:
+    """The last purge or clearing of each partition: work that began before it is not stored. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last: dict[str | None, int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, partition: str | None) -> None:
+        """One begins, of a partition or of all."""
+        with self._lock:
+            self._number += 1
+            self._last[partition] = self._number
+
+    def mark(self) -> int:
+        """Now, for `since`. Taken before it is known of which partition the work will be."""
+        return self._number
+
+    def since(self, mark: int, partition: str) -> bool:
+        """Whether one that may concern the partition has begun after the mark."""
+        with self._lock:
+            return max(self._last.get(partition, 0), self._last.get(None, 0)) > mark

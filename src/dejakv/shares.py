@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from dejakv.identity import Span
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.run_hashes import Hashes, run_hashes
-from dejakv.tokens import with_media
+from dejakv.tokens import Hashes, run_hashes, with_media
 
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""

@@ -52,13 +52,3 @@ def test_a_near_duplicate_differs_in_one_attribute_of_one_thing(seed: int, attri
     changed = twin.things[2]
     assert changed.column * CELL <= changed.x <= (changed.column + 1) * CELL - changed.diameter
     assert changed.row * CELL <= changed.y <= (changed.row + 1) * CELL - changed.diameter
-
-
-def test_the_scene_graph_has_gqas_shape() -> None:
-    scene = make_scene(random.Random(3), 3)
-    graph = scene.graph()
-    assert set(graph) == {"0", "1", "2"}
-    first = graph["0"]
-    assert first["name"] == scene.things[0].shape
-    assert first["attributes"] == [scene.things[0].color, scene.things[0].size]
-    assert {"x", "y", "w", "h", "relations"} <= set(first)

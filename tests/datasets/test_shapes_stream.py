@@ -133,15 +133,6 @@ def test_the_stream_never_ends_if_asked_not_to() -> None:
         len(data)
 
 
-def test_scene_graph_of_a_picture() -> None:
-    data = ShapesDataset(0, 5)
-    sample = next(iter(data))
-    graph = data.graph(sample.fields["imageId"])
-    assert 2 <= len(graph) <= 6
-    with pytest.raises(DatasetError, match="no picture"):
-        data.graph("shapes-9-0")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

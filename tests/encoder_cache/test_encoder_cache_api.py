@@ -91,30 +91,15 @@ def test_a_refused_replacement_leaves_the_old_entry():
     assert cache.lookup("a").embedding.shape == (4, 8)
 
 
-def test_pins_count_and_refuse_what_finds_no_room():
-    cache = VisualKVCache(max_entries=1)
-    cache.store("a", "image", picture())
-    assert cache.pin("a")
-    assert cache.pin("a")
-    assert cache.unpin("a")
-    assert cache.store("b", "image", picture()) is None
-    assert cache.stats().refusals == {"pinned": 1}
-    assert cache.unpin("a")
-    assert not cache.unpin("a")
-    assert cache.store("b", "image", picture()) is not None
-    assert not cache.pin("a")
-
-
-def test_clear_drops_pinned_entries_and_figures():
+def test_clear_drops_entries_and_figures():
     cache = VisualKVCache()
     cache.store("a", "image", picture())
-    cache.pin("a")
     cache.lookup("a")
     cache.get_dp_mode_recommendation(2)
     cache.clear()
     assert cache.lookup("a") is None
     stats = cache.stats()
-    assert (stats.entries, stats.bytes, stats.pinned_entries, stats.hits) == (0, 0, 0, 0)
+    assert (stats.entries, stats.bytes, stats.hits) == (0, 0, 0)
     assert (stats.misses, stats.dp_mode_recommendations) == (1, 0)
 
 
@@ -124,7 +109,6 @@ def test_partitions_see_neither_entries_nor_figures_of_each_other():
     ours.store("h", "image", picture())
     ours.lookup("h")
     assert theirs.lookup("h") is None
-    assert not theirs.pin("h")
     assert (theirs.stats().entries, theirs.stats().bytes, theirs.stats().hits, theirs.stats().misses) == (0, 0, 0, 1)
     assert cache.get_cache_stats("ours")["visual_cache_misses"] == 0
     theirs.clear()
@@ -176,8 +160,6 @@ def test_unknown_modality(modality):
         lambda: cache.lookup("h", modality),
         lambda: cache.store("h", modality, picture()),
         lambda: cache.get_or_compute("h", modality, picture),
-        lambda: cache.pin("h", modality),
-        lambda: cache.unpin("h", modality),
     ):
         with pytest.raises(InputError, match="audio, image, video"):
             act()

@@ -139,20 +139,6 @@ def test_an_object_with_an_async_call_is_awaited():
     assert asyncio.run(view.aget_or_compute("h", "image", Encoder()))[0, 0] == 3
 
 
-def test_many_keys_at_once():
-    view = VisualKVCache().view("e", "p")
-    view.store("b", "image", picture(2))
-    asked = []
-
-    async def compute(indices):
-        asked.append(indices)
-        return np.stack([picture(index) for index in indices])
-
-    got = asyncio.run(view.aget_or_compute_many(["a", "b", "c"], "image", compute))
-    assert [int(item[0, 0]) for item in got] == [0, 2, 2]
-    assert asked == [[0, 2]]
-
-
 def test_with_a_disk_tier(tmp_path):
     runs = []
 

@@ -21,7 +21,6 @@ class Item:
     uses: int = 1
     number: float = 0.0
     last: int = 0
-    pins: int = 0
 
 
 class Reference:
@@ -46,13 +45,11 @@ class Reference:
         """What leaves, or None if it is refused."""
         others = {name: item for name, item in self.items.items() if name != key}
         leaving = []
-        order = sorted(
-            (name for name in others if not others[name].pins), key=lambda n: (others[n].number, others[n].last)
-        )
+        order = sorted(others, key=lambda n: (others[n].number, others[n].last))
         if size > self.max_size:
             return None
         while len(others) + 1 > self.max_entries or sum(item.size for item in others.values()) + size > self.max_size:
-            if not order or len(self.items) - len(leaving) <= self.minimum:
+            if len(self.items) - len(leaving) <= self.minimum:
                 return None
             leaving.append(order.pop(0))
             del others[leaving[-1]]
@@ -62,7 +59,7 @@ class Reference:
         self.clock += 1
         item = Item(size, seconds, last=self.clock)
         if old:
-            item.uses, item.pins = old.uses, old.pins
+            item.uses = old.uses
         item.number = self.number(item)
         self.items[key] = item
         return leaving
@@ -104,20 +101,6 @@ class EncoderCacheMachine(RuleBasedStateMachine):
             self.model.use(key)
             assert block.access_count == self.model.items[key].uses - 1
 
-    @rule(name=NAMES, partition=PARTITIONS)
-    def pin(self, name, partition):
-        item = self.model.items.get((partition, name))
-        assert self.view(partition).pin(name) == (item is not None)
-        if item:
-            item.pins += 1
-
-    @rule(name=NAMES, partition=PARTITIONS)
-    def unpin(self, name, partition):
-        item = self.model.items.get((partition, name))
-        assert self.view(partition).unpin(name) == (item is not None and item.pins > 0)
-        if item and item.pins:
-            item.pins -= 1
-
     @rule(minimum=st.integers(0, 6))
     def controller_changes_its_mind(self, minimum):
         self.model.minimum = minimum
@@ -141,7 +124,6 @@ class EncoderCacheMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.entries == len(held) <= self.model.max_entries
         assert stats.bytes == 8 * sum(item.size for item in self.model.items.values()) <= self.cache.max_vram_bytes
-        assert stats.pinned_entries == sum(item.pins > 0 for item in self.model.items.values())
         assert (stats.hits, stats.misses) == (self.hits, self.misses)
         assert sum(stats.refusals.values()) == self.refused
         assert sum(count for reason, count in stats.evictions.items() if reason != "replaced") == self.evicted

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.quotas import Part, Parts
 
-STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "pin", "clear"]), st.integers(0, 9)), max_size=30)
+STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "clear"]), st.integers(0, 9)), max_size=30)
 PARTS = Parts(3, 1000, named={"b": Part(500)})
 
 
@@ -19,7 +19,7 @@ def step(cache: VisualKVCache, partition: str, action: str, number: int) -> Any:
     output = np.full((1 + number % 3, 25), number, np.float32)
     if action == "get":
         return view.get_or_compute(content, "image", lambda: output).tolist()
-    return view.pin(content) and view.unpin(content) if action == "pin" else view.clear()
+    return view.clear()
 
 
 def seen(cache: VisualKVCache, own: Any, others: Any, partition: str) -> list[Any]:

@@ -47,17 +47,15 @@ def test_one_run_per_distinct_picture_under_many_threads():
     assert stats.waiting_callers == 0
 
 
-def test_budget_is_never_exceeded_and_pins_hold_under_load():
+def test_budget_is_never_exceeded_under_load():
     cache = VisualKVCache(max_entries=8, max_vram_bytes=1000, policy="cost")
     view = cache.view("e", "p")
-    view.store("pinned", "image", np.ones((5, 5)))
-    assert view.pin("pinned")
     over, done = [], threading.Event()
 
     def watch():
         while not done.is_set():
             stats = cache.stats()
-            if stats.bytes > 1000 or stats.entries > 8 or view._registry.peek(("p", "e", "image", "pinned")) is None:
+            if stats.bytes > 1000 or stats.entries > 8:
                 over.append(stats)
 
     def worker(seed):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError
-from dejakv.reuse.schedule import SCHEDULES, Schedule, average, constant, exponential, linear, parse, with_mean
+from dejakv.reuse.schedule import SCHEDULES, Schedule, constant, exponential, linear, parse, with_mean
 
 
 @given(
@@ -29,7 +29,6 @@ def test_shapes():
     falling = exponential(4, 0.8, 0.1).shares
     assert falling == pytest.approx((0.8, 0.4, 0.2, 0.1))
     assert parse("1,0.3", 4).shares == (1.0, 0.3, 0.3, 0.3)
-    assert average([constant(2, 0.2), constant(2, 0.4)]) == pytest.approx(0.3)
 
 
 def test_at_least_the_last_row_is_computed():

@@ -27,7 +27,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.settings = {"max_entries": max_entries, "policy": policy}
         self.folder = tempfile.mkdtemp()
         self.model: list[list[Any]] = []
-        self.pinned: dict[str, int] = {}
         self.store = self.listening(self.make())
 
     def make(self) -> Store:
@@ -52,11 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         id, limit = chunk.meta.id, self.settings["max_entries"]
         victims: set[str] = set()
         if limit and id not in self.held() and len(self.model) >= limit:
-            free = [item for item in self.model if item[0].meta.id not in self.pinned]
-            if not free:
-                assert self.store.put(chunk) is False
-                return
-            order = free if self.settings["policy"] == "lru" else sorted(free, key=lambda item: item[1])
+            order = self.model if self.settings["policy"] == "lru" else sorted(self.model, key=lambda item: item[1])
             victims = {order[0][0].meta.id}
         assert self.store.put(chunk) is True
         self.forget(victims)
@@ -88,27 +83,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.clear(partition) == len(ids)
         self.forget(ids)
 
-    @rule(number=NUMBERS, partition=PARTITIONS)
-    def pin(self, number: int, partition: str) -> None:
-        id = make_chunk(number, partition=partition, nbytes=256).meta.id
-        assert self.store.pin(id) is (id in self.held())  # type: ignore[attr-defined]
-        if id in self.held():
-            self.pinned[id] = self.pinned.get(id, 0) + 1
-
-    @precondition(lambda self: self.pinned)
-    @rule()
-    def unpin(self) -> None:
-        id = next(iter(self.pinned))
-        self.store.unpin(id)  # type: ignore[attr-defined]
-        self.pinned[id] -= 1
-        if not self.pinned[id]:
-            del self.pinned[id]
-
     @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
         self.store.close()
-        self.pinned.clear()
         self.store = self.listening(self.make())
 
     @invariant()

@@ -15,7 +15,6 @@ from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.tiered import TieredStore
-from dejakv.store.usage import pinned
 from dejakv.testing.chunks import make_chunk, same_bits
 
 
@@ -78,28 +77,6 @@ def test_memory_serves_what_the_disk_refuses(tmp_path: Path) -> None:
         assert store.put(make_chunk(number, nbytes=20_000))
     assert told.count(large.meta.id) == 1
     assert store.get(large.meta.id) is None
-    store.close()
-
-
-@pytest.mark.parametrize("kind", ["memory", "disk", "tiered", "admitting"])
-def test_a_pinned_entry_stays(tmp_path: Path, kind: str) -> None:
-    store: Store = {
-        "memory": lambda: MemoryStore(max_entries=2),
-        "disk": lambda: DiskStore(tmp_path / "store", max_entries=2),
-        "tiered": lambda: TieredStore(MemoryStore(max_entries=2), DiskStore(tmp_path / "store", max_entries=2)),
-        "admitting": lambda: open_store(max_entries=2, min_tokens=1),
-    }[kind]()
-    store.put(make_chunk(1))
-    store.put(make_chunk(2))
-    with pinned(store, make_chunk(1).meta.id) as held, pinned(store, "unknown") as unknown:
-        assert (held, unknown) == (True, False)
-        assert store.put(make_chunk(3))
-        assert store.get(make_chunk(1).meta.id) is not None
-        with pinned(store, make_chunk(3).meta.id):
-            assert store.put(make_chunk(4)) is False
-            assert store.stats("p").refused == {"pinned": 1}
-    assert store.put(make_chunk(4))
-    assert store.stats().entries == 2
     store.close()
 
 

@@ -1,12 +1,9 @@
 """`dejakv cache`: what a cache's folder holds, seen and removed by its owner."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from dejakv.partition_names import PartitionNames
 
 cache_app = typer.Typer(help="Look after the folder of a cache.", no_args_is_help=True)
 
@@ -95,55 +92,14 @@ def evidence_command(
                 )
 
 
-@cache_app.command("rename")
-def rename_command(
-    cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
-    partition: Annotated[
-        str, typer.Option(help="The tenant's name as a program gives it, which stands in the folder.")
-    ],
-) -> None:
-    """Move a tenant's prompts to the name that DEJAKV_PARTITION_SECRET makes of it, so that the folder does not tell whose they are."""
-    from contextlib import closing
-
-    from dejakv.experiments.plain_words import counted
-    from dejakv.renaming import rename
-    from dejakv.store.open import folders_of, open_store
-
-    stored = _names().stored(partition)
-    for folder in folders_of(cache_dir):
-        with closing(open_store(folder)) as store:
-            moved, purged = rename(store, partition, stored)
-        typer.echo(f"moved {counted(moved, 'prompt')} to {stored}, removed {purged}")
-
-
 @cache_app.command("partition")
 def partition_command(
-    api_keys_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
-    name: Annotated[list[str] | None, typer.Option(help="A name that a program gives a tenant.")] = None,
+    api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
 ) -> None:
-    """List the partitions of API keys, in the order of the file, or of names, as quotas and purges name them."""
+    """List the partitions of API keys, in the order of the file, as quotas and purges name them."""
     import os
 
-    from dejakv.api_keys import ApiKeys
-    from dejakv.errors import ConfigError
-    from dejakv.partition_names import SECRET
+    from dejakv.api_keys import SECRET, ApiKeys
 
-    if api_keys_file is None and not name:
-        raise ConfigError("nobody is named: give --api-keys-file or --name")
-    if api_keys_file is not None:
-        for found in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
-            typer.echo(found)
-    for given in name or ():
-        typer.echo(_names().stored(given))
-
-
-def _names() -> "PartitionNames":
-    import os
-
-    from dejakv.errors import ConfigError
-    from dejakv.partition_names import SECRET, PartitionNames
-
-    secret = os.environ.get(SECRET)
-    if secret is None:
-        raise ConfigError(f"{SECRET} is not set: names stand in the folder as programs give them")
-    return PartitionNames(secret)
+    for found in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
+        typer.echo(found)

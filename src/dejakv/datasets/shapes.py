@@ -6,7 +6,6 @@ The pictures are scenes that the bundled model `shapes-vlm` was not trained on. 
 import random
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.shapes_language import Split
@@ -92,13 +91,6 @@ class ShapesDataset:
         if self.samples is None:
             raise TypeError("an endless stream has no length")
         return self.samples
-
-    def graph(self, image_id: str) -> dict[str, dict[str, Any]]:
-        """The scene graph of a picture by its `imageId`: things by id with name, attributes, box, relations."""
-        prefix, _, number = image_id.rpartition("-")
-        if prefix != f"shapes-{self.seed}" or not number.isdigit() or int(number) >= self._pictures.count:
-            raise DatasetError(f"shapes: no picture {image_id!r} in this stream (seed {self.seed})")
-        return self._pictures.scene(int(number)).graph()
 
     def _image_id(self, image: int) -> str:
         return f"shapes-{self.seed}-{image}"

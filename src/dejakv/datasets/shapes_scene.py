@@ -52,25 +52,6 @@ class Scene:
     things: tuple[Thing, ...]
     noise: int = 0
 
-    def graph(self) -> dict[str, dict[str, object]]:
-        """The scene graph, shaped like GQA's: objects by id, each with its name, attributes, box and relations."""
-        return {
-            str(i): {
-                "name": t.shape,
-                "attributes": [t.color, t.size],
-                "x": t.x,
-                "y": t.y,
-                "w": t.diameter,
-                "h": t.diameter,
-                "relations": [
-                    {"name": name, "object": str(j)}
-                    for j, other in enumerate(self.things)
-                    for name in relations(t, other)
-                ],
-            }
-            for i, t in enumerate(self.things)
-        }
-
 
 def relations(one: Thing, other: Thing) -> list[str]:
     """Position of `one` relative to `other`: of `left`, `right`, `above`, `below`; none for a shared column or row."""

@@ -9,7 +9,6 @@ from dejakv.encoder_cache.block import VisualCacheResult, VisualEmbeddingBlock
 from dejakv.encoder_cache.controller import QueueingController
 from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
-from dejakv.encoder_cache.segments import SegmentedClips, segment_hashes
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.view import EncoderView, compute_content_hash
 from dejakv.encoder_cache.visual_kv_cache import VisualKVCache
@@ -20,11 +19,9 @@ __all__ = [
     "EncoderCacheStats",
     "EncoderView",
     "QueueingController",
-    "SegmentedClips",
     "VisualCacheResult",
     "VisualEmbeddingBlock",
     "VisualKVCache",
     "compute_content_hash",
     "recommend_dp_mode",
-    "segment_hashes",
 ]

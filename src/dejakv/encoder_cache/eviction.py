@@ -23,13 +23,12 @@ class Entry:
     uses: int = 1
     priority: float = 0.0
     tick: int = 0
-    pins: int = 0
     held: bool = True
     queued: bool = field(default=False, repr=False)
 
 
 class EvictionQueue:
-    """Entries by rank, lowest first. Pinned entries wait outside and are pushed again when unpinned."""
+    """Entries by rank, lowest first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Entry]] = []
@@ -41,21 +40,19 @@ class EvictionQueue:
             entry.queued = True
             heapq.heappush(self._heap, (entry.priority, entry.tick, entry))
 
-    def pop(self) -> Entry | None:
-        """Removes and returns the first entry to evict; None if none may leave."""
+    def pop(self) -> Entry:
+        """Removes and returns the first entry to evict; there must be one."""
         heap = self._heap
-        while heap:
+        while True:
             _, tick, entry = heap[0]
-            if entry.held and not entry.pins and tick != entry.tick:
+            if entry.held and tick != entry.tick:
                 heapq.heapreplace(heap, (entry.priority, entry.tick, entry))
                 continue
             heapq.heappop(heap)
             entry.queued = False
-            if not entry.held:
-                self._gone -= 1
-            elif not entry.pins:
+            if entry.held:
                 return entry
-        return None
+            self._gone -= 1
 
     def forget(self, entry: Entry) -> None:
         """Notes that an entry has left. Its place is dropped when it reaches the top, or when most places are such."""

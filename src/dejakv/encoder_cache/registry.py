@@ -161,25 +161,8 @@ class Registry:
             with self._lock:
                 counters.waiting -= 1
 
-    def pin(self, key: Key) -> bool:
-        """Keeps an entry from eviction; False if it is not in the cache."""
-        with self._lock:
-            entry = self._shelf.get(key)
-            if entry is not None:
-                self._shelf.pin(entry)
-            return entry is not None
-
-    def unpin(self, key: Key) -> bool:
-        """Removes a pin; False if the entry is missing or not pinned."""
-        with self._lock:
-            entry = self._shelf.get(key)
-            if entry is None or not entry.pins:
-                return False
-            self._shelf.unpin(entry)
-            return True
-
     def clear(self, partition: str | None) -> None:
-        """Drops entries, pinned ones too, and figures; outputs of runs in progress are delivered but not kept."""
+        """Drops entries and figures; outputs of runs in progress are delivered but not kept."""
         with self._lock:
             for key in [entry.key for entry in self._shelf if partition in (None, entry.key[0])]:
                 self._shelf.remove(key)
@@ -192,7 +175,7 @@ class Registry:
             self.tier.clear(partition)
 
     def remove(self, key: Key) -> bool:
-        """Drops one entry from memory, pinned or not; False if it is not there."""
+        """Drops one entry from memory; False if it is not there."""
         with self._lock:
             return self._shelf.remove(key) is not None
 
@@ -215,7 +198,6 @@ class Registry:
             return summed(
                 parts,
                 entries=held.entries,
-                pinned_entries=held.pinned_entries,
                 bytes=held.bytes,
                 max_entries=self._shelf.max_entries,
                 max_bytes=self._shelf.max_bytes,

@@ -20,7 +20,7 @@ _MIB = 1024 * 1024
 @dataclass(frozen=True)
 class Placed:
     """Result of storing a block. `refused` is empty if it was stored, otherwise the reason: `oversized` (larger than the whole
-    budget), `pinned` (too little room beside pinned entries), `minimum` (the controller forbids evicting)."""
+    budget), `minimum` (the controller forbids evicting)."""
 
     refused: str = ""
     victims: tuple[Entry, ...] = ()
@@ -29,22 +29,14 @@ class Placed:
 
 @dataclass(slots=True)
 class Tally:
-    """Totals: entries, pinned entries, and the bytes of each."""
+    """Entries and their bytes."""
 
     entries: int = 0
     bytes: int = 0
-    pinned_entries: int = 0
-    pinned_bytes: int = 0
 
     def count(self, entry: Entry, sign: int) -> None:
         self.entries += sign
         self.bytes += sign * entry.block.estimated_vram_bytes
-        if entry.pins:
-            self.count_pinned(entry, sign)
-
-    def count_pinned(self, entry: Entry, sign: int) -> None:
-        self.pinned_entries += sign
-        self.pinned_bytes += sign * entry.block.estimated_vram_bytes
 
 
 class Shelf:
@@ -90,14 +82,14 @@ class Shelf:
         entry.priority = self._priority(self.age, uses, entry.worth)
 
     def put(self, key: Key, block: VisualEmbeddingBlock) -> Placed:
-        """Stores the block. It replaces one of the same key, and takes over its uses and pins."""
+        """Stores the block. It replaces one of the same key, and takes over its uses."""
         old = self._entries.get(key)
         placed = self._make_room(block.estimated_vram_bytes, old)
         if placed.refused:
             return placed
         entry = Entry(key, block, self._worth(block))
         if old is not None:
-            entry.uses, entry.pins = old.uses, old.pins
+            entry.uses = old.uses
             block.access_count = old.block.access_count
             self._drop(old)
         self._tick += 1
@@ -106,37 +98,23 @@ class Shelf:
         self._entries[key] = entry
         self.total.count(entry, 1)
         self._partitions[key[0]].count(entry, 1)
-        if not entry.pins:
-            self._queue.push(entry)
+        self._queue.push(entry)
         return placed
 
     def remove(self, key: Key) -> Entry | None:
-        """Removes an entry, pinned or not."""
+        """Removes an entry."""
         entry = self._entries.get(key)
         if entry is not None:
             self._drop(entry)
         return entry
 
     def purge(self, selection: Selection, *, dry_run: bool) -> dict[str, int]:
-        """Removes selected entries, pinned or not; their bytes by the ids that they have on disk."""
+        """Removes selected entries; their bytes by the ids that they have on disk."""
         at = now()
         found = [entry for entry in self if selection.takes_output(entry.key, entry.block.born, at)]
         for entry in found if not dry_run else ():
             self._drop(entry)
         return {chunk_id(entry.key): entry.block.estimated_vram_bytes for entry in found}
-
-    def pin(self, entry: Entry) -> None:
-        """Keeps the entry from eviction until it is unpinned as often as it was pinned."""
-        entry.pins += 1
-        if entry.pins == 1:
-            self._count_pinned(entry, 1)
-
-    def unpin(self, entry: Entry) -> None:
-        """Removes one pin; the entry must have one."""
-        entry.pins -= 1
-        if entry.pins == 0:
-            self._count_pinned(entry, -1)
-            self._queue.push(entry)
 
     def tally(self, partition: str | None) -> Tally:
         """Totals of one partition, or of all."""
@@ -146,10 +124,7 @@ class Shelf:
         """Evicts entries to make room for `nbytes`, with `old` replaced; evicts nothing if that is not enough."""
         if nbytes > self.max_bytes:
             return Placed(refused="oversized")
-        old_bytes, old_pinned = (old.block.estimated_vram_bytes, old.pins > 0) if old else (0, False)
-        fixed = self.total.pinned_bytes - (old_bytes if old_pinned else 0)
-        if nbytes + fixed > self.max_bytes:
-            return Placed(refused="pinned")
+        old_bytes = old.block.estimated_vram_bytes if old else 0
         count = len(self._entries) + (old is None)
         excess = self.total.bytes - old_bytes + nbytes - self.max_bytes
         if count <= self.max_entries and excess <= 0:
@@ -158,15 +133,12 @@ class Shelf:
         may_leave = len(self._entries) - self._minimum()
         victims: list[Entry] = []
         skipped: Entry | None = None
-        refused = ""
+        refused = False
         while count > self.max_entries or excess > 0:
             if len(victims) >= may_leave:
-                refused = "minimum"
+                refused = True
                 break
             victim = self._queue.pop()
-            if victim is None:
-                refused = "pinned"
-                break
             if victim is old:
                 skipped = victim
                 continue
@@ -178,7 +150,7 @@ class Shelf:
         if refused:
             for victim in victims:
                 self._queue.push(victim)
-            return Placed(refused=refused)
+            return Placed(refused="minimum")
         for victim in victims:
             self.age = max(self.age, victim.priority)
             self._drop(victim)
@@ -192,10 +164,6 @@ class Shelf:
         if not tally.entries:
             del self._partitions[entry.key[0]]
         self._queue.forget(entry)
-
-    def _count_pinned(self, entry: Entry, sign: int) -> None:
-        self.total.count_pinned(entry, sign)
-        self._partitions[entry.key[0]].count_pinned(entry, sign)
 
     def _worth(self, block: VisualEmbeddingBlock) -> float:
         """Encoder seconds a MiB; if not measured, the mean of the measured ones."""

@@ -43,12 +43,6 @@ class Shelves:
             found |= shelf.purge(selection, dry_run=dry_run)
         return found
 
-    def pin(self, entry: Entry) -> None:
-        self._of(entry.key[0]).pin(entry)
-
-    def unpin(self, entry: Entry) -> None:
-        self._of(entry.key[0]).unpin(entry)
-
     def tally(self, partition: str | None) -> Tally:
         if partition is not None:
             return self._of(partition).tally(None)

@@ -48,7 +48,7 @@ class EncoderCacheStats:
                again as `coalesced`) by waiting for another caller's run
     misses     callers that needed an encoder run, and lookups that found nothing
     evictions  evicted entries, by reason: `entries` and `bytes` (a budget), `replaced`
-    refusals   outputs not kept, by reason: `oversized`, `pinned`, `minimum`
+    refusals   outputs not kept, by reason: `oversized`, `minimum`
     """
 
     hits: int = 0
@@ -66,7 +66,6 @@ class EncoderCacheStats:
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
     refusals: Mapping[str, int] = field(default_factory=dict[str, int])
     entries: int = 0
-    pinned_entries: int = 0
     bytes: int = 0
     max_entries: int = 0
     max_bytes: int = 0
@@ -88,7 +87,6 @@ class EncoderCacheStats:
             "visual_cache_entries": self.entries,
             "dp_mode_recommendations": self.dp_mode_recommendations,
             "visual_cache_coalesced": self.coalesced,
-            "visual_cache_pinned_entries": self.pinned_entries,
             "visual_cache_bytes": self.bytes,
             "visual_cache_max_entries": self.max_entries,
             "visual_cache_max_bytes": self.max_bytes,

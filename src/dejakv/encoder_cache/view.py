@@ -86,8 +86,8 @@ class EncoderView:
     ) -> VisualEmbeddingBlock | None:
         """Stores an output. It replaces one of the same key, and other entries are evicted if necessary.
 
-        Returns the block; None if it was refused (larger than the budget, or pins or the controller's minimum
-        leave no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
+        Returns the block; None if it was refused (larger than the budget, or the controller's minimum
+        leaves no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution, encoder_model)
@@ -130,11 +130,6 @@ class EncoderView:
         blocks = drive(self._registry, self._all_wanted(content_hashes, modality), compute)
         return [block.embedding for block in blocks]
 
-    async def aget_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
-        """The same for tasks."""
-        blocks = await adrive(self._registry, self._all_wanted(content_hashes, modality), compute)
-        return [block.embedding for block in blocks]
-
     def serve(
         self,
         raw_bytes: bytes,
@@ -161,14 +156,6 @@ class EncoderView:
             vram_saved_bytes=0 if computed else size_of(embedding),
             dp_mode_recommended=dp_mode(),
         )
-
-    def pin(self, content_hash: str, modality: str = "image") -> bool:
-        """Keeps an entry from eviction until it is unpinned as often; False if it is not in memory."""
-        return self._registry.pin(self._key(content_hash, modality))
-
-    def unpin(self, content_hash: str, modality: str = "image") -> bool:
-        """Removes one pin; False if there is none."""
-        return self._registry.unpin(self._key(content_hash, modality))
 
     def remove(self, content_hash: str, modality: str = "image") -> bool:
         """Drops one output from memory; False if it is not there."""

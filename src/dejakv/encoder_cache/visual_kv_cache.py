@@ -136,23 +136,15 @@ class VisualKVCache:
             dp_mode=lambda: self.get_dp_mode_recommendation(batch_image_count, resolution or (512, 512), encoder_depth),
         )
 
-    def pin(self, content_hash: str, modality: str = "image") -> bool:
-        """See `EncoderView.pin`."""
-        return self._default.pin(content_hash, modality)
-
-    def unpin(self, content_hash: str, modality: str = "image") -> bool:
-        """See `EncoderView.unpin`."""
-        return self._default.unpin(content_hash, modality)
-
     def clear(self, partition: str | None = None) -> None:
-        """Drops the entries and figures of one partition, or all: pinned ones too, in memory and on disk."""
+        """Drops the entries and figures of one partition, or all, in memory and on disk."""
         self._registry.clear(partition)
         if partition is None:
             with self._recommended_lock:
                 self._recommended = 0
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Drops selected entries for good, pinned ones too, in memory and on disk; what was dropped, or with `dry_run` would be. An
+        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An
         output in both counts once.
 
         Raises: StoreError if the disk cannot be purged.

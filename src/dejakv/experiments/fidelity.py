@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.divergence import divergence
+from dejakv.trust.differs import divergence
 
 STEPS = 16
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.divergence import divergence
 from dejakv.experiments.fidelity import STEPS, Fidelity, fidelity, means
 from dejakv.experiments.watch import Watch
 from dejakv.labelling import seen
 from dejakv.request import Request
-from dejakv.trust.differs import Differs
+from dejakv.trust.differs import Differs, divergence
 
 BATCH = 4
 """Prompts that are computed together."""

@@ -10,7 +10,6 @@ from dejakv.errors import ConfigError, InputError
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 
 PLAIN_TEMPLATE = "{context}Question: {question}\nAnswer:"
-SHORT_ANSWER = "{question}\nAnswer with a single word or phrase."
 
 
 class Prompter:

@@ -13,9 +13,8 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.watch import Watch
 from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
 from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
-from dejakv.part_order import arranged
+from dejakv.part_order import SeenPrompts, arranged
 from dejakv.request import Request
-from dejakv.seen_prompts import SeenPrompts
 from dejakv.shares import Share, Shares
 
 

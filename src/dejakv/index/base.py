@@ -72,3 +72,9 @@ def _scaled(array: Vector, what: str) -> Vector:
             "check the encoder's input, and skip the request for this level"
         )
     return (wide / length).astype(np.float32)
+
+
+def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors `[..., dim]` at length one, float32; a vector of zeros stays as it is."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

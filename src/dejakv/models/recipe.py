@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejakv.command import command
+from dejakv.errors import command
 
 WEIGHTS = "model.safetensors"
 LICENSE = "LICENSE"

@@ -1,7 +1,6 @@
 """How many rows each layer computes. A schedule is a list of shares, one a layer, that never grows with depth."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -95,10 +94,6 @@ def parse(text: str, layers: int) -> Schedule:
     if len(given) > layers:
         raise ConfigError(f"schedule {text!r} names {len(given)} layers, the model has {layers}")
     return Schedule(tuple(given + given[-1:] * (layers - len(given))))
-
-
-def average(schedules: Sequence[Schedule]) -> float:
-    return sum(schedule.mean for schedule in schedules) / len(schedules)
 
 
 def _check(layers: int, complete: int) -> None:

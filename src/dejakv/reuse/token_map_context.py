@@ -11,9 +11,9 @@ Three steps, each O(n log n) or hashed:
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.index.base import normalized
 from dejakv.reuse.segments import Segments, counterparts, segments
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap, equal_runs
-from dejakv.vectors import normalized
 
 REACH = 12
 LEVELS = ((12, 12), (12, 2), (2, 12), (6, 5), (5, 4))

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError
+from dejakv.index.base import normalized
 from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
-from dejakv.vectors import normalized
 
 BASE = 10_000.0
 

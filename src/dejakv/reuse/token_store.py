@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, InputError
+from dejakv.index.base import normalized
 from dejakv.reuse.token_map_embedding import with_positions
 from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
-from dejakv.vectors import normalized
 
 KIND = "blend"
 

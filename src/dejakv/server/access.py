@@ -2,7 +2,7 @@
 
 from starlette.requests import Request as HttpRequest
 
-from dejakv.cache_control import asks_no_store
+from dejakv.retention import asks_no_store
 from dejakv.server.gate import Caller
 from dejakv.server.refusals import RefusedError
 from dejakv.server.service import Service

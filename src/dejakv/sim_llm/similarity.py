@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError
-from dejakv.vectors import normalized
+from dejakv.index.base import normalized
 
 Name = Literal["mean", "position", "sentence"]
 NAMES: tuple[Name, ...] = get_args(Name)

@@ -179,15 +179,6 @@ class Touches(Protocol):
 
 
 @runtime_checkable
-class Pinning(Protocol):
-    """A store that can keep an entry from being evicted. `pin` is False for an unknown entry."""
-
-    def pin(self, id: str) -> bool: ...
-
-    def unpin(self, id: str) -> None: ...
-
-
-@runtime_checkable
 class Notices(Protocol):
     """A store that other processes also write to."""
 

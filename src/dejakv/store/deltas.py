@@ -111,9 +111,6 @@ class DeltaStore(WrapperStore):
     def delete(self, id: str) -> bool:
         return self.meta(id) is not None and self.inner.delete(id)
 
-    def pin(self, id: str) -> bool:
-        return self.meta(id) is not None and super().pin(id)
-
     def stats(self, partition: str | None = None) -> StoreStats:
         """Hits, misses and puts are of whole prompts."""
         inner, own = self.inner.stats(partition), self._counters.stats(partition, entries=0, bytes=0)

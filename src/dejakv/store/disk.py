@@ -28,7 +28,7 @@ from dejakv.store.disk_writer import DiskWriter, Refused, Written
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.known import Known, KnownRows, Mark
 from dejakv.store.layout import open_folder
-from dejakv.store.usage import Condemned, PendingUses, Pins
+from dejakv.store.usage import Condemned, PendingUses
 
 _PENDING_USES = 256
 
@@ -60,12 +60,11 @@ class DiskStore:
         order = policy_named(policy)
         self._counters = Counters()
         self._listeners = Listeners()
-        self._pins = Pins()
         self._uses = PendingUses()
         self._condemned = Condemned()
         self._in_front = in_front
         self._layout, self._catalog, damaged = open_folder(self.folder, in_front=in_front)
-        self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._pins, self._uses, in_front)
+        self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._uses, in_front)
         self._known = KnownRows(self._catalog, self._listeners, self._discard)
         self._closed = self._warned = False
         for _ in range(damaged):
@@ -221,16 +220,6 @@ class DiskStore:
     def notice(self) -> bool:
         """See `KnownRows.notice`."""
         return self._known.notice()
-
-    def pin(self, id: str) -> bool:
-        """Keeps an entry from being evicted by this process until `unpin`; pins count. False if the entry is unknown."""
-        if self._lookup(id) is None:
-            return False
-        self._pins.add(id)
-        return True
-
-    def unpin(self, id: str) -> None:
-        self._pins.remove(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Also called for entries removed by other processes, at the next read of this one."""

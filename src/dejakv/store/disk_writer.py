@@ -16,7 +16,7 @@ from dejakv.store.eviction import Budget, Policy
 from dejakv.store.layout import Layout
 from dejakv.store.memory import stamped
 from dejakv.store.metacodec import encode_meta
-from dejakv.store.usage import PendingUses, Pins
+from dejakv.store.usage import PendingUses
 
 
 class Refused(StoreError):
@@ -51,7 +51,6 @@ class DiskWriter:
     catalog: sql.Catalog
     budget: Budget
     policy: Policy
-    pins: Pins
     uses: PendingUses
     in_front: bool
 
@@ -99,19 +98,18 @@ class DiskWriter:
         protected: Collection[str],
         keep: Collection[str],
     ) -> tuple[list[Removed], str]:
-        pinned = self.pins.held()
         try:
             return catalog_tree.make_room(
                 connection,
                 self.policy,
                 self.budget,
-                {*protected, *pinned},
+                protected,
                 nbytes=nbytes,
                 entries=entries,
                 keep=keep,
             )
         except catalog_tree.NoRoom as error:
-            raise Refused("pinned" if pinned else "too_large") from error
+            raise Refused("too_large") from error
 
     def _written(
         self, chunks: Sequence[Chunk], change: Callable[[sqlite3.Connection, Sequence[Row]], Written]

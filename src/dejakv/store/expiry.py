@@ -98,9 +98,6 @@ class ExpiringStore(WrapperStore):
         metas, mark = super().added(mark)
         return [meta for meta in metas if self._usable(meta)], mark
 
-    def pin(self, id: str) -> bool:
-        return self.meta(id) is not None and super().pin(id)
-
     def sweep(self) -> int:
         """Removes what has expired, and the traces of it; how many entries."""
         now, removed = self._clock(), 0

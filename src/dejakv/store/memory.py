@@ -16,7 +16,6 @@ from dejakv.store.codec import check
 from dejakv.store.counters import Counters, Listeners, logger
 from dejakv.store.eviction import Budget, PolicyName, policy_named
 from dejakv.store.order import EvictionOrder, Leaving
-from dejakv.store.usage import Pins
 
 
 def footprint(chunk: Chunk) -> int:
@@ -54,7 +53,6 @@ class MemoryStore:
         self._chunks: dict[str, Chunk] = {}
         self._bytes_of: Counter[str] = Counter()
         self._entries_of: Counter[str] = Counter()
-        self._pins = Pins()
         self._counters = Counters()
         self._listeners = Listeners()
         self._lock = threading.RLock()
@@ -74,7 +72,7 @@ class MemoryStore:
             more = chunk.meta.kind != NODE and not self._order.is_prompt(id)
             leaving = self._room(size - self._order.size(id), more, {id}, parent)
             if leaving is None:
-                return self._refuse(chunk, "pinned" if self._pins.held() else "too_large")
+                return self._refuse(chunk, "too_large")
             told = [*leaving, *self._apply(self._order.add(id, size, parent, node=chunk.meta.kind == NODE))]
             self._hold(chunk)
             self._counters.put(chunk.meta.partition)
@@ -156,17 +154,6 @@ class MemoryStore:
             if id in self._chunks:
                 self._order.touch(id)
 
-    def pin(self, id: str) -> bool:
-        """Keeps an entry from being evicted until `unpin`; pins count. False if the entry is unknown."""
-        with self._lock:
-            if id not in self._chunks:
-                return False
-            self._pins.add(id)
-            return True
-
-    def unpin(self, id: str) -> None:
-        self._pins.remove(id)
-
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self._listeners.add(listener)
 
@@ -191,7 +178,7 @@ class MemoryStore:
         not possible."""
         bytes_over = self._budget.excess_bytes(self._order.bytes + nbytes)
         entries_over = self._budget.excess_entries(len(self._order) + more)
-        leaving = self._order.evict(bytes_over, entries_over, protected | self._pins.held(), parent)
+        leaving = self._order.evict(bytes_over, entries_over, protected, parent)
         if leaving is None:
             return None
         for id in (*leaving.gone, *leaving.nodes):

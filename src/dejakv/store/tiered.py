@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from dejakv.store.base import NODE, Chunk, ChunkMeta, Notices, Parents, Pinning, Scrubs, Store, StoreStats, Touches
+from dejakv.store.base import NODE, Chunk, ChunkMeta, Notices, Parents, Scrubs, Store, StoreStats, Touches
 from dejakv.store.counters import Counters, Listeners
 
 Fill = Literal["write", "read"]
@@ -30,7 +30,6 @@ class TieredStore:
         self._listeners = Listeners()
         tiers = (front, back)
         self._touching = [tier for tier in tiers if isinstance(tier, Touches)]
-        self._pinning = [tier for tier in tiers if isinstance(tier, Pinning)]
         self._noticing = [tier for tier in tiers if isinstance(tier, Notices)]
         front.on_evict(self._left_front)
         back.on_evict(self._left_back)
@@ -133,15 +132,6 @@ class TieredStore:
         """Notes a use in both tiers."""
         for tier in self._touching:
             tier.touch(id)
-
-    def pin(self, id: str) -> bool:
-        """Keeps the entry in the tiers that have it and support pins. False if none does."""
-        held = [tier.pin(id) for tier in self._pinning]
-        return any(held)
-
-    def unpin(self, id: str) -> None:
-        for tier in self._pinning:
-            tier.unpin(id)
 
     def scrub(self, partition: str | None = None) -> None:
         """See `Scrubs`."""

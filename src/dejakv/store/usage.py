@@ -1,47 +1,7 @@
-"""Pins of entries, and uses that are still to be noted."""
+"""Uses and removals that are still to be written."""
 
 import threading
-from collections import Counter
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
-
-from dejakv.store.base import Pinning, Store
-
-
-class Pins:
-    """Counts of users by id. A pinned entry is not evicted; it can still be deleted. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, id: str) -> None:
-        with self._lock:
-            self._counts[id] += 1
-
-    def remove(self, id: str) -> None:
-        with self._lock:
-            self._counts[id] -= 1
-            if self._counts[id] <= 0:
-                del self._counts[id]
-
-    def held(self) -> set[str]:
-        with self._lock:
-            return set(self._counts)
-
-
-@contextmanager
-def pinned(store: Store, id: str) -> Generator[bool]:
-    """Keeps an entry from being evicted inside the block. False if it is unknown or the store has no pins.
-
-    Not needed for safety: a chunk already loaded stays readable after its entry is evicted.
-    """
-    held = isinstance(store, Pinning) and store.pin(id)
-    try:
-        yield held
-    finally:
-        if held and isinstance(store, Pinning):
-            store.unpin(id)
+from collections.abc import Iterable
 
 
 class PendingUses:

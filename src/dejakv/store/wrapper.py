@@ -8,7 +8,6 @@ from dejakv.store.base import (
     Chunk,
     ChunkMeta,
     Parents,
-    Pinning,
     Rows,
     Store,
     StoreStats,
@@ -20,13 +19,12 @@ from dejakv.store.donors import load_parts
 
 
 class WrapperStore:
-    """Passes every call to `inner`. Pins and uses reach it if it supports them."""
+    """Passes every call to `inner`. Uses reach it if it supports them."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self._admits = inner if isinstance(inner, Admits) else None
         self._touches = inner if isinstance(inner, Touches) else None
-        self._pins = inner if isinstance(inner, Pinning) else None
         self._parents = inner if isinstance(inner, Parents) else None
         self._news = inner if isinstance(inner, TellsNew) else None
         self._parts = inner if isinstance(inner, TakesParts) else None
@@ -86,14 +84,6 @@ class WrapperStore:
         """Notes a use served by a tier in front."""
         if self._touches is not None:
             self._touches.touch(id)
-
-    def pin(self, id: str) -> bool:
-        """Keeps the entry until `unpin`; False if the inner store has no pins."""
-        return self._pins is not None and self._pins.pin(id)
-
-    def unpin(self, id: str) -> None:
-        if self._pins is not None:
-            self._pins.unpin(id)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         self.inner.on_evict(listener)

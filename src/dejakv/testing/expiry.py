@@ -45,7 +45,6 @@ class ExpiryTests(MadeStore):
         assert expiring.get(brief.meta.id) is None
         assert expiring.get_parts(brief.meta.id, [(0, 4)]) is None
         assert expiring.meta(brief.meta.id) is None
-        assert expiring.pin(brief.meta.id) is False
         assert ids(expiring) == {FOREVER.meta.id}
         check_whole(expiring, [FOREVER])
 

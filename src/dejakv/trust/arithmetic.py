@@ -1,4 +1,4 @@
-"""How many labels a bound takes: ours, and the least that any test could do with."""
+"""How many labels a bound takes."""
 
 import math
 
@@ -24,13 +24,3 @@ def labels_needed(
             return int(labels[enough.argmax()])
         count *= 2
     return None
-
-
-def least_possible(delta: float, confidence: float = 0.95, wrong_share: float = 0.0) -> float:
-    """Labels that the best test against `delta` takes on average, one that knows the share of wrong answers; infinite at `delta`.
-
-    The log of 1 / (1 - confidence) over the divergence of the two shares (Wald, 1945).
-    """
-    right = (1 - wrong_share) * math.log((1 - wrong_share) / (1 - delta))
-    wrong = wrong_share * math.log(wrong_share / delta) if wrong_share else 0.0
-    return -math.log(1 - confidence) / (right + wrong) if right + wrong > 0 else math.inf

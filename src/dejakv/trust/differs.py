@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.divergence import divergence
 from dejakv.dotted import named
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import Request
@@ -141,3 +140,9 @@ def _nats(text: str, value: str) -> float:
     if not 0 < nats < math.inf:
         raise ConfigError(f"--differs {shown(text)}: give a divergence above 0 in nats, such as kl:0.05")
     return nats
+
+
+def divergence(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence of `got` from `wanted` at each token, `[tokens]`, in nats, from two arrays
+    `[tokens, vocabulary]` of log probabilities."""
+    return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))

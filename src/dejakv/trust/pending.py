@@ -72,8 +72,3 @@ class Pending:
                 return
             yield entry.draw, entry.wrong
             del self._entries[id]
-
-    @property
-    def unwritten(self) -> bool:
-        """Whether a label is ready, that is, the ledger did not take it."""
-        return bool(self._entries) and next(iter(self._entries.values())).known

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dejakv.engines.transformers.vision import Vision
 from dejakv.errors import InputError
+from dejakv.index.base import normalized
 from dejakv.request import DEFAULT_PARTITION, Media
-from dejakv.vectors import normalized
 
 
 class Embeddings:

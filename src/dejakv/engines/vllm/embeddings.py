@@ -10,8 +10,8 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from dejakv.errors import ModelError
+from dejakv.index.base import normalized
 from dejakv.retention import nothing_is_kept
-from dejakv.vectors import normalized
 
 _SUFFIX = "embed_tokens.weight"
 _TEXTS_KEPT = 64

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from dejakv.api_keys import VARIABLE, ApiKeys, bearer_key
-from dejakv.cache_control import asks_no_store
+from dejakv.api_keys import SECRET, VARIABLE, ApiKeys, bearer_key
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
 from dejakv.engines.vllm.asgi import answer, refuse, replay, with_length
@@ -30,7 +29,7 @@ from dejakv.engines.vllm.front_facts import served_by
 from dejakv.engines.vllm.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
 from dejakv.engines.vllm.routes import ADOPTING, CLIENT, Audience, audience, route_path
 from dejakv.errors import ConfigError
-from dejakv.partition_names import SECRET
+from dejakv.retention import asks_no_store
 
 log = logging.getLogger("dejakv.vllm")
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from dejakv.engines.vllm.offline import Offline
 from dejakv.errors import InputError
+from dejakv.index.base import normalized
 from dejakv.request import Media
-from dejakv.vectors import normalized
 
 
 class ModelEmbeddings:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dejakv.divergence import divergence
 from dejakv.engines.transformers.blend import plan_cache
 from dejakv.engines.transformers.continuation import Continue, continuation
 from dejakv.engines.transformers.engine import TransformersEngine
@@ -25,6 +24,7 @@ from dejakv.reuse.selector import Selector
 from dejakv.reuse.sentences import sentence_ends
 from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
+from dejakv.trust.differs import divergence
 
 FULL, NOISE = "full", "noise"
 """Names of the rows of full computation, and of it in the other dtype."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.run_hashes import Hashes, run_hashes
-from dejakv.tokens import Ids
+from dejakv.tokens import Hashes, Ids, run_hashes
 
 K = 18
 """Tokens that a fingerprint is of."""
