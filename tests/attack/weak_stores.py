@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.attack import read_redis
 from dejakv.attack.reading import main
-from dejakv.store import disk, redis, redis_client
+from dejakv.store import disk
 from dejakv.store.base import Store, Tensor
 from dejakv.store.open import open_store
 
@@ -41,12 +40,6 @@ def opened(place: str) -> Store:
                 file.write_bytes(b"mine")
     if HOLE == "greedy" and "clean" not in place:
         np.ones(40_000_000)
-    if place.startswith("redis://"):
-        if HOLE == "unbounded":
-            redis_client.bounded = lambda kind, *_: kind  # type: ignore[attr-defined]
-        if HOLE == "trusting":
-            redis.RedisStore._ask = lambda self, call, _shape: call(self._client)
-        return read_redis.opened(place)
     return open_store(place)
 
 

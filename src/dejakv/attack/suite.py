@@ -8,7 +8,6 @@ from dejakv.attack.client import SpentError
 from dejakv.attack.collision import KeyCollision
 from dejakv.attack.hostile_folder import HostileFolder
 from dejakv.attack.hostile_inputs import HostileInputs
-from dejakv.attack.hostile_redis import HostileRedis
 from dejakv.attack.leakage import Leakage
 from dejakv.attack.poisoning import Poisoning
 from dejakv.attack.probing import Probing
@@ -25,7 +24,6 @@ ATTACKS: tuple[Attack, ...] = (
     SharedParts(),
     Timing(),
     HostileFolder(),
-    HostileRedis(),
     HostileInputs(),
 )
 

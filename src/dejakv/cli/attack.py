@@ -44,7 +44,7 @@ def attack_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is tried.")] = 0,
 ) -> None:
-    """Attack the cache and a server: collisions, poisoning, leakage, probing, timing, hostile folders, Redis and inputs; exit code 1 if anything is broken."""
+    """Attack the cache and a server: collisions, poisoning, leakage, probing, timing, hostile folders and inputs; exit code 1 if anything is broken."""
     from rich.console import Console
 
     from dejakv.attack.effort import FULL, QUICK

@@ -1,4 +1,4 @@
-"""Two stores as one: a fast one in front of a larger one (memory over disk, disk over Redis)."""
+"""Two stores as one: a fast one in front of a larger one (memory over disk)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
