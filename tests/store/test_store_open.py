@@ -78,6 +78,7 @@ def test_redis_is_refused_with_what_takes_its_place(
         ["run", "--cache-dir", REDIS],
         ["serve", "--cache-dir", REDIS],
         ["cache", "purge", "--all", "--cache-dir", REDIS],
+        ["cache", "evidence", "--cache-dir", REDIS],
     ],
 )
 def test_redis_is_refused_on_the_command_line(words: list[str], tmp_path: Path) -> None:
