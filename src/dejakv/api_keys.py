@@ -29,7 +29,7 @@ class ApiKeys:
     A key is printable ASCII without spaces and commas, since headers carry nothing else reliably. A key that is
     listed twice counts once.
 
-    secret  names of partitions are made with it (HMAC-SHA-256), so that whoever sees them, in a folder or in Redis, cannot try which
+    secret  names of partitions are made with it (HMAC-SHA-256), so that whoever sees them, in a folder, cannot try which
             key they are of. Another secret makes other partitions. None: they are made of the keys alone
 
     Raises ConfigError for a key that no client could send, and for a secret that is too short.

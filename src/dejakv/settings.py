@@ -25,6 +25,7 @@ from dejakv.errors import ConfigError, DejaKVError
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
 """What SQLite and a C size hold."""
+_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class OnDisk:
     folder: bool = False
 
     def problem(self, value: str) -> str | None:
+        if self.folder:
+            refuse_redis(value)
         if not value:
             return "is empty: give a path, or leave the setting out"
         try:
@@ -69,6 +72,15 @@ class OnDisk:
         if self.folder and not stat.S_ISDIR(mode):
             return "is a file: give a folder"
         return None
+
+
+def refuse_redis(place: str) -> None:
+    """Raises: ConfigError for the address of a Redis server; the message leaves out the address, which may hold a password."""
+    scheme = place.partition("://")[0]
+    if "://" in place and scheme.lower() in _REDIS:
+        raise ConfigError(
+            f"{scheme}://... is a Redis address, and Redis is no longer a store: give a folder on a disk of this machine"
+        )
 
 
 Count = Annotated[int, Within(0)]

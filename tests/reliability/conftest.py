@@ -1,11 +1,8 @@
-"""The Redis server that the store's tests use, and a log that is not kept: each damaged file is told of in it."""
+"""A log that is not kept: each damaged file is told of in it."""
 
 import logging
 
 import pytest
-from tests.store.conftest import redis_server, redis_session
-
-__all__ = ["redis_server", "redis_session"]
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ import contextlib
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from tests.reliability.damage import damaged
 from tests.reliability.soak import CATALOGS, DAMAGED, SEED
 
@@ -15,7 +13,6 @@ from dejakv.errors import StoreError
 from dejakv.store import open_store
 from dejakv.store.base import Store
 from dejakv.store.disk import DiskStore
-from dejakv.store.redis import RedisStore
 from dejakv.testing import make_chunk
 from dejakv.testing.chunks import same_bits
 
@@ -40,20 +37,6 @@ def damage_files(folder: Path, rounds: int, seed: int) -> None:
         path.write_bytes(damaged(path.read_bytes(), rnd))
         expect_one_counted_miss(store, chunk.meta.id)
     assert store.stats().entries == 0
-    store.close()
-
-
-def damage_values(url: str, rounds: int, seed: int) -> None:
-    rnd = random.Random(seed)
-    store = RedisStore(url, namespace="damage", timeout=10.0)
-    with redis.Redis.from_url(url) as client:
-        for number in range(rounds):
-            chunk = make_chunk(number % 50, nbytes=rnd.choice(SIZES), seed=number)
-            assert store.put(chunk)
-            key = store._key(rnd.choice("mc"), chunk.meta.id)
-            raw: Any = client.get(key)
-            client.set(key, damaged(raw, rnd))
-            expect_one_counted_miss(store, chunk.meta.id)
     store.close()
 
 
@@ -95,10 +78,6 @@ def test_damaged_files_are_never_served(tmp_path: Path) -> None:
     damage_files(tmp_path / "store", 400, seed=0)
 
 
-def test_damaged_values_in_redis_are_never_served(redis_server: Any) -> None:
-    damage_values(redis_server.url, 400, seed=0)
-
-
 def test_a_damaged_catalog_serves_nothing_wrong(tmp_path: Path) -> None:
     damage_catalogs(tmp_path, 60, seed=0)
 
@@ -107,12 +86,6 @@ def test_a_damaged_catalog_serves_nothing_wrong(tmp_path: Path) -> None:
 @pytest.mark.timeout(14_400)
 def test_damaged_files_for_long(tmp_path: Path) -> None:
     damage_files(tmp_path / "store", DAMAGED, SEED)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(14_400)
-def test_damaged_values_for_long(redis_server: Any) -> None:
-    damage_values(redis_server.url, DAMAGED, SEED)
 
 
 @pytest.mark.soak

@@ -17,7 +17,6 @@ from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.errors import InputError
 from dejakv.identity import exact_key
 from dejakv.store.base import Store
-from dejakv.store.redis import RedisStore
 
 LIMITS: dict[str, Any] = {"max_bytes": 400_000, "max_entries": 120}
 NAMES = st.sampled_from(PARTITIONS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -33,9 +32,7 @@ REQUESTS = st.lists(
 )
 
 
-def store_in(kind: str, folder: Path, url: str = "") -> Store:
-    if kind == "redis":
-        return RedisStore(url, **LIMITS, namespace=str(folder), timeout=10.0)
+def store_in(kind: str, folder: Path) -> Store:
     tiers = {"memory": None, "disk": folder}
     return open_store(tiers[kind], memory_bytes=100_000 if kind == "disk" else 0, **LIMITS)
 
@@ -55,12 +52,11 @@ def test_any_names_in_memory(media: str, requests: list[Any]) -> None:
     assert tenants.crossed == []
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk", "redis"])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
 @pytest.mark.parametrize("media", ["exact", "ignore"])
-def test_hostile_names_in_every_store(kind: str, media: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("redis_server").url if kind == "redis" else ""
-    tenants = Tenants(cache_over(store_in(kind, tmp_path, url), media=media))
-    wander(tenants, random.Random(7), {"memory": 1500, "disk": 400, "redis": 400}[kind])
+def test_hostile_names_in_every_store(kind: str, media: str, tmp_path: Path) -> None:
+    tenants = Tenants(cache_over(store_in(kind, tmp_path), media=media))
+    wander(tenants, random.Random(7), {"memory": 1500, "disk": 400}[kind])
     assert tenants.crossed == []
     assert tenants.found > 20
     assert tenants.bodies > 5
@@ -140,14 +136,11 @@ def encoder_probes(cache: VisualKVCache, rng: random.Random, probes: int) -> tup
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_a_hundred_thousand_probes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("redis_server").url
+def test_a_hundred_thousand_probes(tmp_path: Path) -> None:
     rng, ends, wanted, probes, number = random.Random(soak_seed()), deadline(0.25), 100_000 * soak_rounds(), 0, 0
     while probes < wanted and time.monotonic() < ends:
-        kind = ("memory", "memory", "disk", "redis")[number % 4]
-        tenants = Tenants(
-            cache_over(store_in(kind, tmp_path / str(number), url), media=rng.choice(["exact", "ignore"]))
-        )
+        kind = ("memory", "memory", "disk")[number % 3]
+        tenants = Tenants(cache_over(store_in(kind, tmp_path / str(number)), media=rng.choice(["exact", "ignore"])))
         wander(tenants, rng, 4000 if kind == "memory" else 1000)
         assert tenants.crossed == []
         probes, number = probes + tenants.probes, number + 1

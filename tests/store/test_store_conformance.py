@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dejakv.quotas import Parts
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
@@ -12,7 +10,6 @@ from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.quota import QuotaStore
-from dejakv.store.redis import RedisStore
 from dejakv.store.tiered import TieredStore
 from dejakv.testing.deltas import DeltasTests
 from dejakv.testing.expiry import ExpiryTests, PersistentExpiryTests
@@ -48,25 +45,6 @@ class TestSmallMemoryOverDisk(PersistentStoreTests, DeltasTests, PurgingTests, P
 class TestAdmittingStore(StoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return AdmittingStore(MemoryStore(**settings), Admission(min_tokens=1))
-
-
-class TestRedisStore(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_server: Any) -> None:
-        self.url = redis_server.url
-
-    def make_store(self, folder: Path, **settings: Any) -> Store:
-        return RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
-
-
-class TestDiskOverRedis(DeltasTests, PurgingTests, ExpiryTests):
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_server: Any) -> None:
-        self.url = redis_server.url
-
-    def make_store(self, folder: Path, **settings: Any) -> Store:
-        behind = RedisStore(self.url, namespace=str(folder), timeout=5.0, **settings)
-        return TieredStore(DiskStore(folder, in_front=True, **settings), behind)
 
 
 class TestQuotaOnDisk(PersistentStoreTests, DeltasTests, PurgingTests, PersistentExpiryTests):

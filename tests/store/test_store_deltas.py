@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
 from dejakv.store.parts import outside_media
-from dejakv.store.redis import RedisStore
 from dejakv.store.wrapper import WrapperStore
 from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk, told_by, turns
 
@@ -39,9 +37,9 @@ def conversations() -> list[Chunk]:
     return [at_full_size(chunk) for chunk in [*turns(40), *others]]
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk", "redis"])
-def test_prompts_take_the_bytes_of_their_distinct_tokens(tmp_path: Path, kind: str, redis_server: Any) -> None:
-    where = {"memory": None, "disk": tmp_path / "store", "redis": redis_server.url}[kind]
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_prompts_take_the_bytes_of_their_distinct_tokens(tmp_path: Path, kind: str) -> None:
+    where = {"memory": None, "disk": tmp_path / "store"}[kind]
     chunks = conversations()
     distinct = {chunk.meta.token_ids[: place + 1] for chunk in chunks for place in range(chunk.meta.num_tokens)}
     layers, heads, width = SMOLLM2
@@ -93,12 +91,11 @@ class Interrupted(WrapperStore):
         return super().split(node, rest)
 
 
-@pytest.fixture(params=["memory", "disk", "redis"])
+@pytest.fixture(params=["memory", "disk"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     make: dict[str, Callable[[], Store]] = {
         "memory": MemoryStore,
         "disk": lambda: DiskStore(tmp_path / "store"),
-        "redis": lambda: RedisStore(request.getfixturevalue("redis_server").url, namespace=str(tmp_path), timeout=5.0),
     }
     with closing(make[request.param]()) as store:
         yield store
@@ -203,21 +200,6 @@ def test_a_damaged_description_of_a_parent(tmp_path: Path) -> None:
         assert store.get(chunks[2].meta.id) is None
         check_whole(store, chunks[:1])
         assert ids(store) == {chunks[0].meta.id}
-
-
-def test_entries_that_redis_itself_evicted(redis_server: Any, tmp_path: Path) -> None:
-    import redis
-
-    backend = RedisStore(redis_server.url, namespace=str(tmp_path), timeout=5.0)
-    with closing(DeltaStore(backend)) as store, redis.Redis.from_url(redis_server.url) as client:
-        chunks, other = turns(3), prompt_chunk(range(50))
-        for chunk in (*chunks, other):
-            assert store.put(chunk)
-        client.delete(backend._key("c", chunks[0].meta.id), backend._key("m", chunks[0].meta.id))
-        for chunk in reversed(chunks):
-            assert store.get(chunk.meta.id) is None
-        assert ids(store) == {other.meta.id}
-        check_whole(store, [other])
 
 
 def test_parts_of_other_shapes_are_not_put_together() -> None:

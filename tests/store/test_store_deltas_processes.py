@@ -1,4 +1,4 @@
-"""Processes that share prompts in one folder, and are killed in the middle of it; clients of one Redis."""
+"""Processes that share prompts in one folder, and are killed in the middle of it."""
 
 import random
 import signal
@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.store.layers import layer
 from tests.store.test_store_processes import start
 
@@ -73,9 +72,8 @@ def check_prompts(store: DeltaStore) -> int:
     return len(prompts)
 
 
-@pytest.mark.parametrize("kind", ["disk", "redis"])
-def test_two_processes_share_prompts(tmp_path: Path, kind: str, redis_server: Any) -> None:
-    where = str(tmp_path / "store") if kind == "disk" else f"{redis_server.url[:-1]}3"
+def test_two_processes_share_prompts(tmp_path: Path) -> None:
+    where = str(tmp_path / "store")
     processes = [start(PROMPTS, where, seed, 150) for seed in (1, 2)]
     for process in processes:
         go(process)

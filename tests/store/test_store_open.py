@@ -1,5 +1,8 @@
 """`dejakv.open_store`: one name for a store of any kind."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +10,12 @@ import pytest
 from tests.store.layers import layer
 
 import dejakv
+from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.store.deltas import DeltaStore
 from dejakv.store.disk import DiskStore
 from dejakv.store.memory import MemoryStore
+from dejakv.store.open import folders_of
 from dejakv.store.tiered import TieredStore
 from dejakv.testing import make_chunk
 
@@ -38,22 +43,57 @@ def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
-def test_a_store_in_redis(redis_server: Any, memory_bytes: int) -> None:
-    store = dejakv.open_store(redis_server.url, memory_bytes=memory_bytes)
-    store = layer(store, DeltaStore)
-    assert isinstance(store.inner, TieredStore) is bool(memory_bytes)
-    assert store.put(make_chunk(31))
-    other = dejakv.open_store(redis_server.url)
-    assert other.get(make_chunk(31).meta.id) is not None
-    assert other.clear() == 1
-    other.close()
-    store.close()
+REDIS = "redis://:secret@cache.example:6379/0"
+
+
+@pytest.mark.parametrize("url", [REDIS, "rediss://cache.example", "unix:///run/redis.sock", "valkey://cache.example"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda url: dejakv.open_store(url),
+        lambda url: dejakv.open_store(redis_url=url),
+        lambda url: dejakv.open_store(redis_url=url.partition(":")[2]),
+        lambda url: dejakv.SemanticCacheConfig(cache_dir=url),
+        lambda url: dejakv.SemanticCacheConfig(fusion_cache_dir=url),
+        lambda url: ConnectorSettings.from_extra({"store_dir": url}),
+        lambda url: folders_of(url),
+    ],
+)
+def test_redis_is_refused_with_what_takes_its_place(
+    asked: Callable[[str], object], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"Redis is no longer a store.*give a folder on a disk of this machine"
+    ) as found:
+        asked(url)
+    assert "secret" not in str(found.value)
+    assert "\n" not in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--cache-dir", REDIS],
+        ["serve", "--cache-dir", REDIS],
+        ["cache", "purge", "--all", "--cache-dir", REDIS],
+        ["cache", "evidence", "--cache-dir", REDIS],
+    ],
+)
+def test_redis_is_refused_on_the_command_line(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dejakv", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode != 0
+    assert "Redis is no longer a store" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
 
 
 @pytest.mark.parametrize("url", ["http://nowhere", "s3://bucket/cache", "://", "memory://x"])
 def test_a_url_of_no_known_kind_says_what_is_known(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"give a folder.*redis://"):
+    with pytest.raises(ConfigError, match="give a folder or memory://"):
         dejakv.open_store(url)
     assert list(tmp_path.iterdir()) == []

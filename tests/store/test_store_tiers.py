@@ -116,8 +116,6 @@ def test_wrong_settings_say_what_is_right(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="folder"):
         open_store(tmp_path / "file")
-    with pytest.raises(ConfigError, match="redis://"):
-        open_store(redis_url="http://nowhere")
 
 
 def test_a_front_filled_on_reading_holds_what_was_read(tmp_path: Path) -> None:

@@ -74,9 +74,11 @@ def evidence_command(
     from contextlib import closing
 
     from dejakv.errors import ConfigError
+    from dejakv.settings import refuse_redis
     from dejakv.store import names
     from dejakv.trust.disk import DiskLedger
 
+    refuse_redis(cache_dir)
     if not (Path(cache_dir) / names.evidence(0)).is_file():
         raise ConfigError(f"{cache_dir} has no evidence: give the folder of a cache that was used with --error-bound")
     with closing(DiskLedger(cache_dir, "")) as ledger:

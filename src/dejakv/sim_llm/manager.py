@@ -39,7 +39,7 @@ class InterTaskKVManager:
     max_cache_size  tasks held at most
     device          where `top_layer_kv` of entries is handed out; `auto`: CUDA where there is one
     epoch           fingerprint of the model: tasks of another one are never found
-    store           keeps the tasks; None: memory of this process. A store on disk or in Redis keeps them over a restart and
+    store           keeps the tasks; None: memory of this process. A store on disk keeps them over a restart and
                     shares them. Its budget is its own then, and `max_cache_size` does not count
     """
 

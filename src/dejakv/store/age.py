@@ -7,7 +7,7 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 
 SKEW = 5.0
-"""Seconds by which clocks of machines that share a store may differ. What was made later than that from now was made by another
+"""Seconds by which a clock may be set back. What was made later than that from now was made by another
 clock, or this one was set back since."""
 
 

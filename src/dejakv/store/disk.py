@@ -39,7 +39,6 @@ class DiskStore:
     folder                  created with mode 0700; an existing one must be empty or a store
     max_bytes, max_entries  budgets for all processes together, 0 for none; an entry larger than the budget is refused
     policy                  `lru` or `lfu`
-    in_front                for a tier in front of another store: a chunk is a copy, with or without its parent
 
     Every load is verified. Loaded tensors of a megabyte and more are memory maps: an I/O error of the disk during a read kills
     the process. Uses are noted in batches: a killed process loses the last ones. Reading never waits for a writer.
@@ -52,8 +51,6 @@ class DiskStore:
         max_bytes: int = 0,
         max_entries: int = 0,
         policy: PolicyName = "lru",
-        *,
-        in_front: bool = False,
     ) -> None:
         self.folder = Path(folder)
         budget = Budget(max_bytes, max_entries)
@@ -62,9 +59,8 @@ class DiskStore:
         self._listeners = Listeners()
         self._uses = PendingUses()
         self._condemned = Condemned()
-        self._in_front = in_front
-        self._layout, self._catalog, damaged = open_folder(self.folder, in_front=in_front)
-        self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._uses, in_front)
+        self._layout, self._catalog, damaged = open_folder(self.folder)
+        self._writer = DiskWriter(self._layout, self._catalog, budget, order, self._uses)
         self._known = KnownRows(self._catalog, self._listeners, self._discard)
         self._closed = self._warned = False
         for _ in range(damaged):
@@ -142,8 +138,7 @@ class DiskStore:
         try:
             with self._catalog.transaction() as connection:
                 numbers = numbers_of(connection, [id])
-                plain = delete(connection, numbers) if self._in_front else []
-                gone = plain or [removed for number in numbers for removed in leave(connection, number)]
+                gone = [removed for number in numbers for removed in leave(connection, number)]
         except (sqlite3.Error, UnicodeError) as error:
             if isinstance(error, sqlite3.Error) and sql.reason_of(error) in ("full", "error") and self._make_space(id):
                 return self.delete(id)
@@ -293,7 +288,7 @@ class DiskStore:
             with self._catalog.transaction(wait=wait) as connection:
                 note(connection, uses)
                 lost = remove(connection, still_damaged(connection, condemned))
-                needed = [] if self._in_front else remove_below(connection, [removed.id for removed in lost])
+                needed = remove_below(connection, [removed.id for removed in lost])
         except sqlite3.Error as error:
             busy = sql.reason_of(error) == "busy"
             if busy:

@@ -42,24 +42,20 @@ class _File:
 
 @dataclass(frozen=True)
 class DiskWriter:
-    """Writes into one folder. Thread-safe as its parts are.
-
-    in_front  chunks are copies: their parents need not be there
-    """
+    """Writes into one folder. Thread-safe as its parts are."""
 
     layout: Layout
     catalog: sql.Catalog
     budget: Budget
     policy: Policy
     uses: PendingUses
-    in_front: bool
 
     def put(self, chunk: Chunk) -> Written:
         """Adds or replaces a chunk. Raises: Refused."""
 
         def change(connection: sqlite3.Connection, new: Sequence[Row]) -> Written:
             (row,) = new
-            if not self.in_front and not catalog_tree.has_parent(connection, row):
+            if not catalog_tree.has_parent(connection, row):
                 raise Refused("parent")
             query = "SELECT nbytes, node FROM chunks WHERE id = ?"
             held, node = connection.execute(query, (row.id,)).fetchone() or (0, 1)

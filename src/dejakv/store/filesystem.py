@@ -25,7 +25,7 @@ def refuse_network(folder: Path) -> None:
     if kind in SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in SHARED_BY_FUSE):
         raise StoreError(
             f"{folder} is on a network file system ({kind}), where a store's catalog is not safe: give a folder on a disk of this"
-            " machine, or redis:// to share state between machines"
+            " machine"
         )
 
 

@@ -34,10 +34,8 @@ class Layout:
             part.close()
 
 
-def open_folder(folder: Path, *, in_front: bool = False) -> tuple[Layout, Catalog, int]:
+def open_folder(folder: Path) -> tuple[Layout, Catalog, int]:
     """A store's folder and its catalog, created if necessary, and the number of damaged rows.
-
-    in_front  chunks may be without their parents
 
     Raises: StoreError if the folder cannot be used.
     """
@@ -52,7 +50,7 @@ def open_folder(folder: Path, *, in_front: bool = False) -> tuple[Layout, Catalo
             try:
                 if marker is not None and marker.format != FORMAT:
                     _convert(layout, marker)
-                catalog, damaged = _open_catalog(layout, in_front)
+                catalog, damaged = _open_catalog(layout)
             except BaseException:
                 layout.close()
                 raise
@@ -105,7 +103,7 @@ def _part(root: Directory, name: str) -> Directory:
     return root.sub(name, make=True)
 
 
-def _open_catalog(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
+def _open_catalog(layout: Layout) -> tuple[Catalog, int]:
     root = layout.root
     for name in (*names.CATALOG_PARTS, names.DAMAGED):
         status = root.status(name)
@@ -118,7 +116,7 @@ def _open_catalog(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
     known = root.status(names.CATALOG) is not None
     if known and root.status(names.DAMAGED) is None:
         try:
-            return _swept(layout, in_front)
+            return _swept(layout)
         except sqlite3.Error as error:
             if not is_damage(error) and not _says_read_only_but_is_not(root, error):
                 raise
@@ -136,7 +134,7 @@ def _open_catalog(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
     # SQLite creates the file, and no descriptor of it is ever closed here: see `connection`.
     connect(root.path / names.CATALOG, "rwc").close()
     os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
-    catalog, damaged = _swept(layout, in_front)
+    catalog, damaged = _swept(layout)
     layout.in_use.share()
     return catalog, damaged + known
 
@@ -147,7 +145,7 @@ def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
     return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
 
 
-def _swept(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
+def _swept(layout: Layout) -> tuple[Catalog, int]:
     """The catalog, made consistent with the files, and the number of rows that were damaged or had lost their file."""
     root = layout.root
 
@@ -166,7 +164,7 @@ def _swept(layout: Layout, in_front: bool) -> tuple[Catalog, int]:
             present = leftovers.sweep(layout.chunks, layout.temporary, set(known))
             lost = [number for file, number in known.items() if file not in present]
             gone += catalog_rows.delete(connection, lost)
-            needed = [] if in_front else catalog_tree.prune(connection)
+            needed = catalog_tree.prune(connection)
     except BaseException:
         catalog.close()
         raise

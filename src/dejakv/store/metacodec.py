@@ -1,4 +1,4 @@
-"""The description of a chunk as one self-checking blob, for a row of SQLite or a value of Redis.
+"""The description of a chunk as one self-checking blob, for a row of SQLite.
 
 Layout: 16 bytes of blake2b over all that follows, 4 bytes length of a JSON object, the object, then raw little-endian
 arrays: token ids (uint32) and the vectors (float32) in the order of their names in the object.

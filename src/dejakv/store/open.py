@@ -6,6 +6,7 @@ from pathlib import Path
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, StoreError
 from dejakv.quotas import Parts, named_parts
+from dejakv.settings import refuse_redis
 from dejakv.store import names
 from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Store
@@ -19,7 +20,6 @@ from dejakv.store.quota import shared_out
 from dejakv.store.tiered import Fill, TieredStore
 
 _MEMORY = "memory://"
-_REDIS = ("redis://", "rediss://", "unix://")
 
 
 def open_store(
@@ -40,35 +40,36 @@ def open_store(
     """A store of chunks; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
 
     folder_or_url  None or `memory://` keeps chunks in this process's memory; a folder keeps them on disk, where it must be
-                   empty, missing or a store; `redis://`, `rediss://` or `unix://` keeps them in a Redis server
+                   empty, missing or a store
     max_bytes, max_entries  budgets; beyond them `policy` (`lru` or `lfu`) evicts
-    memory_bytes   of a store on disk or in Redis, the part also kept in memory (0: none)
+    memory_bytes   of a store on disk, the part also kept in memory (0: none)
     memory_fill    when a chunk enters memory: on writing or on the first read
-    redis_url      a further tier in Redis behind memory or disk, under the same budgets
+    redis_url      refused: Redis is no longer a store
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
     quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
 
-    Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit, MissingExtraError without `redis`.
+    Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit.
     """
     Budget(max_bytes, max_entries)  # refuses negative ones
     parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     rules = Admission(min_tokens, second_sight, max_write_rate)
+    if redis_url is not None:
+        refuse_redis("redis://")
+    if isinstance(folder_or_url, str):
+        refuse_redis(folder_or_url)
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
     store: Store
     if folder_or_url is None or url == _MEMORY:
-        store = MemoryStore(max_bytes, max_entries, policy, in_front=redis_url is not None)
+        store = MemoryStore(max_bytes, max_entries, policy)
+    elif url is not None:
+        raise ConfigError(f"the store {url!r} is of an unknown kind: give a folder or {_MEMORY}")
     else:
-        if url is None:
-            store = DiskStore(folder_or_url, max_bytes, max_entries, policy, in_front=redis_url is not None)
-        else:
-            store = _in_redis(url, max_bytes, max_entries, policy)
+        store = DiskStore(folder_or_url, max_bytes, max_entries, policy)
         if memory_bytes:
             front = MemoryStore(memory_bytes, max_entries, policy, in_front=True)
             front = shared_out(front, parts.scaled(memory_bytes, max_entries), policy, in_front=True)
             store = TieredStore(front, store, memory_fill)
-    if redis_url is not None:
-        store = TieredStore(store, _in_redis(redis_url, max_bytes, max_entries, policy))
     store = ExpiringStore(DeltaStore(shared_out(store, parts, policy)))
     return store if rules == Admission() else AdmittingStore(store, rules)
 
@@ -76,8 +77,9 @@ def open_store(
 def folders_of(folder: str | Path) -> list[Path]:
     """The folder of a store, and those of tensor-parallel ranks below it; nothing is created.
 
-    Raises: StoreError if it is none, or cannot be read.
+    Raises: StoreError if it is none, or cannot be read; ConfigError for a Redis address.
     """
+    refuse_redis(str(folder))
     folder = Path(folder)
     try:
         with entrance(folder) as directory:
@@ -105,12 +107,3 @@ def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
         partitions=config.partitions,
         quotas=config.quotas,
     )
-
-
-def _in_redis(url: str, max_bytes: int, max_entries: int, policy: PolicyName) -> Store:
-    if not url.startswith(_REDIS):
-        raise ConfigError(f"the store {url!r} is of an unknown kind: give a folder, {_MEMORY} or {', '.join(_REDIS)}")
-    # Imported here: redis is an optional dependency.
-    from dejakv.store.redis import RedisStore
-
-    return RedisStore(url, max_bytes, max_entries, policy)

@@ -1,4 +1,4 @@
-"""Two stores as one: a fast one in front of a larger one (memory over disk, disk over Redis)."""
+"""Two stores as one: a fast one in front of a larger one (memory over disk)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ class TieredStore:
         self._listeners = Listeners()
         tiers = (front, back)
         self._touching = [tier for tier in tiers if isinstance(tier, Touches)]
-        self._noticing = [tier for tier in tiers if isinstance(tier, Notices)]
+        self._shared = back if isinstance(back, Notices) else None
         front.on_evict(self._left_front)
         back.on_evict(self._left_back)
 
@@ -54,7 +54,7 @@ class TieredStore:
         return before or behind
 
     def get(self, id: str) -> Chunk | None:
-        self.notice()
+        self._notice()
         chunk = self.front.get(id)
         if chunk is None:
             chunk = self.back.get(id)
@@ -73,11 +73,11 @@ class TieredStore:
         return chunk
 
     def meta(self, id: str) -> ChunkMeta | None:
-        self.notice()
+        self._notice()
         return self.front.meta(id) or self.back.meta(id)
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        self.notice()
+        self._notice()
         seen: set[str] = set()
         for meta in self.front.metas(partition, epoch):
             seen.add(meta.id)
@@ -119,15 +119,6 @@ class TieredStore:
         )
         return replace(held, refused=back.refused, evictions=back.evictions, corrupt=back.corrupt + front.corrupt)
 
-    def notice(self) -> bool:
-        """Removes from the front the entries that other processes removed from the back. True: nothing is missed."""
-        for tier in self._noticing:
-            if not tier.notice() and tier is self.back:
-                for meta in list(self.front.metas()):
-                    if meta.id not in self._only_in_front and self.back.meta(meta.id) is None:
-                        self._left_back(meta.id)
-        return True
-
     def touch(self, id: str) -> None:
         """Notes a use in both tiers."""
         for tier in self._touching:
@@ -149,6 +140,13 @@ class TieredStore:
     def close(self) -> None:
         self.front.close()
         self.back.close()
+
+    def _notice(self) -> None:
+        """Removes from the front the entries that other processes removed from the back."""
+        if self._shared is not None and not self._shared.notice():
+            for meta in list(self.front.metas()):
+                if meta.id not in self._only_in_front and self.back.meta(meta.id) is None:
+                    self._left_back(meta.id)
 
     def _follow_back(self, id: str) -> None:
         # Evicted, cleared or deleted from the back meanwhile: it must not stay in the front, which was notified too early.
