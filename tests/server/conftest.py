@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.asking import COSTS
 from tests.serving import Running
 
 from dejakv.server.app import create_app
@@ -16,17 +17,17 @@ def engine(docs_engine: Any) -> Any:
 
 @pytest.fixture
 def client(engine: Any) -> Iterator[TestClient]:
-    with TestClient(create_app(ServerSettings(max_new_tokens=64), engine)) as client:
+    with TestClient(create_app(ServerSettings(max_new_tokens=64, costs=COSTS), engine)) as client:
         yield client
 
 
 @pytest.fixture
 def two_tenants(engine: Any) -> Iterator[TestClient]:
-    with TestClient(create_app(ServerSettings(api_keys="alpha,beta", max_new_tokens=64), engine)) as client:
+    with TestClient(create_app(ServerSettings(api_keys="alpha,beta", max_new_tokens=64, costs=COSTS), engine)) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def server(engine: Any) -> Iterator[Running]:
-    with Running(ServerSettings(max_new_tokens=64), engine) as running:
+    with Running(ServerSettings(max_new_tokens=64, costs=COSTS), engine) as running:
         yield running
