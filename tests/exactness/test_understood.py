@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,27 @@ def test_torch_compile_is_reused() -> None:
         assert served.ask() == (0, 0)
         served.ask()  # the first of them was not stored: the model was compiled while it ran
         assert served.ask() == (0, 6)
+
+
+COMPILES_ELSEWHERE = """
+import torch
+from dejakv import attach
+from dejakv.models import load
+model, tokenizer = load("docs-lm")
+inputs = tokenizer("<s> ann lives in rome . <q> where does ann live ? <a>", return_tensors="pt")
+methods = []
+with attach(model, tokenizer, on_record=lambda record: methods.append(record.method)):
+    model.generate(**inputs, max_new_tokens=2)
+    torch.compile(torch.nn.Linear(4, 4), backend="eager")(torch.ones(1, 4))
+    model.generate(**inputs, max_new_tokens=2)
+print(methods)
+"""
+"""The first `torch.compile` of a process replaces methods of `nn.Module`, so it takes a process of its own."""
+
+
+def test_a_first_compilation_elsewhere_in_the_process_costs_no_hit() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILES_ELSEWHERE], capture_output=True, text=True)
+    assert done.stdout.split() == ["['none',", "'exact']"], done.stdout + done.stderr[-2000:]
 
 
 def test_a_compiler_of_ones_own_is_not() -> None:

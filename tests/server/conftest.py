@@ -23,7 +23,9 @@ def client(engine: Any) -> Iterator[TestClient]:
 
 @pytest.fixture
 def two_tenants(engine: Any) -> Iterator[TestClient]:
-    with TestClient(create_app(ServerSettings(api_keys="alpha,beta", max_new_tokens=64, costs=COSTS), engine)) as client:
+    with TestClient(
+        create_app(ServerSettings(api_keys="alpha,beta", max_new_tokens=64, costs=COSTS), engine)
+    ) as client:
         yield client
 
 

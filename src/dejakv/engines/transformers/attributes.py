@@ -48,6 +48,8 @@ _BUILTIN = (
     types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
+_MADE_BY = frozenset({"__init__", "__setstate__"})
+"""Of `nn.Module`: the first `torch.compile` of a process replaces these. They make modules and compute nothing."""
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter, types.MappingProxyType)
 _LISTS = (list, tuple, collections.deque)
@@ -248,8 +250,10 @@ class Described:
             return self._unknown(f"{path or 'the model'} is a {_name(kind)}, which is no library's class")
         if home(kind.__module__) not in KNOWN and not trusted:
             return _name(kind)  # Python's own
-        self.watch(vars(kind))
-        held = [[name, self._member(value, f"{_name(kind)}.{name}", trusted)] for name, value in vars(kind).items()]
+        left_out = _MADE_BY if kind is nn.Module else frozenset[str]()
+        self.watch(vars(kind), left_out.__contains__ if left_out else None)
+        own = {name: value for name, value in vars(kind).items() if name not in left_out}
+        held = [[name, self._member(value, f"{_name(kind)}.{name}", trusted)] for name, value in own.items()]
         bases = [_name(base) for base in kind.__mro__]
         return [bases, sorted((item for item in held if item[1]), key=lambda item: item[0])]
 
