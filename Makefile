@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 VLLM_BIN := .venv-vllm/bin
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo workloads ablation test test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
+# what `make test-fast` runs: no server, no vLLM, no model but docs-lm
+FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/index tests/store tests/trust tests/reuse tests/testing tests/encoder_cache)
+
+.PHONY: demo workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
 ## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
 demo: $(VENV)/.model
@@ -15,22 +18,26 @@ demo: $(VENV)/.model
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
-	$(OFFLINE) $(BIN)/python -m benchmarks.workloads
-	$(OFFLINE) $(VLLM_BIN)/python -m benchmarks.workloads --engine vllm
-	$(BIN)/python -m benchmarks.workloads --report
+	$(OFFLINE) $(BIN)/python -m research.workloads
+	$(OFFLINE) $(VLLM_BIN)/python -m research.workloads --engine vllm
+	$(BIN)/python -m research.workloads --report
 
 ## levels, thresholds, guards and ways of reuse, each alone, and a report of them; under 20 minutes, and it goes on where it was stopped
 ablation: $(VENV)/.installed-report $(VENV)/.model
 	mkdir -p runs/ablation
 	for name in shapes smollm2; do \
 	    log=runs/ablation/$$name.csv; \
-	    $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/dejakv sweep --specs experiments/ablation-$$name.json --jobs 2 --log-file $$log \
+	    $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/dejakv sweep --specs research/specs/ablation-$$name.json --jobs 2 --log-file $$log \
 	        $$(test -e $$log && echo --resume) || exit; \
 	done
 	$(BIN)/dejakv report runs/ablation/shapes.csv runs/ablation/smollm2.csv --output runs/ablation/report.html
 
 ## all tests, vLLM's included
 test: test-core test-vllm
+
+## under 3 minutes on two free cores, for all day
+test-fast: $(VENV)/.installed-dev
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q $(FAST) -m "not soak and not slow"
 
 ## all tests but vLLM's
 test-core: $(VENV)/.installed-dev $(VENV)/.model $(VENV)/.browser
@@ -62,21 +69,21 @@ format: $(VENV)/.installed-dev
 
 ## the bundled models, trained from nothing (resumable)
 train-shapes: $(VENV)/.installed-dev
-	$(BIN)/python -m training.shapes
+	$(BIN)/python -m research.training.shapes
 
 train-docs: $(VENV)/.installed-dev
-	$(BIN)/python -m training.docs
+	$(BIN)/python -m research.training.docs
 
 ## docs-lckv and the Llama twin that it is compared with, both from docs-lm
 train-lckv: $(VENV)/.installed-dev
-	$(BIN)/python -m training.lckv
-	$(BIN)/python -m training.lckv --twin --out runs/docs-llama
+	$(BIN)/python -m research.training.lckv
+	$(BIN)/python -m research.training.lckv --twin --out runs/docs-llama
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gguf,rag]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e packages/dejakv-models -e '.[gguf,rag,models]'
 	touch $@
 
 $(VENV)/.installed-report: $(VENV)/.installed
@@ -84,7 +91,7 @@ $(VENV)/.installed-report: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e packages/dejakv-models -e '.[dev]'
 	touch $@
 
 # SmolLM2 in the user's cache folder: fetched once a machine, then only checked

@@ -5,8 +5,8 @@ python examples/own_pipeline.py
 
 from dejakv import Pipeline, SemanticCacheConfig, TransformersEngine, VisualKVCache, build_cache
 from dejakv.datasets.shapes import ShapesDataset, prompt
-from dejakv.guards.base import Verdict
-from dejakv.levels.base import Match, Query, Search
+from dejakv.decide.guards.base import Guard, Verdict
+from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.request import Request, Sampling
 from dejakv.store.base import ChunkMeta
 
@@ -35,19 +35,15 @@ class SameWords:
         return len(self._donors)
 
 
-class NoShortQuestions:
+class NoShortQuestions(Guard):
     """A guard: a question of fewer than four words says too little to be matched."""
 
     name = "no_short_questions"
-    waived_for_blend = False
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         if len(request.chunk.split()) < 4:
             return Verdict("reject", self.name, "fewer than four words")
         return Verdict("accept", self.name, "long enough")
-
-    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Learns nothing."""
 
 
 def _words(text: str) -> frozenset[str]:

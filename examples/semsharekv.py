@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dejakv.engines.blending import run_blend
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_store import LRUCacheStore, make_item
+from dejakv.engines.base import Completion
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig
-from dejakv.reuse.token_store import LRUCacheStore, make_item
 
 DONOR = (
     "<s> Ann lives in Rome. Bob works as a baker. The pet of Cleo is a duck. Dora drives a green car. The weather was mild all "
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     store = LRUCacheStore(max_items=64, epoch=engine.epoch)
 
     donor = engine.prepare(Request("donor", given.donor, given.donor, sampling=sampling))
-    computed = engine.run(donor)
+    computed = engine.full(donor)
     state = computed.capture()
     assert state is not None, "this model's state cannot be captured"
     key = store.put(make_item(engine, donor, state))
@@ -53,12 +53,13 @@ def main(arguments: list[str] | None = None) -> None:
     target = engine.prepare(Request("target", given.target, given.target, sampling=sampling))
     found = store.search(engine.embed_tokens(target.token_ids).mean(0), given.threshold)
     if found is None:
-        print(f"no prompt is as similar as {given.threshold}: computed in full, answer {engine.run(target).text!r}")
+        print(f"no prompt is as similar as {given.threshold}: computed in full, answer {engine.full(target).text!r}")
         return
     item, similarity = found
     config = BlendConfig(selector="similarity", share=0.0)
-    blended = run_blend(engine, target, [item.chunk()], config)
-    full = engine.run(target)
+    full = engine.full(target)
+    blended = engine.blend(target, [item.chunk()], config)
+    blended = blended if isinstance(blended, Completion) else full  # it is refused where too little is alike
     print(f"target: similarity {similarity:.3f} to {item.key}")
     print(f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, answer {blended.text!r}")
     print(f"  in full: {full.computed_tokens} of {full.prompt_tokens} tokens computed, answer {full.text!r}")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dejakv.datasets.source_code import CodeObject, Package, read_package
+from dejakv.datasets.repo import CodeObject, Package, read_package
 
 SESSIONS = 12
 CODE, FILES = 1_300, 60

@@ -84,6 +84,6 @@ def answers_to(pipeline: Pipeline, stream: Iterator[Request], most: int, **more:
     for _, asked in zip(range(most), stream, strict=False):
         answers.append(pipeline.answer(asked, **more))
         pipeline.cache.flush()  # pyright: ignore[reportOptionalMemberAccess]
-        while pipeline.run_errand():
+        while pipeline.settle_one():
             pass
     return answers

@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.bounded import BOUNDED, hits, taught
 
-from dejakv.find.bound import setting_of
-from dejakv.records import Method
-from dejakv.trust.grid import PILOT
+from dejakv.decide.bound import setting_of
+from dejakv.decide.plan import Method
+from dejakv.engines.base import FULL, Refusal
+from dejakv.trust.rules import PILOT
 
 
 class Told:
@@ -18,19 +19,20 @@ class Told:
         self._engine = engine
         self.ran: list[str] = []
         self.fails: Callable[[], None] = lambda: None
+        self.refuses = ""
+
+    def apart(self, kept: int) -> "Told":
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run(self, *given: Any, **named: Any) -> Any:
+    def run(self, prepared: Any, plan: Any = FULL, *given: Any, **named: Any) -> Any:
         self.fails()
-        self.ran.append("run")
-        return self._engine.run(*given, **named)
-
-    def blend(self, *given: Any, **named: Any) -> Any:
-        self.fails()
-        self.ran.append("blend")
-        return self._engine.blend(*given, **named)
+        if plan.method == "blend" and self.refuses:
+            return Refusal(self.refuses)
+        self.ran.append("blend" if plan.method == "blend" else "run")
+        return self._engine.run(prepared, plan, *given, **named)
 
 
 Made = tuple[Any, Any]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dejakv.api_keys import ApiKeys, bearer_key
 from dejakv.errors import ConfigError
+from dejakv.http.keys import ApiKeys, bearer_key
 from dejakv.request import DEFAULT_PARTITION
 
 GOOD = st.text(sorted(set(string.printable) - set(string.whitespace) - {",", "#"}), min_size=1, max_size=40)

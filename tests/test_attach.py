@@ -232,6 +232,6 @@ def test_an_error_bound_needs_idle_time_that_nobody_has_here(given: str) -> None
     config = SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)
     cache = build_cache(config, None)
     more: dict[str, Any] = {"config": config} if given == "config" else {"cache": cache}
-    with pytest.raises(ConfigError, match="run_errand"), dejakv.attach(*text(), **more):
+    with pytest.raises(ConfigError, match="settle_one"), dejakv.attach(*text(), **more):
         pass
     cache.close()

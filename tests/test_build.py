@@ -8,8 +8,8 @@ import pytest
 
 from dejakv.build import build_cache, build_guards, build_levels
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.errors import ConfigError, ModelError
-from dejakv.levels.latent import EmbeddingCache
 
 PLAIN = SemanticCacheConfig(index_encoder="model")
 

@@ -1,15 +1,13 @@
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dejakv.blend.settings import QUALITIES
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import settings_from
 from dejakv.presets import about, names, preset
-from dejakv.reuse.quality import QUALITIES
 
 
 @pytest.mark.parametrize(
@@ -112,26 +110,6 @@ def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:
     assert SemanticCacheConfig().blend == QUALITIES["default"]
     for name, quality in QUALITIES.items():
         assert SemanticCacheConfig(blend_quality=name).blend == quality
-        own = SemanticCacheConfig(blend_quality=name, blend_selector="random", blend_share=0.0)
-        assert (own.blend.selector, own.blend.share) == ("random", 0.0)
+        own = SemanticCacheConfig(blend_quality=name, blend_selector="similarity", blend_share=0.0)
+        assert (own.blend.selector, own.blend.share) == ("similarity", 0.0)
         assert SemanticCacheConfig(blend_quality=name, blend_share=0.5).blend.selector == quality.selector
-
-
-def test_every_setting_is_documented() -> None:
-    """In the class that it stands in."""
-    plain = {"index", "embedding_match"}
-    for part in SemanticCacheConfig.__mro__[:-1]:
-        text = part.__doc__ or ""
-        assert [name for name in vars(part).get("__annotations__", {}) if name not in text and name not in plain] == []
-
-
-def test_every_setting_stands_once() -> None:
-    """The parts of the cache's settings share no name; the connector's own ones differ only where it says so."""
-    own = [name for part in SemanticCacheConfig.__mro__ for name in vars(part).get("__annotations__", {})]
-    assert len(own) == len(set(own)) == len(fields(SemanticCacheConfig))
-    other = {
-        item.name
-        for item in fields(ConnectorSettings)
-        if item.name in own and item.default != getattr(SemanticCacheConfig, item.name)
-    }
-    assert other == {"min_tokens", "index_encoder", "encoder_threads"}

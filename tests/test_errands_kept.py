@@ -7,11 +7,8 @@ import pytest
 from tests.asking import DOCUMENT, EXACT, OTHER, request, wordings
 from tests.labelled import blending, figures
 
-from dejakv.request import Sampling
-from dejakv.retention import kept_for, nothing_is_kept
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.memory import MemoryStore
+from dejakv.request import Sampling, kept_for, nothing_is_kept
+from dejakv.store.open import open_store
 from dejakv.testing.expiry import Ahead
 
 SAMPLED = Sampling(4, temperature=1.5, seed=3)
@@ -43,7 +40,7 @@ class Noting:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     made = Ahead()
-    for name in ("dejakv.cache.now", "dejakv.labelling.now", "dejakv.find.promotion.now"):
+    for name in ("dejakv.cache.now", "dejakv.idle.now", "dejakv.decide.promotion.now"):
         monkeypatch.setattr(name, made)
     return made
 
@@ -52,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
 def test_a_label_keeps_nothing_longer_than_its_request_allows(
     served: Any, clock: Ahead, waited: int, left: int
 ) -> None:
-    store = ExpiringStore(DeltaStore(MemoryStore()), clock, background=False)
+    store = open_store(clock=clock)
     pipeline, stream = blending(lambda config: served(config, store=store))
     engine = pipeline.engine = Noting(pipeline.engine)
     answer = pipeline.answer(replace(next(stream), sampling=SAMPLED, ttl=60.0))

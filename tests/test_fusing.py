@@ -12,9 +12,9 @@ from tests.asking import request
 from dejakv import open_store
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.levels.fusion import FusionState
 from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError
-from dejakv.levels.fusion import FusionState
 from dejakv.pipeline import Pipeline
 from dejakv.store.selection import Selection
 

@@ -9,25 +9,24 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "dejakv"
 
 KNOWS_NOT = {
-    "config": ("find", "levels", "guards", "store", "engines", "reuse.blend", "experiments", "server", "cli"),
-    "store": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli", "datasets", "models"),
-    "encoder_cache": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
-    "index": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
-    "encoders": ("find", "levels", "guards", "reuse", "experiments", "server", "cli"),
-    "levels": ("find", "engines", "reuse", "experiments", "server", "cli"),
-    "guards": ("find", "engines", "reuse", "experiments", "server", "cli"),
-    "trust": ("find", "levels", "guards", "engines", "reuse", "experiments", "server", "cli"),
-    "find": ("engines.transformers", "engines.vllm", "engines.open", "reuse", "experiments", "server", "cli"),
-    "reuse": ("engines.transformers", "engines.vllm", "engines.open", "experiments", "server", "cli", "find"),
+    "config.py": ("decide", "store", "engines", "blend.blend", "experiments", "server", "cli"),
+    "store": ("decide", "engines", "blend", "experiments", "server", "cli", "datasets", "models"),
+    "encoder_cache": ("decide", "engines", "blend", "experiments", "server", "cli"),
+    "vectors": ("decide", "engines", "blend", "experiments", "server", "cli"),
+    "decide/levels": ("engines", "blend", "experiments", "server", "cli"),
+    "decide/guards": ("engines", "blend", "experiments", "server", "cli"),
+    "trust": ("decide", "engines", "blend", "experiments", "server", "cli"),
+    "decide": ("engines.transformers", "engines.vllm", "engines.open", "blend", "experiments", "server", "cli"),
+    "blend": ("engines.transformers", "engines.vllm", "engines.open", "experiments", "server", "cli", "decide"),
     "engines": ("pipeline", "attach", "experiments", "server", "cli"),
-    "datasets": ("find", "engines", "reuse", "experiments", "server", "cli"),
-    "models": ("find", "engines", "reuse", "experiments", "server", "cli"),
+    "datasets": ("decide", "engines", "blend", "experiments", "server", "cli"),
+    "models": ("decide", "engines", "blend", "experiments", "server", "cli"),
     "experiments": ("server", "cli"),
     "server": ("experiments", "cli"),
 }
 """Packages, and the packages above them or beside them."""
 
-WITHOUT_TORCH = ("config", "find", "levels", "guards", "index", "store", "encoder_cache", "trust")
+WITHOUT_TORCH = ("config.py", "decide", "store", "encoder_cache", "trust")
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -39,13 +38,19 @@ def imports_of(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def files_of(package: str) -> list[Path]:
+    """A package's files, or the module itself."""
+    found = SOURCE / package
+    return [found] if found.suffix else list(found.rglob("*.py"))
+
+
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
 @pytest.mark.parametrize("package", KNOWS_NOT)
 def test_a_package_knows_those_below_it_alone(package: str) -> None:
-    files = list((SOURCE / package).rglob("*.py"))
+    files = files_of(package)
     assert files
     upward = [
         f"{file.relative_to(SOURCE)} imports {module}"
@@ -61,7 +66,7 @@ def test_a_package_knows_those_below_it_alone(package: str) -> None:
 def test_the_core_knows_no_torch(package: str) -> None:
     heavy = [
         f"{file.relative_to(SOURCE)} imports {module}"
-        for file in (SOURCE / package).rglob("*.py")
+        for file in files_of(package)
         for module in imports_of(file)
         if within(module, "torch") or within(module, "transformers")
     ]

@@ -8,8 +8,7 @@ from tests.asking import ADOPT, request, wordings
 from tests.bounded import BOUNDED, DOCUMENTS
 from tests.labelled import Told, asked, blending, figures, past_pilot
 
-from dejakv.engines.base import costs_of
-from dejakv.find.ask import Ask
+from dejakv.decide.plan import Ask
 from dejakv.request import Sampling
 from dejakv.store.base import ROWS
 
@@ -20,8 +19,8 @@ def test_a_hit_is_computed_in_full_and_its_shadow_is_one_blend(served: Any) -> N
     assert (answer.record.method, answer.record.stored) == ("prefix", True)
     engine: Any = pipeline.engine
     assert engine.ran == ["run"]
-    assert pipeline.run_errand()
-    assert not pipeline.run_errand()
+    assert pipeline.settle_one()
+    assert not pipeline.settle_one()
     assert engine.ran == ["run", "blend"]
     assert figures(pipeline) == (1, 0, 0)
 
@@ -138,7 +137,7 @@ def test_a_named_donor_is_under_the_bound_too(served: Any) -> None:
     second = next(document.text for document in DOCUMENTS if f" {document.text} <q>" in wanted.prompt)
     donor = next(meta for meta in pipeline.cache.store.metas() if second in meta.prompt)
     decision = pipeline.cache.find(
-        prepared, Ask("blend", named=(donor.id,)), costs=costs_of(pipeline.engine, BOUNDED.costs)
+        prepared, Ask("blend", named=(donor.id,)), costs=pipeline.engine.costs_under(BOUNDED.costs)
     )
     assert decision.trial is not None
     assert (decision.trial.plan.method, decision.plan.approximate) == ("blend", False)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.labelled import asked, blending, figures
 
-from dejakv.errors import ModelChangedError, ModelError
-from dejakv.labelling import Labeller
+from dejakv.errors import ModelChangedError
+from dejakv.idle import Settler
 
 
 def test_a_run_that_fails_counts_as_wrong(served: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,8 +59,8 @@ def test_a_label_that_takes_too_long_counts_as_wrong(served: Any, ticks: list[fl
     made = pipeline, _ = blending(served)
     asked(made)
     times = itertools.chain(ticks, itertools.repeat(ticks[-1]))
-    labeller = Labeller(pipeline.engine, pipeline.cache, pipeline._run, pipeline._run, clock=lambda: next(times))
-    assert labeller.label_one()
+    settler = Settler(pipeline.engine, pipeline.cache, pipeline.run_plans, clock=lambda: next(times))
+    assert settler.label_one()
     assert figures(pipeline) == (1, 1, 0)
 
 
@@ -95,11 +95,7 @@ def test_another_model_loses_the_label(served: Any) -> None:
 def test_a_plan_that_ends_in_an_exact_answer_loses_the_label(served: Any) -> None:
     made = pipeline, _ = blending(served)
     asked(made)
-
-    def no_blend(*given: Any, **named: Any) -> Any:
-        raise ModelError("no blend today")
-
-    pipeline.engine.blend = no_blend
+    pipeline.engine.refuses = "no blend today"
     assert pipeline.label_one()
     assert figures(pipeline) == (0, 0, 1)
 
@@ -107,6 +103,6 @@ def test_a_plan_that_ends_in_an_exact_answer_loses_the_label(served: Any) -> Non
 def test_stopping_ends_a_label_at_its_next_token_and_counts_as_wrong(served: Any) -> None:
     made = pipeline, _ = blending(served)
     asked(made)
-    pipeline.engine.fails = pipeline.stop_errands
+    pipeline.engine.fails = pipeline.stop_settling
     assert pipeline.label_one()
     assert figures(pipeline) == (1, 1, 0)

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from dejakv.errors import MissingExtraError, command, requirements_of
-from dejakv.models.recipe import RECIPES
+from dejakv.models.fetched import RECIPES
 
 EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "server", "metrics", "vllm", "vllm-cpu")
 
@@ -33,8 +33,8 @@ def test_an_unknown_extra_names_the_package() -> None:
 def test_a_command_without_a_console_script_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert shutil.which("dejakv") is None
-    typed = command("version")
-    assert typed == f"{sys.executable} -m dejakv version"
+    typed = command("--version")
+    assert typed == f"{sys.executable} -m dejakv --version"
     assert subprocess.run(typed.split(), capture_output=True, text=True, check=True).stdout.strip()
     assert RECIPES["smollm2-135m"].command == f"{sys.executable} -m dejakv models get smollm2-135m"
 

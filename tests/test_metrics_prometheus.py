@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dejakv.counts import CacheCounts
+from dejakv.decide.counts import CacheCounts
+from dejakv.decide.promotion import PromotionCounts
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.find.promotion import PromotionCounts
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
@@ -21,7 +21,7 @@ from dejakv.trust.report import TrustReport
 ROOT = Path(__file__).parents[1]
 TRUST = TrustReport(
     delta=0.01, confidence=0.95, gate="open", rules=2, explored=300, explored_wrong=1, served=50, audited=4, wrong=0, lost=3, upper=0.009,
-    alarms=1, cold_starts=6,
+    alarms=1,
 )  # fmt: skip
 
 
@@ -128,8 +128,8 @@ def test_the_error_bound_is_exported_with_its_figures():
         2,
         9,
     ]
-    counted = ("explored", "explored_wrong", "served", "audited", "wrong", "lost", "alarms", "cold_starts")
-    assert [samples[f"dejakv_trust_{name}_total",] for name in counted] == [300, 1, 50, 4, 0, 3, 1, 6]
+    counted = ("explored", "explored_wrong", "served", "audited", "wrong", "lost", "alarms")
+    assert [samples[f"dejakv_trust_{name}_total",] for name in counted] == [300, 1, 50, 4, 0, 3, 1]
 
 
 def test_while_nothing_is_served_there_is_no_upper_end_and_without_a_bound_nothing():

@@ -9,7 +9,7 @@ import dejakv
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, dejakv; print(sorted(m for m in ('torch','transformers','fastapi','faiss','numpy') if m in sys.modules))"
+    code = "import sys, dejakv; print(sorted(m for m in ('torch','transformers','fastapi','faiss','numpy','pydantic') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -4,10 +4,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
+from dejakv.blend.blend import BlendReport
 from dejakv.datasets.docs import ask, make_document
-from dejakv.reuse.blend import BlendReport
+from dejakv.engines.transformers import blending
 
 
 def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine: Any, served: Any) -> None:
@@ -23,12 +25,19 @@ def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
-def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(docs_engine: Any, served: Any) -> None:
-    """A conversation that goes on and repeats two sentences: the new part must be computed in any case, and a selector that compares V
-    computes a whole layer besides, which is more than the two."""
+def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(
+    docs_engine: Any, served: Any, monkeypatch: Any
+) -> None:
+    """A conversation that goes on and repeats two sentences. The plan pays, but the token map shows more tokens to recompute."""
     rows_alone = (1e-3, 0.0, 0.0, 0.0)
-    whole_layer = replace(ADOPT, reuse="blend", blend_selector="value", blend_share=0.0)
-    pipeline = served(replace(whole_layer, copied_text=False, min_gain=0, costs=rows_alone))
+    pipeline = served(replace(ADOPT, reuse="blend", copied_text=False, min_gain=8, costs=rows_alone))
+    found = blending.find
+
+    def more(target: Any, *given: Any, **named: Any) -> Any:
+        mapped, needed = found(target, *given, **named)
+        return mapped, replace(needed, forced=np.arange(len(target)) >= needed.exact)
+
+    monkeypatch.setattr(blending, "find", more)
     pipeline.answer(request("Who?", DOCUMENT.text))
     again = " ".join(sentence.text for sentence in DOCUMENT.sentences[5:7])
     longer = request("Who?", f"{DOCUMENT.text} {OTHER.text} {again}")
@@ -48,13 +57,11 @@ def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_e
         def __getattr__(self, name: str) -> Any:
             return getattr(docs_engine, name)
 
-        def run(self, *given: Any, **named: Any) -> Any:
+        def run(self, prepared: Any, plan: Any, store: Any, **named: Any) -> Any:
             self.runs += 1
-            return docs_engine.run(*given, **named)
-
-        def blend(self, prepared: Any, donors: Any, config: Any, *, sampling: Any, on_token: Any, accept: Any) -> Any:
-            report = BlendReport(len(prepared.token_ids), reason="not this one")
-            return replace(self.run(prepared, sampling=sampling, on_token=on_token), details={"blend": report})
+            if plan.method == "blend":
+                return replace(docs_engine.full(prepared, **named), exactly="not this one")
+            return docs_engine.run(prepared, plan, store, **named)
 
     pipeline = served(replace(ADOPT, reuse="blend", exact_prefix=False))
     pipeline.engine = Own()
@@ -108,24 +115,6 @@ def test_rows_of_the_exact_prefix_are_not_computed_in_a_blend(docs_engine: Any, 
     decision = pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch))
     held = decision.exact.reused
     assert held > 50
-    rows = [row for layer in answer.completion.details["blend"].active if layer is not None for row in layer]
+    rows = answer.completion.details["blend"].active
     assert rows
     assert min(rows) >= held
-
-
-def test_copied_text_and_text_that_is_only_like_join_one_blend(docs_engine: Any, served: Any) -> None:
-    """One document word for word, the other with each third sentence replaced: too little for the index of copied text."""
-    edited = [item.text if place % 3 else "It rained most of the day." for place, item in enumerate(OTHER.sentences)]
-    wanted = request(ask(FACT, random.Random(1)), f"{' '.join(edited)} {DOCUMENT.text}")
-    shares: list[float] = []
-    for likeness in (False, True):
-        pipeline = served(replace(ADOPT, reuse="blend", semantic_text=likeness, exact_text=False, exact_prefix=False))
-        for text in (DOCUMENT.text, OTHER.text):
-            assert pipeline.answer(request("Where is it?", text)).record.stored
-        answer = pipeline.answer(wanted)
-        assert (answer.record.method, answer.record.level) == ("blend", "copied")
-        assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-        assert answer.record.statuses.get("semantic_text") == ("hit" if likeness else None)
-        assert ("blend with like text" in answer.record.plans) == likeness
-        shares.append(answer.completion.details["blend"].share)
-    assert shares[1] < shares[0] - 0.1

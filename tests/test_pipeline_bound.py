@@ -14,9 +14,9 @@ from tests.bounded import BOUNDED, answers_to, hits, many_hits, says, taught
 
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.store.selection import Selection
-from dejakv.trust.arithmetic import labels_needed
-from dejakv.trust.grid import PILOT
+from dejakv.trust.evidence import labels_needed
 from dejakv.trust.report import TrustReport
+from dejakv.trust.rules import PILOT
 
 LABELS = 45
 """More than enough for the strictest rule, of whose band every fifth hit is."""
@@ -125,7 +125,7 @@ def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
     busy = [pipeline.answer(asked) for asked in itertools.islice(stream, 120)]
     assert 0 < approximate(busy) <= 40
     assert approximate(busy[-40:]) == 0
-    while pipeline.run_errand():
+    while pipeline.settle_one():
         pass
     report = trust(pipeline)
     assert (report.gate, report.alarms, report.lost) == ("open", 0, 0)
@@ -196,7 +196,7 @@ def test_without_a_bound_nothing_changes(docs_engine: Any, served: Any) -> None:
     answer = pipeline.answer(next(hits()))
     assert (answer.record.method, answer.record.reason) == ("blend", "")
     assert pipeline.cache.trust(None) is None
-    assert not pipeline.run_errand()
+    assert not pipeline.settle_one()
 
 
 def test_an_unsure_blend_is_declined_once_it_was_tried(docs_engine: Any, served: Any) -> None:

@@ -47,9 +47,9 @@ def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, m
         """With numbers in all other rows that would show in every answer."""
         data = np.full_like(chunk.tensor.data, 1e30 if chunk.tensor.data.dtype.kind == "f" else 0x7F00)
         for start, stop in rows:
-            here = slice(max(0, start - chunk.meta.rows_from), max(0, stop - chunk.meta.rows_from))
+            here = slice(max(0, start - chunk.first), max(0, stop - chunk.first))
             data[:, :, :, here] = chunk.tensor.data[:, :, :, here]
-        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype))
+        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype), chunk.rows)
 
     asked = read_through(pipeline, spoiled, monkeypatch)
     again = pipeline.answer(WANTED)

@@ -10,15 +10,12 @@ from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 
 from dejakv.build import build_cache
 from dejakv.datasets.docs import ask
+from dejakv.decide.plan import Ask
+from dejakv.decide.promotion import Promotions
 from dejakv.errors import InputError
-from dejakv.find.ask import Ask
-from dejakv.find.promotion import Promotions
 from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 from dejakv.testing.expiry import Ahead
 
 BLEND = replace(EXACT, reuse="blend", ttl=60.0)
@@ -31,8 +28,7 @@ def clock() -> Ahead:
 
 
 def pipeline_of(engine: Any, config: Any, clock: Ahead, folder: Path | None = None) -> Pipeline:
-    inner = DeltaStore(MemoryStore() if folder is None else DiskStore(folder))
-    store = ExpiringStore(inner, clock, background=False)
+    store = open_store(folder, clock=clock, background=False)
     return Pipeline(engine, build_cache(config, engine, store=store, background=False))
 
 
@@ -93,7 +89,7 @@ def test_rows_of_a_blend_live_no_longer_than_its_donors(docs_engine: Any, clock:
 
 def test_a_prompt_that_waits_too_long_is_not_promoted(docs_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.find.promotion.now", clock)
+    monkeypatch.setattr("dejakv.decide.promotion.now", clock)
     waiting, prepared = Promotions(), docs_engine.prepare(request(QUESTION))
     waiting.note("old", prepared, 60.0)
     clock.seconds = 50

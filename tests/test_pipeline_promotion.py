@@ -140,17 +140,10 @@ def test_a_failure_is_counted_and_the_prompt_forgotten(blended: Any, caplog: pyt
     assert pipeline.answer(wanted).record.method == "blend"
 
 
-def test_a_prompt_that_the_store_does_not_want_is_not_promoted(served: Any) -> None:
+def test_a_prompt_that_the_store_does_not_want_is_not_promoted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = promoting(served, replace(BLEND, max_bytes=1 << 20))
     pipeline.answer(request(wordings()[0]))
     assert pipeline.answer(request(wordings()[0], MIXED)).record.method == "blend"
-    pipeline.cache._admits = _Nothing()
+    monkeypatch.setattr(pipeline.cache.store, "wants", lambda id, tokens, partition: False)
     assert pipeline.promote_one()
     assert (pipeline.cache.stats("default").promotions, pipeline.cache.stats("default").unpromoted) == (0, 1)
-
-
-class _Nothing:
-    """A store's gate that takes nothing."""
-
-    def wants(self, id: str, tokens: int, partition: str) -> bool:
-        return False

@@ -13,7 +13,7 @@ from dejakv.engines.base import Completion
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
 from dejakv.store.selection import Selection
-from dejakv.trust.grid import PILOT
+from dejakv.trust.rules import PILOT
 
 MIXED = f"{OTHER.text} {DOCUMENT.text}"
 

@@ -15,11 +15,11 @@ from dejakv.datasets import docs
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.experiments.vllm_engine import open_vllm
 from dejakv.pipeline import Pipeline
-from dejakv.records import UNSOUND_LABEL
 from dejakv.request import Request, Sampling
 from dejakv.store.selection import Selection
-from dejakv.trust.grid import PILOT
+from dejakv.trust.rules import PILOT
 
 RNG = random.Random(5)
 DOCUMENT = docs.make_document(RNG, facts=16)
@@ -72,7 +72,7 @@ def test_an_edited_document_takes_the_top_layer_and_says_what_it_says(pipeline: 
     answer = pipeline.answer(request(EDIT.target.text, question.text))
     record = answer.record
     assert answer.text == question.answer
-    assert (record.method, record.level, record.approximate, record.label) == ("top_layer", "copied", True, "")
+    assert (record.method, record.level, record.approximate) == ("top_layer", "copied", True)
     assert record.statuses["kv_cache"] == "hit"
     assert record.plans.endswith(": top layer")
     report = answer.completion.details["blend"]
@@ -153,19 +153,6 @@ def test_a_request_that_asks_an_ordinary_model_is_answered_exactly(docs_engine: 
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
-def test_a_study_of_an_ordinary_model_is_labelled(docs_engine: Any, served: Any) -> None:
-    pipeline = served(replace(TOP, unsound=True))
-    assert not pipeline.answer(request(DOCUMENT.text)).text.startswith(UNSOUND_LABEL)
-    pieces: list[str] = []
-    question = EDIT.questions[0]
-    answer = pipeline.answer(request(EDIT.target.text, question.text), on_token=lambda _, text: pieces.append(text))
-    assert answer.text.startswith(UNSOUND_LABEL)
-    assert pieces[0].startswith(UNSOUND_LABEL)
-    assert (answer.record.method, answer.record.label, answer.record.stored) == ("top_layer", UNSOUND_LABEL, False)
-    assert answer.record.computed_tokens <= TOP.top_layer_tail + 1
-    assert answer.record.bytes_loaded > 0
-
-
 def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any) -> None:
     bounded = replace(BOUNDED, reuse="top_layer", differs=says(iter(lambda: False, None)))
     pipeline = Pipeline(condensed, build_cache(bounded, condensed, background=False))
@@ -193,9 +180,7 @@ def test_a_prompt_longer_than_the_context_is_refused(pipeline: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reuse": "blend", "unsound": True}, "unsound=True is about reuse=top_layer"),
         ({"reuse": "top_layer", "prune": "attention"}, "prune=attention"),
-        ({"reuse": "top_layer", "unsound": True, "error_bound": 0.1}, "for study"),
         ({"reuse": "top_layer", "top_layer_tail": 0}, "top_layer_tail=0"),
         ({"reuse": "top"}, "exact, adopt, blend, top_layer"),
     ],
@@ -207,10 +192,10 @@ def test_combinations_that_make_no_sense_are_refused(settings: dict[str, Any], m
 
 def test_vllm_is_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="--reuse top_layer is of the transformers engine"):
-        open_engine(ModelChoice("docs-lckv", engine="vllm"), TOP)
+        open_vllm(ModelChoice("docs-lckv", engine="vllm"), TOP)
 
 
-def test_an_attached_model_takes_it_and_is_not_studied(condensed: Any, docs_engine: Any) -> None:
+def test_an_attached_model_takes_it_and_an_ordinary_one_is_refused(condensed: Any, docs_engine: Any) -> None:
     records: list[Any] = []
     with attach(condensed.model, condensed.tokenizer, TOP, on_record=records.append) as cache:
         for text in (DOCUMENT.text, EDIT.target.text):
@@ -218,8 +203,5 @@ def test_an_attached_model_takes_it_and_is_not_studied(condensed: Any, docs_engi
             condensed.model.generate(ids, max_new_tokens=2)
             cache.flush()
     assert [record.method for record in records] == ["none", "top_layer"]
-    study = replace(TOP, unsound=True)
-    with pytest.raises(ConfigError, match="labels texts"), attach(docs_engine.model, docs_engine.tokenizer, study):
-        pass
     with pytest.raises(ModelError, match="own KV"), attach(docs_engine.model, docs_engine.tokenizer, TOP):
         pass

@@ -1,5 +1,6 @@
 """Every class of settings refuses what does not fit its annotations, by a message that names field, value and remedy."""
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -10,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.blend.prune import PruneConfig
+from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import LEFT, SemanticCacheConfig
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.experiments.settings import RunSettings
-from dejakv.reuse.blend import BlendConfig
-from dejakv.reuse.prune import PruneConfig
-from dejakv.settings import AnyPath, Folder, Share, check_fields, from_mapping
+from dejakv.experiments.settings import RunSettings, read_set, split_settings
+from dejakv.server.settings import ServerSettings
+from dejakv.settings import AnyPath, Folder, Share, check_fields, from_mapping, helps
 
-CLASSES = (SemanticCacheConfig, RunSettings, ConnectorSettings, BlendConfig, PruneConfig)
+CLASSES = (SemanticCacheConfig, RunSettings, ConnectorSettings, ServerSettings, BlendConfig, PruneConfig)
 NUMBERS = [-1, 0, 1, 2, 2**63, 2**70, 10**400, 10**5000, 1.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
 TEXTS = ["", "x", "nan", "\ud800", "\0", "a\0b", "../..", "/dev/null", "a" * 5000, "/".join(["a"] * 4000), "vision:1"]
 OTHERS = [None, True, False, [], ["a"], ("a:b",), ({},), {}, {1: 2}, b"x", object(), Ellipsis, float, Path("/"), [[[]]]]
@@ -62,8 +64,6 @@ def test_a_config_of_junk_is_refused_or_builds_a_cache(values: dict[str, Any]) -
     plain = {"semantic_text": False, **values, "cache_dir": None}
     if plain["semantic_text"] is True or plain["semantic_text"] is None:
         plain["semantic_text"] = False  # its encoder is another package's
-    if isinstance(plain.get("cross_encoder"), str):
-        plain["cross_encoder"] = None  # a model's name: which there are is for the hub to say
     cache, error = outcome(lambda: build_cache(SemanticCacheConfig.from_dict(plain), background=False))
     assert cache is not None or len(error) > 10
 
@@ -125,3 +125,52 @@ def test_a_class_of_ones_own(tmp_path: Path) -> None:
     for wrong in ({"share": 1.1}, {"mode": "c"}, {"folder": str(tmp_path / "file")}, {"names": ("\0",)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             from_mapping(Own, wrong)
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    """`python scripts/settings_page.py` writes it."""
+    root = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("settings_page", root / "scripts" / "settings_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (root / "docs" / "settings.md").read_text(encoding="utf-8") == module.page()
+
+
+@pytest.mark.parametrize("cls", [SemanticCacheConfig, RunSettings, ConnectorSettings, ServerSettings])
+def test_every_setting_is_documented(cls: Any) -> None:
+    assert [item.name for item in fields(cls) if not helps(cls).get(item.name)] == []
+
+
+def test_the_parts_of_a_cache_share_no_name_and_the_connectors_defaults_differ_where_it_says_so() -> None:
+    own = [name for part in SemanticCacheConfig.__mro__ for name in vars(part).get("__annotations__", {})]
+    assert len(own) == len(set(own)) == len(fields(SemanticCacheConfig))
+    shared = [item for item in fields(ConnectorSettings) if item.name in own]
+    other = {item.name for item in shared if item.default != getattr(SemanticCacheConfig, item.name)}
+    assert other == {"min_tokens"}
+
+
+def test_a_setting_that_left_names_what_took_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEFT, "old_name", "give blend_share")
+    for make in (SemanticCacheConfig.from_dict, ConnectorSettings.from_extra):
+        with pytest.raises(ConfigError, match="old_name is no setting any more: give blend_share"):
+            make({"old_name": 1})
+    with pytest.raises(ConfigError, match="old_name is no setting any more: give blend_share"):
+        split_settings({"old-name": 1}, "a sweep")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("blend.share=.2", "blend_share", 0.2),
+        ("keep.ttl=60", "ttl", 60.0),
+        ("find.embedding_layers=a:1,b:2", "embedding_layers", ("a:1", "b:2")),
+        ('quotas=["a=1", "b=2"]', "quotas", ("a=1", "b=2")),
+        ("image-encoder=none", "image_encoder", None),
+        ("free_order=false", "free_order", False),
+        ("max_samples=ten", "max_samples", "ten"),
+    ],
+)
+def test_values_from_a_command_line(text: str, name: str, value: Any) -> None:
+    assert read_set(text) == (name, value)

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dejakv.attach import attach as attach
+    from dejakv.blend.prune import PrunableDynamicCache as PrunableDynamicCache
+    from dejakv.blend.token_store import LRUCacheStore as LRUCacheStore
     from dejakv.build import build_cache as build_cache
     from dejakv.cache import HierarchicalCache as HierarchicalCache
     from dejakv.config import SemanticCacheConfig as SemanticCacheConfig
+    from dejakv.decide.levels.exact import ExactTextCache as ExactTextCache
+    from dejakv.decide.levels.fusion import FusionCache as FusionCache
+    from dejakv.decide.levels.fusion import FusionProvider as FusionProvider
+    from dejakv.decide.levels.fusion import FusionState as FusionState
+    from dejakv.decide.levels.latent import EmbeddingCache as EmbeddingCache
+    from dejakv.decide.levels.semantic import SemanticTextCache as SemanticTextCache
     from dejakv.encoder_cache import VisualEmbeddingBlock as VisualEmbeddingBlock
     from dejakv.encoder_cache import VisualKVCache as VisualKVCache
     from dejakv.engines.transformers import TransformersEngine as TransformersEngine
     from dejakv.errors import DejaKVError as DejaKVError
-    from dejakv.index.lsh import LSHIndex as LSHIndex
-    from dejakv.levels.exact import ExactTextCache as ExactTextCache
-    from dejakv.levels.fusion import FusionCache as FusionCache
-    from dejakv.levels.fusion import FusionProvider as FusionProvider
-    from dejakv.levels.fusion import FusionState as FusionState
-    from dejakv.levels.latent import EmbeddingCache as EmbeddingCache
-    from dejakv.levels.semantic import SemanticTextCache as SemanticTextCache
     from dejakv.part_order import SeenPrompts as SeenPrompts
     from dejakv.part_order import arrange as arrange
     from dejakv.pipeline import Pipeline as Pipeline
     from dejakv.request import Media as Media
     from dejakv.request import Request as Request
     from dejakv.request import Sampling as Sampling
-    from dejakv.reuse.prune import PrunableDynamicCache as PrunableDynamicCache
-    from dejakv.reuse.token_store import LRUCacheStore as LRUCacheStore
     from dejakv.store.open import open_store as open_store
+    from dejakv.vectors.lsh import LSHIndex as LSHIndex
 
 __version__ = "0.1.0"
 
@@ -39,22 +39,22 @@ _HOMES = {
     "attach": "dejakv.attach",
     "build_cache": "dejakv.build",
     "DejaKVError": "dejakv.errors",
-    "EmbeddingCache": "dejakv.levels.latent",
-    "ExactTextCache": "dejakv.levels.exact",
-    "FusionCache": "dejakv.levels.fusion",
-    "FusionProvider": "dejakv.levels.fusion",
-    "FusionState": "dejakv.levels.fusion",
+    "EmbeddingCache": "dejakv.decide.levels.latent",
+    "ExactTextCache": "dejakv.decide.levels.exact",
+    "FusionCache": "dejakv.decide.levels.fusion",
+    "FusionProvider": "dejakv.decide.levels.fusion",
+    "FusionState": "dejakv.decide.levels.fusion",
     "HierarchicalCache": "dejakv.cache",
-    "LRUCacheStore": "dejakv.reuse.token_store",
-    "LSHIndex": "dejakv.index.lsh",
+    "LRUCacheStore": "dejakv.blend.token_store",
+    "LSHIndex": "dejakv.vectors.lsh",
     "Media": "dejakv.request",
     "Pipeline": "dejakv.pipeline",
-    "PrunableDynamicCache": "dejakv.reuse.prune",
+    "PrunableDynamicCache": "dejakv.blend.prune",
     "Request": "dejakv.request",
     "Sampling": "dejakv.request",
     "SeenPrompts": "dejakv.part_order",
     "SemanticCacheConfig": "dejakv.config",
-    "SemanticTextCache": "dejakv.levels.semantic",
+    "SemanticTextCache": "dejakv.decide.levels.semantic",
     "TransformersEngine": "dejakv.engines.transformers",
     "VisualEmbeddingBlock": "dejakv.encoder_cache",
     "VisualKVCache": "dejakv.encoder_cache",

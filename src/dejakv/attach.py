@@ -7,16 +7,21 @@
 Only this one object is changed (its attribute `generate`), and it is changed back whatever happens.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
+
+import torch
 
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.transformers.attached import AttachedModel
-from dejakv.errors import ConfigError
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, joined, rows_of
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import check_partition
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.request import DEFAULT_PARTITION
@@ -64,25 +69,85 @@ def attach(
     if bound is not None:
         raise ConfigError(
             f"error_bound={bound} needs idle time in which answers are checked, and an attached model has none: use "
-            "Pipeline and call run_errand between requests, or leave error_bound out"
+            "Pipeline and call settle_one between requests, or leave error_bound out"
         )
     registry = encoder_cache
     if registry is None and settings.encoder_bytes:
         registry = VisualKVCache(
             max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes, ttl=settings.lifetime(settings.ttl_encoder)
         )
-    if (cache.config if cache is not None else settings).unsound:
-        raise ConfigError(
-            "unsound=True labels texts, and generate returns token ids: use Pipeline or `dejakv run` for the study"
-        )
-    attached = AttachedModel(model, processor_or_tokenizer, registry, partition, on_record, trusted)
-    used = cache if cache is not None else build_cache(settings, attached)
-    pipeline = Pipeline(attached, used)
-    attached.serve_by(lambda request: pipeline.answer(request).record)
-    own["generate"] = attached.generate_call
+    check_partition(partition)
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
+    processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
+    tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
+    original = model.generate
+    engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
+    used = cache if cache is not None else build_cache(settings, engine)
+    own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
     try:
         yield used
     finally:
         del own["generate"]
         if cache is None:
             used.close()
+
+
+class _Generate:
+    """What `model.generate` is while attached. Calls are served one at a time, each row of a batch as a request."""
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        pipeline: Pipeline,
+        engine: TransformersEngine,
+        partition: str,
+        on_record: Callable[[Record], None] | None,
+    ) -> None:
+        self._original = original
+        self._pipeline = pipeline
+        self._engine = engine
+        self._partition = partition
+        self._on_record: Callable[[Record], None] = on_record or _ignored
+        self._calls = threading.RLock()
+        self._count = 0
+
+    def __call__(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
+        """Returns what the model's own `generate` returns."""
+        with self._calls, torch.no_grad():
+            if args:
+                return self._untouched("positional arguments", inputs, *args, **arguments)
+            if inputs is not None and "input_ids" in arguments:
+                return self._untouched("token ids are given twice", inputs, **arguments)
+            if inputs is not None:
+                arguments["input_ids"] = inputs
+            call = Arguments(arguments, self._engine.model)
+            reason = self._engine.untouchable(call)
+            if reason:
+                return self._untouched(reason, **arguments)
+            options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
+            try:
+                rows = rows_of({**arguments, "attention_mask": call.mask}, self._engine.image_token_id)
+                requests = [self._engine.request_of(row, self._partition, self._name(), options) for row in rows]
+            except (ValueError, InputError) as error:
+                return self._untouched(str(error), **arguments)
+            outputs = [self._answer(request) for request in requests]
+            if len(outputs) == 1 and not call.padded:
+                return outputs[0]
+            return joined(outputs, arguments["input_ids"], [len(row.token_ids) for row in rows], call.filler)
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"generate-{self._count}"
+
+    def _answer(self, request: GenerateCall) -> Any:
+        answer = self._pipeline.answer(request)
+        self._on_record(answer.record)
+        return request.output(answer.completion.details["output"], answer.completion.prompt_tokens)
+
+    def _untouched(self, reason: str, *args: Any, **arguments: Any) -> Any:
+        self._on_record(Record("untouched", reason=reason))
+        return self._original(*args, **arguments)
+
+
+def _ignored(_record: Record) -> None:
+    """Nobody wants the records."""

@@ -6,34 +6,26 @@ from typing import Any
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.finder import Embed, no_vectors
+from dejakv.decide.fusion import FusionStates
+from dejakv.decide.guards.base import Guard
+from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
+from dejakv.decide.guards.lexical import LexicalGuard
+from dejakv.decide.levels.base import Level
+from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.levels.latent import EmbeddingCache
+from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.decide.plan import PlanGuard
 from dejakv.dotted import made_by
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.encoders.cross import CrossEncoder
-from dejakv.encoders.hooks import hook_named
-from dejakv.encoders.text import text_encoder
-from dejakv.engines.base import encoder_outputs_of
-from dejakv.find.candidates import PlanGuard
-from dejakv.find.finder import Embed, no_vectors
-from dejakv.fusing import Fusing
-from dejakv.guards.base import Guard
-from dejakv.guards.context import ContextGuard
-from dejakv.guards.known_wrong import KnownWrongGuard
-from dejakv.guards.lexical import LexicalGuard
-from dejakv.guards.media import MediaGuard
-from dejakv.guards.paraphrase import ParaphraseGuard
-from dejakv.guards.threshold import ThresholdGuard
-from dejakv.guards.vision import VisionGuard
 from dejakv.identity import epoch_of
-from dejakv.levels.base import Fingerprinted, HasThresholds, Level
-from dejakv.levels.exact import ExactTextCache
-from dejakv.levels.latent import EmbeddingCache
-from dejakv.levels.semantic import SemanticTextCache
-from dejakv.store.base import Store
-from dejakv.store.disk import DiskStore
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.open import store_of
-from dejakv.trust.disk import open_ledger
+from dejakv.store.open import open_store, store_of
+from dejakv.store.store import Store
+from dejakv.trust.evidence import fingerprint
 from dejakv.trust.gate import Gate
+from dejakv.trust.ledger import Ledger
+from dejakv.vectors.hooks import hook_named
+from dejakv.vectors.text import text_encoder
 
 
 def build_cache(
@@ -59,7 +51,7 @@ def build_cache(
         [*guards, *build_guards(config, used)],
         config,
         embed=embed,
-        fusing=build_fusing(config, engine),
+        fusion=build_fusion(config, engine),
         gate=build_gate(config),
         plan_guards=plan_guards,
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
@@ -75,7 +67,7 @@ def build_gate(config: SemanticCacheConfig) -> Gate | None:
     if config.error_bound is None:
         return None
     folder = config.cache_dir
-    return Gate(config, ledger=open_ledger(str(Path(folder).expanduser()) if folder else None, config))
+    return Gate(config, ledger=Ledger(Path(folder).expanduser() if folder else None, fingerprint(config)))
 
 
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
@@ -100,7 +92,7 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
 
 def fingerprints_of(levels: list[Level]) -> dict[str, str]:
     """What makes each level's vectors; empty for a level without an encoder."""
-    return {level.name: level.fingerprint if isinstance(level, Fingerprinted) else "" for level in levels}
+    return {level.name: getattr(level, "fingerprint", "") for level in levels}
 
 
 def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
@@ -111,25 +103,24 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
     return hook, hook.fingerprint
 
 
-def build_fusing(config: SemanticCacheConfig, engine: Any) -> Fusing | None:
+def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | None:
     """The states of fusion modules as the config's provider reads them, beside the engine's encoder outputs; None without one."""
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "fusion_provider (--fusion-provider)", ("capture", "inject"))
-    registry = encoder_outputs_of(engine) or VisualKVCache(
+    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(
         max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
     )
     folder = config.fusion_states_dir
-    store = ExpiringStore(DiskStore(folder), look_first=True) if folder else None
-    return Fusing(provider, registry, store, config.lifetime(config.ttl_fusion))
+    store = open_store(folder) if folder else None
+    return FusionStates(provider, engine, registry, store, config.lifetime(config.ttl_fusion))
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
     """Threshold first, then what is known of the donor, the pictures, the prompt around the chunk, and the words."""
     thresholds: dict[str, float] = {}
     for level in levels:
-        if isinstance(level, HasThresholds):
-            thresholds |= level.thresholds
+        thresholds |= getattr(level, "thresholds", {})
     guards: list[Guard] = [
         ThresholdGuard(thresholds, default=-1.0 if config.levels else None),  # own levels vouch themselves
         KnownWrongGuard(),
@@ -139,9 +130,6 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     elif config.media == "similar":
         guards.append(VisionGuard(thresholds["embedding:vision"]))
     guards.append(ContextGuard())
-    lexical = LexicalGuard() if config.lexical_guard else None
-    if config.cross_encoder is not None:
-        guards.append(ParaphraseGuard(CrossEncoder(config.cross_encoder).score, config.paraphrase_threshold, lexical))
-    elif lexical is not None:
-        guards.append(lexical)
+    if config.lexical_guard:
+        guards.append(LexicalGuard())
     return guards

@@ -1,57 +1,61 @@
 """The hierarchical cache: finds what can stand in for a prompt's state, and keeps what was computed.
 
-    Request -> identify -> find (levels) -> judge (guards) -> plan -> [engine] -> record -> store
+    Prepared -> find (levels) -> judge (guards) -> Decision(plans) -> [engine] -> keep -> store
 
-It knows neither torch nor an engine; `pipeline.Pipeline` puts the two together.
+It knows no torch; `pipeline.Pipeline` puts it and an engine together.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
-from dejakv.counts import CacheCounts
-from dejakv.engines.base import Completion, ComputedRows, FollowsWeights, Prepared
-from dejakv.find.ask import Ask
-from dejakv.find.candidates import PlanGuard
-from dejakv.find.decision import Decision
-from dejakv.find.finder import Embed, Finder, no_vectors
-from dejakv.find.promotion import Promotions
-from dejakv.find.rows import described_rows, rows_lifetime
-from dejakv.find.ways import Plan
-from dejakv.fusing import Fusing
-from dejakv.guards.base import Guard
-from dejakv.guards.bounded import Bounded
-from dejakv.guards.chain import observe
-from dejakv.guards.lexical import QUESTION
-from dejakv.identity import check_partition, check_scope
-from dejakv.levels.base import Level, Match
+from dejakv.decide.bound import ErrorBound
+from dejakv.decide.counts import CacheCounts
+from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
+from dejakv.decide.fusion import FusionStates
+from dejakv.decide.guards.base import Guard, observe
+from dejakv.decide.guards.lexical import QUESTION
+from dejakv.decide.levels.base import Level, Match
+from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
+from dejakv.decide.promotion import Promotions, Removals
+from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
+from dejakv.errors import ModelError
+from dejakv.identity import check_partition, check_scope, rows_key
 from dejakv.records import Record, greedy_note
-from dejakv.request import Request
-from dejakv.retention import Removals, forget
-from dejakv.store.age import now
-from dejakv.store.base import Admits, ChunkMeta, Store, Tensor
-from dejakv.store.expiry import shortest
-from dejakv.store.lineage import DONORS
-from dejakv.store.prefix import EpochPrefixes
-from dejakv.store.purging import purge
-from dejakv.store.selection import Purged, Selection
-from dejakv.store.writer import Writer
+from dejakv.request import Request, forget
+from dejakv.store.age import now, remaining, shortest
+from dejakv.store.base import ROWS, ChunkMeta, Tensor
+from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
+from dejakv.store.store import Store
 from dejakv.trust.audits import Audits
 from dejakv.trust.differs import differs_of
 from dejakv.trust.gate import Gate
 from dejakv.trust.report import TrustReport
 
 
+class Observer(Protocol):
+    """What follows requests without being on their way: the error bound, fusion states, or an own."""
+
+    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
+        """Before the first plan runs; may amend the plans."""
+        ...
+
+    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> None:
+        """After the answer, with the plan that ran."""
+        ...
+
+
 class HierarchicalCache:
     """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
 
     levels, guards, embed, embedder, plan_guards  see `Finder`
-    fusing                           states of the model's fusion modules, if a provider reads them
+    fusion                           states of the model's fusion modules, if a provider reads them
     gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
-    background                       False stores within `record`
+    background                       False stores within `keep`
     """
 
     def __init__(
@@ -63,55 +67,80 @@ class HierarchicalCache:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
-        fusing: Fusing | None = None,
+        fusion: FusionStates | None = None,
         gate: Gate | None = None,
         plan_guards: Sequence[PlanGuard] = (),
         background: bool = True,
     ) -> None:
-        bounded = Bounded(gate) if gate is not None else None
-        self._writer = Writer(store, background=background)
-        self.store = self._writer
+        self.store = store
+        self._background = background
         self.finder = Finder(
-            self.store, levels, guards, config, embed=embed, embedder=embedder, bounded=bounded, plan_guards=plan_guards
+            self.store, levels, guards, config, embed=embed, embedder=embedder, plan_guards=plan_guards
         )
         self.config = self.finder.config
         self.gate = gate
         self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
-        self.fusing = fusing
+        self.fusion = fusion
+        self.observers: list[Observer] = [*([fusion] if fusion is not None else [])]
+        if gate is not None:
+            self.observers.insert(0, ErrorBound(gate, self.config, self.audits))
         self.promotions = Promotions()
         self.removals = Removals()
-        self._admits = store if isinstance(store, Admits) else None
-        self._served: WeakSet[FollowsWeights] = WeakSet()
+        self._served: WeakSet[Engine] = WeakSet()
         self.store.on_evict(self.finder.remove)
         self.finder.fill()
 
-    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
-        """How to run a prompt; without `ask`, as its request and the settings say. See `Finder.find`."""
-        return self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
+    def decide(self, prepared: Prepared, engine: Engine) -> Decision:
+        """How an engine is to run a prompt, as its request and the settings say."""
+        ask = Ask.of(prepared.request, self.config, donors=engine.most_donors)
+        if engine.tells_first_token and prepared.request.sampling.num_beams == 1:
+            ask = replace(ask, tells_first_token=True)
+        return self.find(prepared, ask, costs=engine.costs_under(self.config.costs))
 
-    def record(
-        self, prepared: Prepared, decision: Decision, ran: Plan, completion: Completion, *, promote: bool = False
+    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
+        """The same without an engine; without `ask`, as the request and the settings say. See `Finder.find`."""
+        decision = self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
+        if self.config.enable_fusion_cache:
+            decision = replace(decision, statuses={**decision.statuses, "fusion": "skip"})
+        for observer in self.observers:
+            decision = observer.decided(prepared, decision)
+        self.finder.counts.decided(prepared.request.partition, decision)
+        return decision
+
+    def exactly(self, prepared: Prepared, engine: Engine) -> Decision:
+        """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
+        return self.finder.exactly(prepared, costs=engine.costs_under(self.config.costs))
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait to be settled in idle time."""
+        return len(self.promotions) + (len(self.audits) if self.audits is not None else 0)
+
+    def keep(
+        self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion, *, promote: bool = False
     ) -> bool:
         """Keeps what was computed, off the caller's path. True if the prompt's exact state was handed to the writer.
 
-        ran      what was run in the end: the decision's plan, or a plainer one
+        plan     the plan that ran
         promote  a prompt that was answered approximately is to wait in `promotions`, from which the caller takes it
 
         Of a blended prompt the rows that were computed in every layer are kept, for later blends and nothing else.
         """
+        for observer in self.observers:
+            observer.answered(prepared, decision, plan, ran)
         if decision.ask.no_store:
             return False
-        if ran.approximate:
-            if completion.rows is not None:
-                self._keep_rows(prepared, decision.key, completion, completion.rows)
+        if plan.approximate:
+            if ran.rows is not None:
+                self._keep_rows(prepared, decision.key, ran, ran.rows)
             if promote:
                 self.promotions.note(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
             return False
-        if ran.method == "exact" or self.store.meta(decision.key) is not None:
+        if plan.method == "exact" or self.store.meta(decision.key) is not None:
             return False
-        return self.keep(prepared, decision, completion, answer=completion.text)
+        return self.keep_exact(prepared, decision, ran, answer=ran.text)
 
-    def keep(
+    def keep_exact(
         self,
         prepared: Prepared,
         decision: Decision,
@@ -160,7 +189,7 @@ class HierarchicalCache:
         levels: bool,
     ) -> bool:
         """Hands a chunk to the writer and makes it findable at once; by vectors only if `levels`, else when it is stored."""
-        submitted = self._writer.submit(meta, capture, complete=complete, after=self.stored)
+        submitted = self.store.submit(meta, capture, complete=complete, after=self.stored, background=self._background)
         if submitted:
             self._findable(meta, levels=levels)
         return submitted
@@ -198,7 +227,7 @@ class HierarchicalCache:
 
     def _wanted(self, id: str, tokens: int, partition: str) -> bool:
         """Whether the store takes such a chunk: asked before the state is copied out of the engine."""
-        return self._admits is None or self._admits.wants(id, tokens, partition)
+        return self.store.wants(id, tokens, partition)
 
     def describe(
         self, prepared: Prepared, decision: Decision, *, answer: str | None = None, embedded: bool = True
@@ -223,10 +252,15 @@ class HierarchicalCache:
         )
 
     def describe_rows(self, prepared: Prepared, key: str, rows: ComputedRows) -> list[ChunkMeta]:
-        """The same of a blend's own rows, one for each run; none if too much approximate state went into them."""
+        """The same of a blend's own rows, one for each run; none if too much approximate state went into them.
+
+        They may be used no longer than any donor whose state they attended to.
+        """
         if rows.generation > self.config.max_generation:
             return []
-        ttl = rows_lifetime(self.store, rows, self._lifetime(prepared.request, self.config.ttl_rows))
+        request = prepared.request
+        donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
+        ttl = shortest(self._lifetime(request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors))
         return [described_rows(prepared, key, rows, first, stop, ttl) for first, stop in rows.runs]
 
     def stored(self, meta: ChunkMeta) -> None:
@@ -239,9 +273,14 @@ class HierarchicalCache:
         if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
             self.finder.remove(meta.id)
 
-    def serves(self, engine: FollowsWeights) -> None:
-        """Notes an engine whose state is kept here, for as long as it lives."""
+    def serves(self, engine: Engine) -> None:
+        """Notes an engine whose state is kept here, for as long as it lives, and measures its costs: not while the first request waits.
+
+        Raises: ModelError where the settings ask for `top_layer`, and engine or model has none.
+        """
+        check_top_layer(engine, self.config)
         self._served.add(engine)
+        engine.costs_under(self.config.costs)
 
     def weights_changed(self) -> None:
         """Has every engine served from here fingerprint its model anew (docs/exactness.md)."""
@@ -289,14 +328,14 @@ class HierarchicalCache:
         if not dry_run:
             self.removals.note(selection.partition)
         self.store.flush()
-        purged = purge(self.store, selection, dry_run=dry_run)
+        purged = self.store.purge(selection, dry_run=dry_run)
         if not dry_run:
             self._forget(selection.partition)
             self.store.flush()  # what was being written from an entry as it was removed
             if purged.ids:
-                purged += purge(self.store, Selection(selection.partition, donors=tuple(purged.ids)))
-        if self.fusing is not None:
-            purged += self.fusing.purge(selection.of_others(purged), dry_run=dry_run)
+                purged += self.store.purge(Selection(selection.partition, donors=tuple(purged.ids)))
+        if self.fusion is not None:
+            purged += self.fusion.purge(selection.of_others(purged), dry_run=dry_run)
         return purged
 
     @property
@@ -315,6 +354,39 @@ class HierarchicalCache:
         if self.gate is not None:
             self.gate.close()
         self.store.close()
-        if self.fusing is not None:
-            self.fusing.close()
+        if self.fusion is not None:
+            self.fusion.close()
         self.finder.close()
+
+
+def described_rows(
+    prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0
+) -> ChunkMeta:
+    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key; `ttl`: see `ChunkMeta`.
+
+    Without prompt and chunk, so that no level can compare it; without spans, since runs hold no media.
+    """
+    request, token_ids = prepared.request, prepared.token_ids[first:stop]
+    return ChunkMeta(
+        id=rows_key(request.partition, prepared.epoch, token_ids, first, rows.generation, key, rows.donors),
+        partition=request.partition,
+        epoch=prepared.epoch,
+        token_ids=token_ids,
+        prompt="",
+        chunk="",
+        kind=ROWS,
+        created=now(),
+        metadata={"request": request.id, PROMPT: key, DONORS: list(rows.donors)},
+        position=first,
+        generation=rows.generation,
+        ttl=ttl,
+    )
+
+
+def check_top_layer(engine: Engine, config: SemanticCacheConfig) -> None:
+    """Raises: ModelError where the settings ask for `top_layer` and engine or model has none."""
+    reason = engine.no_top_layer() if config.reuse == "top_layer" else ""
+    if reason:
+        raise ModelError(
+            f"reuse=top_layer: {reason}. Use a layer-condensed model (docs-lckv is bundled), or reuse=blend for this one"
+        )

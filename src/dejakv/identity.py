@@ -14,6 +14,8 @@ from dejakv.errors import InputError
 
 BLOCK_TOKENS = 16
 
+DEFAULT_PARTITION = "default"
+
 
 @dataclass(frozen=True)
 class Span:

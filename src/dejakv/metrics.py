@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from dejakv.counts import CacheCounts
+from dejakv.decide.counts import CacheCounts
+from dejakv.decide.promotion import PromotionCounts
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
-from dejakv.find.promotion import PromotionCounts
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
 from dejakv.trust.report import TrustReport
@@ -73,7 +73,6 @@ TRUST: Final[dict[str, tuple[str, str]]] = {
     "wrong": ("trust_wrong", "Audited answers that were wrong."),
     "lost": ("trust_lost", "Labels that were dropped before they were begun."),
     "alarms": ("trust_alarms", "Gates that drift has closed."),
-    "cold_starts": ("trust_cold_starts", "Files of evidence that could not be read."),
 }
 TIMES: Final[dict[str, tuple[str, str]]] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),

@@ -1,125 +1,151 @@
-"""One request, end to end: prepare, look up, plan, run, record. The same body serves `run`, the server and examples."""
+"""One request, end to end: prepare, decide, run the first plan that works, keep, record."""
 
 import threading
-import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dejakv.answers import Answer as Answer
-from dejakv.answers import FirstToken, answer_of, fusion_status
 from dejakv.cache import HierarchicalCache
-from dejakv.costs import Costs
-from dejakv.engines.base import (
-    NO_STATE,
-    UNREADABLE,
-    Blends,
-    Completion,
-    Engine,
-    FollowsWeights,
-    HoldsState,
-    KnowsCosts,
-    OnToken,
-    Prepared,
-    Start,
-    check_top_layer,
-    costs_of,
-    encoder_outputs_of,
-    reusable,
-)
-from dejakv.errands import Errands
-from dejakv.errors import InputError, ModelChangedError, ModelError
-from dejakv.find.ask import Ask
-from dejakv.find.decision import Decision, settled
-from dejakv.find.plan import most_computed
-from dejakv.find.ways import Plan
-from dejakv.labelling import Attempt
+from dejakv.decide.plan import FULL, Plan
+from dejakv.engines.base import Completion, Engine, OnToken
+from dejakv.errors import ModelChangedError, ModelError
+from dejakv.idle import Settler
 from dejakv.part_order import Arrangement, arranged
-from dejakv.request import Request
-from dejakv.retention import forget, keeping
-from dejakv.store.base import Chunk, ChunkMeta
-from dejakv.store.donors import StoredDonor, load_beginning
+from dejakv.records import Answer as Answer
+from dejakv.records import Clock, Record
+from dejakv.request import Prepared, Request, keeping, reusable
 from dejakv.store.selection import Purged, Selection
 
+_TRIES = 3
+"""Lookups for one request while its model keeps changing; then it is computed."""
 
-class Pipeline(Errands):
+
+class Pipeline:
     """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
 
     promotes  prompts that were answered approximately wait to be computed exactly
 
     Raises: ModelError for settings that engine or model cannot follow.
 
-    Its owner calls `run_errand` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
+    Its owner calls `settle_one` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
     error bound. Without it a bound serves nothing approximate.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        cache: HierarchicalCache | None = None,
-        *,
-        promotes: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
         self.engine = engine
         self.cache = cache
         self.promotes = promotes
-        self._errand = threading.Lock()
+        self._settling = threading.Lock()
+        """Held while a prompt is settled: a purge waits for it."""
         if cache is not None:
-            check_top_layer(engine, cache.config)
-        if cache is not None and isinstance(engine, FollowsWeights):
             cache.serves(engine)
-        if cache is not None:
-            costs_of(engine, cache.config.costs)  # measured now, and not while the first request waits
 
     def answer(self, request: Request, *, on_token: OnToken | None = None) -> Answer:
         """Runs one request. Storing happens in the background after the answer is complete.
 
         Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
         """
+        clock = Clock(on_token)
         with keeping(no_store=request.no_store, ttl=request.ttl):
-            return self._in_order(request, FirstToken(time.perf_counter(), on_token))
+            for _ in range(_TRIES):
+                try:
+                    return self._answer(self._prepared(request), clock)
+                except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
+                    continue
+            return self._answer(replace(self.engine.prepare(request), epoch=""), clock)
 
-    def _in_order(self, request: Request, clock: FirstToken) -> Answer:
-        """Answers the request with its parts in the order that saves most."""
-        best = self._arrangement(request)
-        if best is None:
-            return self._answer(request, clock)
-        other = best.changed and self._saves(best)
-        answer = self._answer(best.of(request) if other else request, clock)
-        record = replace(answer.record, lookup_ms=answer.record.lookup_ms + 1e3 * best.seconds)
-        return replace(answer, record=replace(record, order=best.order) if other else record)
+    def _answer(self, prepared: Prepared, clock: Clock) -> Answer:
+        cache = self.cache if prepared.epoch else None
+        decision = cache.decide(prepared, self.engine) if cache is not None else None
+        plan, ran = self.run_plans(prepared, decision.plans if decision is not None else self._undecided, clock)
+        clock.stop()
+        stored = False
+        if cache is not None and decision is not None:
+            plan = decision.ran(plan, ran.computed_tokens, ran.exactly)
+            stored = cache.keep(prepared, decision, plan, ran, promote=self.promotes)
+        record = Record.of(prepared, decision, plan, ran, clock, stored)
+        cached = plan.donors[0].answer if plan.match is not None else None
+        return Answer(ran.text, ran.token_ids, record, cached, ran, decision)
 
-    def _answer(self, request: Request, clock: FirstToken) -> Answer:
-        prepared = self.engine.prepare(request)
-        for _ in range(_TRIES):
-            epoch = prepared.epoch or self.engine.epoch
-            if self.cache is None or not epoch:
-                break
-            try:
-                return self._from_cache(self.cache, replace(prepared, epoch=epoch), clock)
-            except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
-                prepared = self.engine.prepare(request)
-        prepared = replace(prepared, epoch="")
-        completion = self.engine.run(prepared, sampling=request.sampling, on_token=clock)
-        reason = self.engine.unidentified if self.cache is not None and isinstance(self.engine, FollowsWeights) else ""
-        chosen = Plan("none", reason=reason)
-        return answer_of(prepared, completion, chosen, None, clock, None)
+    def run_plans(
+        self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
+    ) -> tuple[Plan, Completion]:
+        """Runs the first plan that the engine does not refuse, and returns it, with the reason of the first refusal.
 
-    def _arrangement(self, request: Request) -> Arrangement | None:
-        """The order of its parts in which most of the prompt was computed before; None for a prompt that runs as it is."""
-        epoch = self.engine.epoch
-        if request.order != "free" or self.cache is None or not self.cache.config.free_order or not epoch:
+        plans  best first; the last is full computation
+        """
+        store, reason = self.cache.store if self.cache is not None else None, ""
+        for plan in plans:
+            ran = self.engine.run(prepared, plan, store, on_token=on_token)
+            if isinstance(ran, Completion):
+                return replace(plan, reason=reason) if reason else plan, ran
+            reason = reason or ran.reason
+        raise ModelError(
+            f"the engine {self.engine.name} refused every plan ({reason}): full computation must not be refused"
+        )
+
+    @property
+    def _undecided(self) -> tuple[Plan, ...]:
+        """The plans where nothing is looked up."""
+        return (replace(FULL, reason=self.engine.unidentified if self.cache is not None else ""),)
+
+    def _prepared(self, request: Request) -> Prepared:
+        """The request's tokens, its parts in the order that saves most, under the engine's epoch."""
+        engine, cache = self.engine, self.cache
+        order = self._order(request) if request.order == "free" else None
+        if order is not None and order.changed and cache is not None:
+            held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
+            costs = engine.costs_under(cache.config.costs)
+            if costs is None or costs.prefix_saves(held, given, order.tokens):
+                parts = tuple(request.parts[number] for number in order.order)
+                prepared = engine.prepare(replace(request, prompt=order.prompt, parts=parts))
+                return replace(prepared, epoch=self._epoch(prepared), order=order.order, order_s=order.seconds)
+        prepared = engine.prepare(request)
+        return replace(prepared, epoch=self._epoch(prepared), order_s=order.seconds if order is not None else 0.0)
+
+    def _epoch(self, prepared: Prepared) -> str:
+        return prepared.epoch or self.engine.epoch if self.cache is not None else ""
+
+    def _order(self, request: Request) -> Arrangement | None:
+        """The order of its parts in which most of the prompt was computed before."""
+        cache, epoch = self.cache, self.engine.epoch
+        if cache is None or not (cache.config.free_order and cache.config.exact_prefix) or not epoch:
             return None
 
         def tokenize(text: str) -> tuple[int, ...]:
             return self.engine.prepare(replace(request, prompt=text, parts=(), order="given")).token_ids
 
-        return arranged(request.frame, self.cache.prefixes(epoch), tokenize, request.partition)
+        return arranged(request.frame, cache.prefixes(epoch), tokenize, request.partition)
 
-    def _saves(self, best: Arrangement) -> bool:
-        """Whether the longer prefix takes less time than the order given. Without costs every longer one does."""
-        assert self.cache is not None
-        costs, piece = costs_of(self.engine, self.cache.config.costs), getattr(self.engine, "piece", 1)
-        held, given = (reusable(tokens, best.tokens, piece) for tokens in (best.held, best.given))
-        return costs is None or costs.prefix_saves(held, given, best.tokens)
+    @property
+    def waiting(self) -> int:
+        """How many prompts wait to be settled."""
+        return self.cache.waiting if self.cache is not None else 0
+
+    def settle_one(self) -> bool:
+        """Settles one prompt: labels a would-be hit, or else computes an approximately answered one exactly. False if none waits.
+
+        For idle time. A label takes up to twice as long as its request took, a promotion as long as the prompt's prefill.
+        """
+        return self._settled(Settler.settle_one)
+
+    def label_one(self) -> bool:
+        """Labels the would-be hit that waits longest, for the error bound. A failure counts as a wrong answer and is logged."""
+        return self._settled(Settler.label_one)
+
+    def promote_one(self) -> bool:
+        """Computes the newest waiting prompt exactly and stores its state, so that it is hit exactly when it comes again."""
+        return self._settled(Settler.promote_one)
+
+    def _settled(self, what: Callable[[Settler], bool]) -> bool:
+        if self.cache is None:
+            return False
+        with self._settling:
+            return what(Settler(self.engine, self.cache, self.run_plans))
+
+    def stop_settling(self) -> None:
+        """Ends a label that is being made at its next token; from now on would-be hits are lost, and nothing is labelled."""
+        if self.cache is not None and self.cache.audits is not None:
+            self.cache.audits.close()
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
@@ -128,151 +154,15 @@ class Pipeline(Errands):
         """
         if self.cache is not None and not dry_run:
             self.cache.removals.note(selection.partition)
-        with self._errand:
-            return self._purge(selection, dry_run)
-
-    def _purge(self, selection: Selection, dry_run: bool) -> Purged:
-        purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
-        registry = encoder_outputs_of(self.engine)
-        if registry is not None:
-            purged += registry.purge(selection.of_others(purged), dry_run=dry_run)
-        if not dry_run:
-            forget([self.engine], selection.partition)
-        return purged
+        with self._settling:
+            purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
+            registry = self.engine.encoder_cache
+            if registry is not None:
+                purged += registry.purge(selection.of_others(purged), dry_run=dry_run)
+            if not dry_run:
+                self.engine.forget(selection.partition)
+            return purged
 
     def weights_changed(self) -> None:
         """Has the engine fingerprint its model anew, where it can."""
-        if isinstance(self.engine, FollowsWeights):
-            self.engine.weights_changed()
-
-    def _from_cache(self, cache: HierarchicalCache, prepared: Prepared, clock: FirstToken) -> Answer:
-        most = self.engine.most_donors if isinstance(self.engine, Blends) else None
-        ask = Ask.of(prepared.request, cache.config, donors=most)
-        if isinstance(self.engine, Blends) and prepared.request.sampling.num_beams == 1:
-            ask = replace(ask, tells_first_token=self.engine.tells_first_token)
-        decision = cache.find(prepared, ask, costs=self._costs(cache))
-        attempt = Attempt(cache, prepared, decision)
-        fusing = cache.fusing
-        injected = fusing.inject(self.engine, prepared, decision.plan) if fusing is not None else None
-        completion, chosen = self._run(prepared, decision.plan, attempt.decision, clock)
-        attempt.answered(completion, chosen)
-        decision = attempt.decision
-        if fusing is not None:
-            fusing.capture(self.engine, prepared, decision.key, chosen)
-        decision = replace(decision, statuses=settled(decision.statuses, chosen))
-        if cache.config.enable_fusion_cache:
-            fusion = injected or fusion_status(prepared, completion)
-            decision = replace(decision, statuses={**decision.statuses, "fusion": fusion})
-        answer = answer_of(prepared, completion, chosen, decision, clock, chosen.donors[:1] or None)
-        stored = cache.record(prepared, decision, chosen, completion, promote=self.promotes)
-        return replace(answer, record=replace(answer.record, stored=stored))
-
-    def _run(self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken) -> tuple[Completion, Plan]:
-        """Runs the plan; where the donor's state cannot be used, the next plainer one. Returns what was run in the end."""
-        assert self.cache is not None
-        sampling = prepared.request.sampling
-        if chosen.method == "none":
-            return self.engine.run(prepared, sampling=sampling, on_token=clock), chosen
-        if chosen.piecewise:
-            return self._piecewise(prepared, chosen, decision, clock)
-        begun = time.perf_counter()
-        chunks = self._chunks(self.cache, chosen)
-        reading = time.perf_counter() - begun
-        if not chunks:
-            return self._run(prepared, _plainer(chosen, decision, UNREADABLE), decision, clock)
-        target = prepared if chosen.method != "adopt" else in_place_of(prepared, chunks[0].meta)
-        tokens = chosen.reused if chosen.method == "prefix" else chunks[0].meta.num_tokens - 1
-        try:
-            start = None if isinstance(self.engine, HoldsState) else Start(chunks[0], tokens)
-            completion = self.engine.run(target, start=start, sampling=sampling, on_token=clock)
-        except (ModelError, InputError) as error:
-            if clock.seconds is not None:  # the client has seen a part of this answer
-                raise
-            reason = f"the donor's state does not fit: {error}"
-            self.cache.store.delete(chunks[0].meta.id)  # or it would stand in the way of a right one for ever
-            return self._run(prepared, _plainer(chosen, decision, reason), decision, clock)
-        if isinstance(self.engine, KnowsCosts):
-            self.engine.loaded(completion.bytes_loaded, reading + completion.inject_s)
-        return completion, chosen
-
-    def _chunks(self, cache: HierarchicalCache, chosen: Plan) -> list[Chunk]:
-        """The donors' state, as far as it can be read and is used; only their descriptions where the engine holds it."""
-        if isinstance(self.engine, HoldsState):
-            return _described(chosen)
-        if chosen.method == "prefix":
-            loaded = [load_beginning(cache.store, meta, chosen.reused) for meta in chosen.donors]
-        else:
-            loaded = [cache.store.get(meta.id) for meta in chosen.donors]
-        return [chunk for chunk in loaded if chunk is not None]
-
-    def _costs(self, cache: HierarchicalCache) -> Costs | None:
-        """What plans cost; None where that decides nothing: a study of answers is none of time."""
-        return None if cache.config.unsound else costs_of(self.engine, cache.config.costs)
-
-    def _piecewise(
-        self, prepared: Prepared, chosen: Plan, decision: Decision, clock: FirstToken
-    ) -> tuple[Completion, Plan]:
-        assert self.cache is not None
-        from dejakv.engines.blending import run_blend  # torch, only where blend is asked for
-        from dejakv.reuse.blend import BlendConfig
-        from dejakv.reuse.top_layer import TopLayerConfig
-
-        config, tokens = self.cache.config, len(prepared.token_ids)
-        most = most_computed(tokens, chosen, decision.exact, config.min_gain, self._costs(self.cache))
-        settings: BlendConfig | TopLayerConfig
-        if chosen.method == "top_layer":
-            settings = TopLayerConfig(config.top_layer_tail, max_computed=most, unsound=config.unsound)
-        else:
-            quality = config.blend
-            settings = BlendConfig(config.blend_map, quality.selector, quality.share, max_computed=most)
-        store, ran = self.cache.store, chosen
-        holds = isinstance(self.engine, HoldsState)
-        donors = _described(chosen) if holds else [StoredDonor(store, meta) for meta in chosen.donors]
-
-        def instead() -> Completion:
-            nonlocal ran
-            completion, ran = self._run(prepared, _plainer(chosen, decision, ""), decision, clock)
-            return completion
-
-        sampling = prepared.request.sampling
-        try:
-            accept = decision.trial.accept if decision.trial is not None else None
-            completion = run_blend(
-                self.engine,
-                prepared,
-                donors,
-                settings,
-                sampling=sampling,
-                on_token=clock,
-                instead=instead,
-                accept=accept,
-            )
-        except ModelError as error:
-            if clock.seconds is not None or ran is not chosen:
-                raise
-            return self._run(prepared, _plainer(chosen, decision, f"{chosen.method}: {error}"), decision, clock)
-        report = completion.details["blend"]
-        if not report.blended and ran is chosen:  # the engine ran it exactly by itself
-            whole = completion.computed_tokens == completion.prompt_tokens
-            ran = Plan("none") if whole else _plainer(chosen, decision, "")
-        if ran is not chosen:
-            return completion, replace(ran, reason=report.reason)
-        return completion, replace(chosen, reused=completion.prompt_tokens - completion.computed_tokens)
-
-
-def _plainer(chosen: Plan, decision: Decision, reason: str) -> Plan:
-    """After an approximate plan the exact prefix, after that nothing."""
-    return replace(decision.exact if chosen.approximate else Plan("none"), reason=reason)
-
-
-_TRIES = 3
-"""Lookups for one request while its model keeps changing; then it is computed."""
-
-
-def _described(chosen: Plan) -> list[Chunk]:
-    return [Chunk(meta, NO_STATE) for meta in chosen.donors]
-
-
-def in_place_of(prepared: Prepared, donor: ChunkMeta) -> Prepared:
-    """The donor's prompt as this request's: its tokens and media spans, this one's sampling and partition."""
-    return replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+        self.engine.weights_changed()

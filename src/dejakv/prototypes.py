@@ -11,10 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dejakv.decide.levels.base import Match, Status
+from dejakv.decide.plan import Decision
 from dejakv.encoder_cache import QueueingController as QueueingController
 from dejakv.encoder_cache import VisualCacheResult as VisualCacheResult
-from dejakv.find.decision import Decision
-from dejakv.levels.base import Match, Status
 from dejakv.store.base import Chunk
 
 SemanticTextMatch = EmbeddingMatch = CacheHit = Match

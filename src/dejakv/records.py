@@ -1,19 +1,14 @@
 """What happened to one request. Everything that is printed, exported or plotted is computed from these."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from dejakv.levels.base import Status
-from dejakv.request import Sampling
-
-Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
-
-PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
-"""Methods that take donors' state token by token, and compute what differs."""
-
-APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
-"""Methods that may change an answer."""
+from dejakv.decide.levels.base import Status
+from dejakv.decide.plan import Decision, Method, Plan, settled
+from dejakv.engines.base import Completion, OnToken
+from dejakv.request import Prepared, Sampling
 
 UNSOUND_LABEL = "[unsound reuse] "
 """Stands before every text that an ordinary model made from another prompt's top layer."""
@@ -43,7 +38,6 @@ class Record:
                 in low precision changes an answer now and then
     reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty; see `short`.
                 It holds no text of a prompt, which may be another caller's
-    label       what the text begins with where it is none that the model stands for (`UNSOUND_LABEL`), else empty
     """
 
     request_id: str
@@ -71,13 +65,98 @@ class Record:
     bitwise: bool = False
     plans: str = ""
     order: tuple[int, ...] = ()
-    label: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", short(self.reason))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def of(
+        cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, clock: "Clock", stored: bool
+    ) -> "Record":
+        """The record of an answer. `plan`: the plan that ran; `decision`: None where nothing was looked up."""
+        tokens, match = (
+            len(prepared.token_ids),
+            plan.match,
+        )  # this prompt's own, also where a donor's was run in its place
+        prefix = plan.method == "prefix"
+        statuses = settled(decision.statuses, plan) if decision else {}
+        if statuses.get("fusion") == "skip":
+            statuses["fusion"] = _encoder_status(prepared, ran)
+        return cls(
+            request_id=prepared.request.id,
+            key=decision.key if decision else "",
+            method=plan.method,
+            level=match.level if match else "prefix" if prefix else "",
+            provenance=f"hit ({match.provenance})" if match else "hit (prefix)" if prefix else "miss",
+            donor=plan.donors[0].id if plan.donors else None,
+            score=match.score if match else None,
+            reason=plan.reason,
+            statuses=statuses,
+            prompt_tokens=tokens,
+            computed_tokens=ran.computed_tokens,
+            reused_tokens=max(0, tokens - ran.computed_tokens),
+            output_tokens=len(ran.token_ids),
+            encoder_runs=ran.encoder_runs,
+            ttft_ms=1e3 * (clock.first if clock.first is not None else clock.latency),
+            latency_ms=1e3 * clock.latency,
+            lookup_ms=1e3 * (prepared.order_s + (decision.seconds if decision else 0.0)),
+            inject_ms=1e3 * ran.inject_s,
+            bytes_loaded=ran.bytes_loaded,
+            stored=stored,
+            approximate=plan.approximate or ran.approximate,
+            arithmetic=ran.arithmetic,
+            bitwise=ran.bitwise and not plan.approximate,
+            plans=decision.told(plan) if decision else "",
+            order=prepared.order,
+        )
+
+
+def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
+    """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
+    held = ran.prompt_tokens - ran.computed_tokens
+    if all(span.start + span.length <= held for span in prepared.spans):
+        return "skip"
+    return "miss" if ran.encoder_runs else "hit"
+
+
+class Clock:
+    """Seconds since a request came: `first` until its first token, `latency` until the last. It passes tokens on."""
+
+    def __init__(self, on_token: OnToken | None = None) -> None:
+        self._began = time.perf_counter()
+        self._on_token = on_token
+        self.first: float | None = None
+        self.latency = 0.0
+
+    def __call__(self, token: int, text: str) -> None:
+        if self.first is None:
+            self.first = time.perf_counter() - self._began
+        if self._on_token is not None:
+            self._on_token(token, text)
+
+    def stop(self) -> None:
+        """The answer is complete."""
+        self.latency = time.perf_counter() - self._began
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text, and what serving it took.
+
+    cached_answer  the donor's own answer, for reports
+    completion     what the engine returned
+    decision       what it was run from, None where nothing was looked up
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    record: Record
+    cached_answer: str | None
+    completion: Completion
+    decision: Decision | None = None
 
 
 _GREEDY = "greedy"

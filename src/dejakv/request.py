@@ -5,13 +5,17 @@ no tokens and no key.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from dejakv.errors import InputError
-from dejakv.parts import Frame, frame_of
+from dejakv.identity import DEFAULT_PARTITION as DEFAULT_PARTITION
+from dejakv.identity import Span
+from dejakv.part_order import Frame, frame_of
 from dejakv.settings import Cosine, Positive, Share, Within, check_fields
 
 Order = Literal["given", "free"]
@@ -19,8 +23,6 @@ ReuseMode = Literal["off", "exact", "adopt", "blend", "top_layer"]
 """What a request may choose: `off`, or a `config.reuse.ReuseMethod`."""
 Lifetime = Annotated[float, Within(0, above=True)]
 Modality = Literal["image", "audio", "video"]
-
-DEFAULT_PARTITION = "default"
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,122 @@ class Request:
         if self.media:
             raise InputError("order='free' is for texts, and the request has pictures: leave its order out")
         return frame_of(self.prompt, self.parts)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...).
+
+    epoch  the engine's epoch when state was looked up for it; empty if no state is to be used. An engine that finds another epoch
+           before it computes raises ModelChangedError. `prepare` sets it where prompts of one length have an epoch of their own.
+    piece  tokens of the pieces in which the engine prefills prompts, so that exact state is reused piece by piece; 1: any number
+    order  places of the prompt's parts as they were given, in the order chosen; empty: as given. `order_s`: seconds of choosing
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    inputs: Any = field(default=None, repr=False)
+    epoch: str = ""
+    piece: int = 1
+    order: tuple[int, ...] = ()
+    order_s: float = 0.0
+
+    def sampled(self, sampling: Sampling) -> "Prepared":
+        """The same prompt with another way of choosing tokens."""
+        return replace(self, request=replace(self.request, sampling=sampling))
+
+
+def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
+    """Where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind the picture that stands there; nowhere for 1.
+    What is behind the last of these places has a token at least. Longer prompts with this beginning are divided there as well."""
+    if piece == 1:
+        return []
+    ends = {
+        next((span.start + span.length for span in spans if span.start < place < span.start + span.length), place)
+        for place in range(piece, tokens, piece)
+    }
+    return sorted(end for end in ends if end < tokens)
+
+
+def reusable(held: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
+    """How many tokens of a prompt need not be computed if exact state of the first `held` is there: whole pieces, at most all
+    tokens but the last."""
+    if piece == 1:
+        return max(0, min(held, tokens - 1))
+    return max((place for place in pieces(tokens, piece, spans) if place <= held), default=0)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What its request says: nothing is kept of it, or for so many seconds; and what is made for it alone."""
+
+    no_store: bool = False
+    ttl: float | None = None
+    scratch: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+_NO_LIMITS = _Scope()
+_scope: ContextVar[_Scope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A part that remembers something of partitions' requests for speed."""
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets what it remembers of one partition, or of all."""
+        ...
+
+
+def forget(parts: Iterable[object], partition: str | None) -> None:
+    """Has those of the parts that remember something forget it."""
+    for part in parts:
+        if isinstance(part, Forgets):
+            part.forget(partition)
+
+
+def nothing_is_kept() -> bool:
+    """Whether the request that this thread or task serves leaves nothing behind."""
+    return _scope.get().no_store
+
+
+def kept_for() -> float | None:
+    """Seconds for which what is kept of the request may be used; None: it does not say."""
+    return _scope.get().ttl
+
+
+def for_this_request(key: Any, make: Callable[[], T]) -> T:
+    """What is made once for the request and dropped with it. Call it only where `nothing_is_kept`."""
+    scope = _scope.get()
+    assert scope.no_store
+    if key not in scope.scratch:
+        scope.scratch[key] = make()
+    return scope.scratch[key]
+
+
+def after_waiting(request: Request, seconds: float) -> Request:
+    """The request that has waited for so many seconds: its own time is shorter by them, and nothing is kept once it is over."""
+    if request.ttl is None:
+        return request
+    left = request.ttl - seconds
+    return replace(request, ttl=left) if left > 0 else replace(request, ttl=None, no_store=True)
+
+
+@contextmanager
+def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[None]:
+    """Inside, nothing is kept if `no_store`, and no longer than `ttl` seconds where that is given."""
+    token = _scope.set(_Scope(no_store, ttl))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def asks_no_store(values: Iterable[str]) -> bool:
+    """Whether one of the values of a `Cache-Control` header (RFC 9111, 5.2.1) has the directive `no-store`."""
+    directives = ",".join(values).split(",")
+    return any(directive.strip().lower() == "no-store" for directive in directives)

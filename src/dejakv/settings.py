@@ -8,59 +8,92 @@
         def __post_init__(self) -> None:
             check_fields(self)
 
-A bool is no number, a number is finite and fits 64 bits, text is valid Unicode without NUL.
+pydantic checks, strictly, and is imported at the first check. Beyond it: a number fits 64 bits, and text is valid Unicode without NUL.
 """
 
+import inspect
+import json
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dejakv.errors import ConfigError, DejaKVError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
 """What SQLite and a C size hold."""
 _REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
+_NO_REDIS = "is a Redis address, and Redis is no longer a store: give a folder on a disk of this machine"
+_SAYS = {
+    "bool_type": "is neither true nor false: give one of them",
+    "int_type": "is no whole number: give an integer",
+    "float_type": "is no number: give one",
+    "finite_number": "is not finite: give a finite number",
+    "string_type": "is no text: give a string",
+}
+"""pydantic's kinds of errors, and what is said of them here."""
+
+
+class _Kind:
+    """What an annotation asks beyond its type."""
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value of the right type, and the remedy."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def check(value: Any) -> Any:
+            problem = self.problem(value)
+            if problem is not None:
+                raise PydanticCustomError("dejakv", "{problem}", {"problem": problem})
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
 
 
 @dataclass(frozen=True)
-class Within:
-    """The range of a number, both ends included; `above` leaves the lower end out."""
+class Within(_Kind):
+    """The range of a number, both ends included; `above` leaves the lower end out, `below` the upper one."""
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
+    below: bool = False
 
     def problem(self, value: float) -> str | None:
         if value > self.low or (value == self.low and not self.above):
-            return None if value <= self.high else f"is too large: give {self}"
+            fits = value < self.high or (value == self.high and not self.below)
+            return None if fits else f"is too large: give {self}"
         return f"is negative: give {self}" if self.low == 0 and value < 0 else f"is too small: give {self}"
 
     def __str__(self) -> str:
-        low = f"{'more than ' if self.above else ''}{self.low:g}"
         if self.high == math.inf:
-            return low if self.above else f"{low} or more"
-        return (
-            f"a number above {self.low:g}, up to {self.high:g}"
-            if self.above
-            else f"a number from {low} to {self.high:g}"
-        )
+            return f"more than {self.low:g}" if self.above else f"{self.low:g} or more"
+        if self.above:
+            return f"a number above {self.low:g} and {'below' if self.below else 'up to'} {self.high:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
 
 
 @dataclass(frozen=True)
-class OnDisk:
+class OnDisk(_Kind):
     """A path that may or may not exist yet. `folder`: what exists must be a folder."""
 
     folder: bool = False
 
     def problem(self, value: str) -> str | None:
-        if self.folder:
-            refuse_redis(value)
+        if self.folder and _redis_scheme(value):
+            return _NO_REDIS
         if not value:
             return "is empty: give a path, or leave the setting out"
         try:
@@ -74,13 +107,27 @@ class OnDisk:
         return None
 
 
+@dataclass(frozen=True)
+class _Instance(_Kind):
+    """An object of a class."""
+
+    kind: type
+
+    def problem(self, value: Any) -> str | None:
+        return None if isinstance(value, self.kind) else f"is of the wrong type: give a {self.kind.__name__}"
+
+
 def refuse_redis(place: str) -> None:
     """Raises: ConfigError for the address of a Redis server; the message leaves out the address, which may hold a password."""
-    scheme = place.partition("://")[0]
-    if "://" in place and scheme.lower() in _REDIS:
-        raise ConfigError(
-            f"{scheme}://... is a Redis address, and Redis is no longer a store: give a folder on a disk of this machine"
-        )
+    scheme = _redis_scheme(place)
+    if scheme:
+        raise ConfigError(f"{scheme}://... {_NO_REDIS}")
+
+
+def _redis_scheme(place: str) -> str:
+    """The scheme of the address of a Redis server; of what is none, nothing."""
+    scheme, mark, _ = place.partition("://")
+    return scheme if mark and scheme.lower() in _REDIS else ""
 
 
 Count = Annotated[int, Within(0)]
@@ -103,17 +150,26 @@ def check_fields(
     nul    texts may contain NUL: they are no settings but somebody's words
 
     Raises: `error`, naming the first field that is wrong, its value and what to give instead.
+
+    >>> from dejakv import SemanticCacheConfig
+    >>> SemanticCacheConfig(blend_share=1.2)
+    Traceback (most recent call last):
+    dejakv.errors.ConfigError: blend_share=1.2 is too large: give a number from 0 to 1
     """
-    for name, kind in _kinds(type(settings)).items():
+    for name, (adapter, kind) in _adapters(type(settings)).items():
         value = getattr(settings, name)
-        problem = _problem(value, kind, nul)
+        problem = _problem(adapter, kind, value) or _too_much(value, nul)
         if problem is not None:
             label = "--" + name.replace("_", "-") if flags else name
             raise error(f"{label}={shown(value)} {problem}")
 
 
-def from_mapping(kind: Callable[..., T], values: object, where: str = "the settings") -> T:
+def from_mapping(
+    kind: Callable[..., T], values: object, where: str = "the settings", left: Mapping[str, str] | None = None
+) -> T:
     """An object of settings from plain values (JSON, flags). Lists become tuples.
+
+    left  settings that no longer exist, and what took the place of each
 
     Raises: ConfigError for what is no mapping, and for an unknown name, listing the known.
     """
@@ -123,17 +179,22 @@ def from_mapping(kind: Callable[..., T], values: object, where: str = "the setti
     known = {item.name for item in fields(cast(Any, kind))}
     for name in given:
         if name not in known:
+            if isinstance(name, str) and name in (left or {}):
+                raise ConfigError(f"{where}: {name} is no setting any more: {(left or {})[name]}")
             raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(known))}")
     plain = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in given.items()}
     return kind(**plain)
 
 
 def shown(value: object) -> str:
-    """A value in an error message: short, whatever it is."""
+    """A value in an error message: short, whatever it is, and of an address nothing that may be a password."""
     if isinstance(value, int) and abs(value) > 10**30:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, bool | int | float | NoneType):
         return repr(value)
+    if isinstance(value, str):
+        scheme = _redis_scheme(value)
+        value = f"{scheme}://..." if scheme else re.sub(r"(?s)://.*@", "://...@", value)
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} long)"
     if isinstance(value, list | tuple):
@@ -144,64 +205,114 @@ def shown(value: object) -> str:
 
 
 @cache
-def _kinds(cls: type) -> dict[str, Any]:
+def kinds_of(cls: type) -> dict[str, Any]:
+    """The annotation of each field of a class of settings."""
     hints = get_type_hints(cls, include_extras=True)
     return {item.name: hints[item.name] for item in fields(cast(Any, cls))}
 
 
-def _problem(value: object, kind: Any, nul: bool) -> str | None:
-    """What is wrong with a value of this annotation, and the remedy."""
+@cache
+def helps(cls: type) -> dict[str, str]:
+    """What each field is, from the docstrings of a class and its bases: lines `name  text`, continued by indented ones.
+
+    >>> from dejakv.config import LifetimeSettings
+    >>> helps(LifetimeSettings)["ttl"][:30]
+    'seconds for which an entry may'
+    """
+    found: dict[str, str] = {}
+    for part in reversed(cls.__mro__):
+        name = ""
+        for line in inspect.cleandoc(part.__doc__ or "").splitlines():
+            entry = re.match(r"(\w+)  +(\S.*)", line)
+            if entry and entry[1] in getattr(part, "__dataclass_fields__", {}):
+                name, found[entry[1]] = entry[1], entry[2]
+            elif name and line.startswith("  "):
+                found[name] += f" {line.strip()}"
+            else:
+                name = ""
+    return found
+
+
+def from_text(text: str, kind: Any) -> Any:
+    """A value of an annotation from a text, as options and the environment give it: `none` is None where there may be none, a list has
+    commas or is JSON. What cannot be read stays a text, which the check then refuses.
+
+    >>> from_text(".2", Share | None), from_text("none", Share | None), from_text("a,b", tuple[str, ...])
+    (0.2, None, ('a', 'b'))
+    """
+    members = [kind, *get_args(kind)]
+    if NoneType in members and text.lower() == "none":
+        return None
+    if get_origin(kind) is tuple:
+        items: list[Any] = json.loads(text) if text.startswith("[") else [part for part in text.split(",") if part]
+        return tuple(from_text(item, get_args(kind)[0]) if isinstance(item, str) else item for item in items)
+    members += [inner for each in members for inner in get_args(each)]
+    if bool in members:
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower(), text)
+    try:
+        return int(text) if int in members else float(text) if float in members else text
+    except ValueError:
+        return text
+
+
+@cache
+def _adapters(cls: type) -> dict[str, tuple["TypeAdapter[Any]", Any]]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    strict = ConfigDict(strict=True, allow_inf_nan=False)
+    return {name: (TypeAdapter(_plain(kind), config=strict), kind) for name, kind in kinds_of(cls).items()}
+
+
+def _plain(kind: Any) -> Any:
+    """The annotation for pydantic: of an object it checks the class alone, not what is in it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _problem(value, arguments[0], nul) or arguments[1].problem(value)
+        return Annotated[(_plain(arguments[0]), *arguments[1:])]
     if origin in (Union, UnionType):
-        return _union_problem(value, arguments, nul)
-    if origin is Literal:
-        known = ", ".join(map(str, arguments))
-        return None if isinstance(value, str) and value in arguments else f"is unknown: choose one of {known}"
+        return Union[tuple(_plain(each) for each in arguments)]  # noqa: UP007
     if origin is tuple:
-        return _tuple_problem(value, arguments[0], nul)
-    if kind is str:
-        return _text_problem(value, nul)
-    if kind in (int, float):
-        return _number_problem(value, kind)
-    if kind is bool:
-        return None if isinstance(value, bool) else "is neither true nor false: give one of them"
-    if kind is Any or isinstance(value, origin or kind):
-        return None
-    return f"is of the wrong type: give a {(origin or kind).__name__}"
+        return tuple[_plain(arguments[0]), ...]
+    if origin is Literal or kind in (str, int, float, bool, Any, NoneType):
+        return kind
+    return Annotated[Any, _Instance(origin or kind)]
 
 
-def _union_problem(value: object, kinds: tuple[Any, ...], nul: bool) -> str | None:
-    if value is None and NoneType in kinds:
-        return None
-    problems = [_problem(value, kind, nul) for kind in kinds if kind is not NoneType]
-    return None if None in problems else problems[0]
+def _problem(adapter: "TypeAdapter[Any]", kind: Any, value: object) -> str | None:
+    from pydantic import ValidationError
 
-
-def _tuple_problem(value: object, kind: Any, nul: bool) -> str | None:
-    if not isinstance(value, tuple):
-        return "is a list: give a tuple" if isinstance(value, list) else "is no list: give a list, of one if it is one"
-    for item in cast(tuple[object, ...], value):
-        problem = _problem(item, kind, nul)
-        if problem is not None:
-            return f"holds {shown(item)}, which {problem}"
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        item = next((place for place in first["loc"] if isinstance(place, int)), None)
+        says = _says(first["type"], first["msg"], kind, value)
+        return says if item is None else f"holds {shown(cast(tuple[object, ...], value)[item])}, which {says}"
     return None
 
 
-def _text_problem(value: object, nul: bool) -> str | None:
+def _says(error: str, message: str, kind: Any, value: object) -> str:
+    if error == "dejakv":
+        return message
+    if error == "tuple_type":
+        return "is a list: give a tuple" if isinstance(value, list) else "is no list: give a list, of one if it is one"
+    if error == "literal_error":
+        known = next(get_args(each) for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
+        return f"is unknown: choose one of {', '.join(map(str, known))}"
+    return _SAYS.get("int_type" if error.startswith("int_") else error, f"is wrong: {message}")
+
+
+def _too_much(value: object, nul: bool) -> str | None:
+    """Of what pydantic lets pass: numbers beyond 64 bits, lone surrogates, NUL."""
+    if isinstance(value, tuple):
+        for item in cast(tuple[object, ...], value):
+            if (problem := _too_much(item, nul)) is not None:
+                return f"holds {shown(item)}, which {problem}"
+    if isinstance(value, int | float) and abs(value) > _LARGEST:
+        return "is too large: give less than 2^63"
     if not isinstance(value, str):
-        return "is no text: give a string"
+        return None
     try:
         value.encode()
     except UnicodeEncodeError:
         return "is no valid Unicode (a lone surrogate): give text that UTF-8 can encode"
     return "contains a NUL: remove it" if "\0" in value and not nul else None
-
-
-def _number_problem(value: object, kind: type) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        return "is no whole number: give an integer" if kind is int else "is no number: give one"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "is not finite: give a finite number"
-    return None if abs(value) <= _LARGEST else "is too large: give less than 2^63"

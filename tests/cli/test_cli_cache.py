@@ -1,21 +1,19 @@
 """`dejakv cache`: purging a folder from the command line."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from dejakv.api_keys import ApiKeys
 from dejakv.cli.main import typer_app
 from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.http.keys import ApiKeys
 from dejakv.identity import Span
 from dejakv.store import open_store
 from dejakv.testing.prompts import ids, prompt_chunk
-from dejakv.trust.disk import DiskLedger
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.state import Counts
+from dejakv.trust.evidence import Counts
+from dejakv.trust.ledger import Ledger
 
 PICTURE = "a" * 64
 DONOR = prompt_chunk((1, 9, 9, 3), spans=(Span(1, 2, PICTURE),))
@@ -89,16 +87,20 @@ def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
     assert "alpha" not in said
 
 
-def test_every_option_has_a_help_text() -> None:
-    command: Any = typer.main.get_command(typer_app)
-    assert all(option.help for option in command.commands["cache"].commands["purge"].params)
+def test_show_tells_what_is_in_the_folder(folder: Path) -> None:
+    done = CliRunner().invoke(typer_app, ["cache", "show", str(folder)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.exception
+    assert "2 prompts, " in done.output
+    for meta in (DONOR.meta, OTHER.meta):
+        assert any(meta.partition in line and meta.epoch in line for line in done.output.splitlines())
+    assert left(folder) == {DONOR.meta.id, OTHER.meta.id}
 
 
 def test_evidence_is_shown_and_removed(tmp_path: Path) -> None:
     command = ["cache", "evidence", "--cache-dir", str(tmp_path)]
     refused = CliRunner().invoke(typer_app, command)
     assert "has no evidence" in str(refused.exception)
-    ledger = DiskLedger(tmp_path, "terms")
+    ledger = Ledger(tmp_path, "terms")
     for epoch in ("one", "two"):
         ledger.change(ClassKey(epoch, "blend", "strict", "group"), lambda state: state.counted(Counts(explored=3)))
     ledger.close()

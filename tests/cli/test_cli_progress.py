@@ -76,31 +76,29 @@ def row(ms: float) -> Row:
     )
 
 
-def test_without_a_terminal_progress_is_lines() -> None:
+def test_without_a_terminal_progress_is_lines_that_count_from_each_stage() -> None:
+    """As the experiments of a sweep follow each other."""
     out = io.StringIO()
-    with watching(Console(file=out, width=80), seconds=0.01) as watch:
+    with watching(Console(file=out, width=80), seconds=0, counts="cases") as watch:
         watch.stage("loading a model")
         watch.sample(1, 4, row(100.0))
         watch.sample(2, 4, row(200.0))
-        until(lambda: "2 of 4" in out.getvalue())
-    text = out.getvalue()
-    assert text.startswith("loading a model\n")
-    assert "2 of 4 samples" in text
-    assert "mean TTFT ms: none 150, cache 75" in text
-
-
-def test_a_stage_counts_from_its_own_beginning() -> None:
-    """As the seeds of a run and the experiments of a sweep follow each other."""
-    out = io.StringIO()
-    with watching(Console(file=out, width=80), seconds=0.01, counts="cases") as watch:
-        watch.sample(4, 4, row(100.0))
         watch.stage("the next one")
-        until(lambda: "the next one, " in out.getvalue())
         watch.sample(1, 8, row(500.0))
-        until(lambda: "1 of 8 cases" in out.getvalue())
-    last = out.getvalue().splitlines()[-1]
-    assert last.startswith("1 of 8 cases")
-    assert last.endswith("mean TTFT ms: none 500, cache 250")
+    lines = out.getvalue().splitlines()
+    assert (lines[0], lines[3]) == ("loading a model", "the next one")
+    assert lines[2].startswith("2 of 4 cases, about ")
+    assert lines[2].endswith("mean TTFT ms: none 150, cache 75")
+    assert lines[4].startswith("1 of 8 cases")
+    assert lines[4].endswith("mean TTFT ms: none 500, cache 250")
+
+
+def test_lines_of_progress_are_seconds_apart() -> None:
+    out = io.StringIO()
+    with watching(Console(file=out, width=80), seconds=1000) as watch:
+        watch.stage("loading a model")
+        watch.sample(1, 4, row(100.0))
+    assert out.getvalue() == "loading a model\n"
 
 
 def test_a_command_that_prints_meanwhile_has_no_bar() -> None:

@@ -126,16 +126,3 @@ def test_a_dry_run_measures_nothing_and_is_done_again(tmp_path: Path) -> None:
     assert run_in(tmp_path / "out", "--cache-mode", "dry-run").exit_code == 0
     assert run_in(tmp_path / "out", "--cache-mode", "dry-run", "--reuse", "adopt").exit_code == 0
     assert run_in(tmp_path / "out").exit_code == 0
-
-
-def test_finished_seeds_are_not_measured_again(tmp_path: Path) -> None:
-    first = run_in(tmp_path / "out", "--seeds", "2")
-    assert first.exit_code == 0, first.output
-    before = {seed: files(tmp_path / "out" / f"seed-{seed}") for seed in (0, 1)}
-    shutil.rmtree(tmp_path / "out" / "seed-1")
-    again = run_in(tmp_path / "out", "--seeds", "2")
-    assert again.exit_code == 0, again.output
-    assert files(tmp_path / "out" / "seed-0") == before[0]
-    assert files(tmp_path / "out" / "seed-1").keys() == before[1].keys()
-    assert "finished before: seed 0" in again.stderr
-    assert "one seed" in refused(tmp_path / "out" / "seed-0", "--seeds", "2")

@@ -42,7 +42,7 @@ def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("DEJAKV_COSTS", "[1", 'value for field "costs"'),
+        ("DEJAKV_COSTS", "[1", "DEJAKV_COSTS: "),
         ("DEJAKV_MAX_PICTURES", "many", "DEJAKV_MAX_PICTURES: "),
     ],
 )

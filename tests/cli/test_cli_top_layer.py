@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.datasets.base import Sample
 from dejakv.datasets.docs import edit, make_document
-from dejakv.records import UNSOUND_LABEL
 
 STREAM = ["--dataset", "tests.cli.test_cli_top_layer:stream", "--chunk-source", "prompt", "--max-new-tokens", "4"]
 COSTS = ["--costs", "1e-4,0,0,0"]
@@ -68,22 +67,9 @@ def test_an_ordinary_model_is_refused_with_the_reason(mode: str) -> None:
     assert "every layer attends to its own KV" in text
 
 
-def test_what_a_study_says_is_labelled_and_judged_without_the_label(tmp_path: Path) -> None:
-    code, text = run("--model", "docs-lm", "--reuse", "top_layer", "--unsound", folder=tmp_path)
-    assert code == 0, text
-    assert UNSOUND_LABEL.strip() in text
-    rows = rows_of(tmp_path)[1:]
-    for row in rows:
-        cache, full = row["arms"]["cache"], row["arms"]["none"]
-        assert cache["text"].startswith(UNSOUND_LABEL)
-        assert not full["text"].startswith(UNSOUND_LABEL)
-        assert row["agrees"] == (cache["text"].removeprefix(UNSOUND_LABEL) == full["text"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "docs-lm", "--unsound"), "unsound=True is about reuse=top_layer"),
         (("--model", "docs-lckv", "--reuse", "top_layer", "--prune", "attention"), "prune=attention"),
         (("--model", "docs-lckv", "--reuse", "top_layer", "--engine", "vllm"), "of the transformers engine"),
         (("--model", "docs-lckv", "--reuse", "toplayer"), "exact, adopt, blend, top_layer"),

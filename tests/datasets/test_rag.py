@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dejakv.datasets.rag import RagDataset, traffic
-from dejakv.datasets.rag_corpus import Passage, Question, go_on
-from dejakv.datasets.registry import DatasetOptions, open_dataset
-from dejakv.datasets.workload import WorkloadOptions
+from dejakv.datasets.rag import Passage, Question, RagDataset, go_on, traffic
+from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.models import tokenizer_folder

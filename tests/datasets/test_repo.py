@@ -7,8 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dejakv.datasets.registry import DatasetOptions, open_dataset
-from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset
-from dejakv.datasets.source_code import read_package
+from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset, read_package
 from dejakv.errors import DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.models import tokenizer_folder

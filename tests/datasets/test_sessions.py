@@ -9,9 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from dejakv.datasets.messages import Message, read_messages
-from dejakv.datasets.registry import DatasetOptions, open_dataset
+from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
 from dejakv.datasets.sessions import SessionsDataset, compacted, windowed
-from dejakv.datasets.workload import WorkloadOptions
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.prompting import Prompter
 from dejakv.models import tokenizer_folder

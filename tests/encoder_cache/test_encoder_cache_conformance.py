@@ -3,7 +3,7 @@
 import pytest
 
 from dejakv.encoder_cache import DiskTier, EncoderView, VisualKVCache
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 from dejakv.testing.encoder_cache import EncoderViewTests, TierTests
 
 
@@ -18,7 +18,7 @@ class TestDiskTier(TierTests):
 
 class TestTierOverMemory(TierTests):
     def make(self) -> DiskTier:
-        return DiskTier(MemoryStore())
+        return DiskTier(open_store())
 
 
 class TestView(EncoderViewTests):

@@ -103,7 +103,7 @@ def test_a_description_that_lies_is_a_counted_miss(tmp_path):
         chunk = tier.store.get(next(tier.store.metas()).id)
         lies = {**chunk.meta.metadata, "shape": [400, 8]}
         tier.store.put(Chunk(replace(chunk.meta, metadata=lies), chunk.tensor))
-        cache._registry._shelf.remove(("p", "e", "image", "h"))
+        cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
 

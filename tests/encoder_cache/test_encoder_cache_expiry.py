@@ -1,17 +1,15 @@
 """Encoder outputs and fusion states that may be used for a limited time."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.errors import ConfigError
-from dejakv.levels.fusion import FusionCache, FusionState
-from dejakv.retention import keeping
-from dejakv.store.disk import DiskStore
-from dejakv.store.expiry import ExpiringStore
+from dejakv.request import keeping
+from dejakv.store.open import open_store
 from dejakv.testing.expiry import Ahead
 
 OUTPUT = np.ones((2, 3), np.float32)
@@ -21,12 +19,12 @@ CONTENT = "a" * 64
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.encoder_cache.shelf.now", clock)
+    monkeypatch.setattr("dejakv.encoder_cache.outputs.now", clock)
     return clock
 
 
 def tier_in(folder: Path, clock: Ahead) -> DiskTier:
-    return DiskTier(ExpiringStore(DiskStore(folder), clock, background=False, look_first=True))
+    return DiskTier(open_store(folder, clock=clock, background=False))
 
 
 def test_an_expired_output_is_computed_again(clock: Ahead) -> None:
@@ -61,9 +59,8 @@ def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_p
     assert again.view("e", "p").lookup(CONTENT) is None  # also in memory, where it came from the disk
     again.close()
     tier = tier_in(tmp_path, clock)
-    store: Any = tier.store
-    assert store.sweep() == 1
-    assert list(tmp_path.glob("chunks/*/*")) == []
+    assert tier.store.stats().entries == 0
+    assert list(tmp_path.glob("segments/*/*")) == []
     tier.close()
 
 
@@ -74,7 +71,7 @@ def test_a_time_that_is_none(ttl: float) -> None:
 
 
 def test_fusion_states(clock: Ahead, tmp_path: Path) -> None:
-    store = ExpiringStore(DiskStore(tmp_path), clock, background=False)
+    store = open_store(tmp_path, clock=clock, background=False)
     cache = FusionCache(None, VisualKVCache(), "e", "p", store, 60.0)
     cache.save(FusionState("chunk", {"rows": OUTPUT}))
     assert cache.load("chunk") is not None

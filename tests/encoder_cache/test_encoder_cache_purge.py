@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dejakv.decide.fusion import FusionStates
+from dejakv.decide.levels.fusion import FusionState
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.base import Prepared
-from dejakv.find.ways import Plan
-from dejakv.fusing import Fusing
-from dejakv.levels.fusion import FusionState
 from dejakv.request import Request
-from dejakv.store.disk import DiskStore
+from dejakv.store.open import open_store
 from dejakv.store.selection import Purged, Selection
 
 OUTPUT = np.ones((2, 3), np.float32)
@@ -32,18 +31,22 @@ ONE, OTHER = "a" * 64, "b" * 64
     ],
 )
 def test_outputs(disk: bool, selection: Selection, left: list[tuple[str, str]], tmp_path: Path) -> None:
-    cache = VisualKVCache(disk=DiskTier.open(tmp_path) if disk else None)
+    tier = DiskTier.open(tmp_path) if disk else None
+    cache = VisualKVCache(disk=tier)
     every = [("p", ONE), ("p", OTHER), ("q", ONE)]
     for partition, content in every:
         cache.view("e", partition).store(content, "image", OUTPUT)
+    cache.flush()
+    held = tier.store.stats().bytes if tier is not None else 3 * OUTPUT.nbytes
     would = cache.purge(selection, dry_run=True)
     did = cache.purge(selection)
     assert would == did
-    assert (did.encoder_outputs, did.bytes) == (3 - len(left), (3 - len(left)) * OUTPUT.nbytes)
+    rest = tier.store.stats().bytes if tier is not None else len(left) * OUTPUT.nbytes
+    assert (did.encoder_outputs, did.bytes) == (3 - len(left), held - rest)
     assert [key for key in every if cache.view("e", key[0]).lookup(key[1]) is not None] == left
     if disk:
         cache.flush()
-        assert len(list(tmp_path.glob("chunks/*/*"))) == len(left)
+        assert len(list(tmp_path.glob("segments/*/*"))) == len(left)
     cache.close()
 
 
@@ -72,17 +75,17 @@ class Modules:
 @pytest.mark.parametrize(("selection", "left"), [(Selection(donors=("one",)), ["other"]), (Selection("p"), [])])
 def test_fusion_states(selection: Selection, left: list[str], tmp_path: Path) -> None:
     registry = VisualKVCache()
-    fusing = Fusing(Modules(), registry, DiskStore(tmp_path))
+    fusing = FusionStates(Modules(), None, registry, open_store(tmp_path))
     prepared = Prepared(Request("r", "x", "x", partition="p"), (1, 2), epoch="e")
     for key in ("one", "other"):
-        assert fusing.capture(None, prepared, key, Plan("none"))
+        assert fusing._of(prepared).capture(llm=None, request_id="r", chunk_id=key)
     purged = fusing.purge(selection)
     registry.purge(selection)
     assert purged.encoder_outputs == 2 - len(left)
     cache = fusing._of(prepared)
     assert [key for key in ("one", "other") if cache.load(key) is not None] == left
     assert registry.stats().entries == len(left)
-    assert len(list(tmp_path.glob("chunks/*/*"))) == len(left)
+    assert len(list(tmp_path.glob("segments/*/*"))) == len(left)
     fusing.close()
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.encoder_cache.raw import from_raw, to_raw
-from dejakv.encoder_cache.tensors import owned, size_of
+from dejakv.encoder_cache.tensors import from_raw, owned, size_of, to_raw
 from dejakv.errors import InputError
 
 

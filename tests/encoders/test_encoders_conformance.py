@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.encoders.apart import EncoderProcess
-from dejakv.encoders.base import ImageEncoder, TextEncoder
-from dejakv.encoders.image import image_encoder
-from dejakv.encoders.text import ModelTextEncoder, SentenceTransformerEncoder
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.testing.encoders import ImageEncoderTests, TextEncoderTests
+from dejakv.vectors.base import ImageEncoder, TextEncoder
+from dejakv.vectors.image import image_encoder
+from dejakv.vectors.process import EncoderProcess
+from dejakv.vectors.text import ModelTextEncoder, SentenceTransformerEncoder
 
 
 class TestMiniLM(TextEncoderTests):

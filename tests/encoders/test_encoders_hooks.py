@@ -12,14 +12,13 @@ import pytest
 from PIL import Image
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.encoders.hooks import EmbeddingHook, hook_named
-from dejakv.encoders.image import TowerEncoder, image_encoder
-from dejakv.encoders.pictures import image_roots, pictures_of
+from dejakv.decide.levels.base import Query
+from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.errors import ConfigError, InputError, ModelError
-from dejakv.levels.base import Query
-from dejakv.levels.latent import EmbeddingCache
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
+from dejakv.vectors.hooks import EmbeddingHook, hook_named
+from dejakv.vectors.image import TowerEncoder, image_encoder, image_roots, pictures_of
 
 
 def png(shade: int) -> bytes:
@@ -204,7 +203,7 @@ def test_the_tower_stands_in_where_clip_cannot_be_loaded(monkeypatch: pytest.Mon
     def fail(*_: Any) -> Any:
         raise ModelError("cannot be loaded")
 
-    monkeypatch.setattr("dejakv.encoders.image.load_sentence_transformer", fail)
+    monkeypatch.setattr("dejakv.vectors.image.load_sentence_transformer", fail)
     assert isinstance(image_encoder(Engine()), TowerEncoder)
     with pytest.raises(ConfigError, match="vision layer has no encoder"):
         image_encoder(None)
@@ -217,7 +216,7 @@ def test_clip_is_used_where_it_can_be_loaded(monkeypatch: pytest.MonkeyPatch) ->
         def encode(self, pictures: list[Any], **_: Any) -> np.ndarray:
             return np.stack([np.asarray(p, np.float32).mean(axis=(0, 1)) + 1 for p in pictures])
 
-    monkeypatch.setattr("dejakv.encoders.image.load_sentence_transformer", lambda *_: Clip())
+    monkeypatch.setattr("dejakv.vectors.image.load_sentence_transformer", lambda *_: Clip())
     encoder = image_encoder(Engine())
     assert not isinstance(encoder, TowerEncoder)
     row = encoder.encode(Media(png(50)))

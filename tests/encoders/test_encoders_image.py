@@ -10,10 +10,10 @@ import torch
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.shapes import ShapesDataset
-from dejakv.encoders.hooks import hook_named
-from dejakv.encoders.image import TowerEncoder, image_encoder
 from dejakv.errors import ConfigError, ModelError
 from dejakv.request import Request
+from dejakv.vectors.hooks import hook_named
+from dejakv.vectors.image import TowerEncoder, image_encoder
 
 
 @pytest.fixture(scope="module")

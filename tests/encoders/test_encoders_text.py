@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejakv.encoders.text import ModelTextEncoder, SentenceTransformerEncoder, text_encoder
+from dejakv.decide.guards.base import judge
+from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.lexical import LexicalGuard
+from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import InputError, ModelError
-from dejakv.guards.chain import judge
-from dejakv.guards.lexical import LexicalGuard
-from dejakv.guards.threshold import ThresholdGuard
-from dejakv.levels.semantic import SemanticTextCache
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
+from dejakv.vectors.text import ModelTextEncoder, SentenceTransformerEncoder, text_encoder
 
 
 def mini_lm_folder() -> Path:
@@ -65,7 +65,7 @@ def test_a_long_text_is_seen_to_its_end(mini_lm: SentenceTransformerEncoder) -> 
 def test_fingerprint_follows_the_weights(mini_lm: SentenceTransformerEncoder) -> None:
     import torch
 
-    from dejakv.encoders.fingerprint import module_fingerprint
+    from dejakv.vectors.base import module_fingerprint
 
     net = torch.nn.Linear(3, 2)
     before = module_fingerprint(net)

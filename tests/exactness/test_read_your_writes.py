@@ -25,14 +25,15 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.server.settings import ServerSettings
 from dejakv.store.base import Chunk
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
+from dejakv.store.store import Store
 
 PLAIN = SemanticCacheConfig(semantic_text=False, costs=COSTS)
 TEXTS = [make_document(random.Random(seed), facts=20).text for seed in range(6)]
 
 
-class Slow(MemoryStore):
+class Slow(Store):
     """Writes nothing before `opened` is set."""
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Slow(MemoryStore):
         return super().put(chunk)
 
 
-class Broken(MemoryStore):
+class Broken(Store):
     """Fails to write."""
 
     def put(self, chunk: Chunk) -> bool:
@@ -201,7 +202,7 @@ def test_what_is_queued_expires(docs_engine: Any) -> None:
         assert pipeline.answer(prompt(TEXTS[0])).record.method == "none"
 
 
-@pytest.mark.parametrize("store", [MemoryStore(max_bytes=1000), Broken()])
+@pytest.mark.parametrize("store", [open_store(max_bytes=1000), Broken()])
 def test_what_a_store_does_not_take_is_a_miss_once_it_is_known(store: Any, docs_engine: Any) -> None:
     with serving(docs_engine, store=store) as pipeline:
         for _ in range(2):

@@ -8,15 +8,14 @@ import pytest
 import typer
 
 from dejakv.cli.main import typer_app
-from dejakv.experiments.commands import run_command_of
-from dejakv.experiments.settings import RunSettings, settings_from
+from dejakv.experiments.settings import RunSettings, run_command_of, settings_from
 
 NAMED: dict[str, Any] = json.loads(json.dumps(RunSettings().named(), default=str))
 
 
 def _flags() -> set[str]:
     command: Any = typer.main.get_command(typer_app)
-    return {flag for option in command.commands["run"].params for flag in option.opts}
+    return {flag for option in command.get_command(None, "run").params for flag in option.opts}
 
 
 def _other(value: object) -> object:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.experiments.disagreements import as_text, disagreements
 from dejakv.experiments.plain_words import in_plain_words
 from dejakv.experiments.summary import Outcome, Row, summarize
+from dejakv.experiments.table import as_text
+from dejakv.experiments.table import changed_answers as disagreements
 from dejakv.records import Record
 
 

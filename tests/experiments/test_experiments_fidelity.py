@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.engines.transformers.together import first_logs
+from dejakv.engines.transformers.continuation import first_logs
+from dejakv.experiments.compare import noise_floor
 from dejakv.experiments.fidelity import Fidelity, fidelity, means
-from dejakv.experiments.noise_floor import noise_floor
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.table import in_words_of_bound

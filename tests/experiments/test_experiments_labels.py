@@ -7,23 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.trust.__main__ import main as trust_benchmark
+from research.trust.__main__ import main as trust_benchmark
 from tests.asking import COSTS
 from tests.bounded import DOCUMENTS, stream
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
-from dejakv.experiments.commands import run_command_of
-from dejakv.experiments.keys import split_settings
-from dejakv.experiments.labels import certainty
+from dejakv.experiments.fidelity import certainty
 from dejakv.experiments.run import run
-from dejakv.experiments.settings import settings_from
+from dejakv.experiments.settings import run_command_of, settings_from, split_settings
 from dejakv.experiments.table import in_words_of_bound
 from dejakv.experiments.watch import Silent
 from dejakv.request import Request
-from dejakv.trust.grid import PILOT
 from dejakv.trust.labels import read_labels
+from dejakv.trust.rules import PILOT
 
 RUN: dict[str, Any] = {"dataset": f"{stream.__module__}:stream", "max_new_tokens": 2, "arms": ("none", "cache")}
 CACHE: dict[str, Any] = {"reuse": "blend", "costs": COSTS, "semantic_text": False, "max_generation": 0}
@@ -217,7 +215,8 @@ def test_a_command_names_the_bound_again() -> None:
             "error_bound": 0.02,
             "differs": "kl:0.05",
             "trust_groups": ["a=b,c", "d=e"],
-        }
+        },
+        "a log",
     )
     settings = settings_from(None, run_part, cache_part)
     command = run_command_of(settings.named())

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from dejakv.datasets.shapes import ShapesDataset
-from dejakv.encoders.pictures import ROOT_VARIABLES
 from dejakv.engines.open import open_engine
 from dejakv.errors import ModelError
-from dejakv.experiments.run import read_samples, run
+from dejakv.experiments.data import read_samples
+from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
+from dejakv.vectors.image import ROOT_VARIABLES
 
 COUNT = 12
 

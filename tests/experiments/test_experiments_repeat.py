@@ -3,7 +3,8 @@
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.experiments.run import repeated, run
+from dejakv.experiments.data import repeated
+from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 
 SAMPLES = 8

@@ -9,8 +9,9 @@ import pytest
 
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
+from dejakv.experiments.data import read_samples
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.run import read_samples, run
+from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent

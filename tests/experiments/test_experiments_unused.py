@@ -8,8 +8,7 @@ from rich.console import Console
 
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.table import show
-from dejakv.experiments.unused import unused_table
+from dejakv.experiments.table import show, unused_table
 
 
 def printed(what: Any) -> str:

@@ -20,8 +20,7 @@ from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent
-from dejakv.experiments.why import why
-from dejakv.experiments.why_show import in_words, to_html, to_terminal
+from dejakv.experiments.why import in_words, to_html, to_terminal, why
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
 """Fixed, or other measurements may lead to another decision."""

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.finder import Finder
+from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.engines.base import Prepared
-from dejakv.find.finder import Finder
 from dejakv.identity import exact_key
-from dejakv.levels.base import Match, Query, Search
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 
 
 class Likes:
@@ -58,7 +59,7 @@ SIMILAR = prompt(like(0), "what was it?")
 PREFIXED = prompt((*range(64), *range(400, 440)), "what begins like it?")
 
 
-class Busy(MemoryStore):
+class Busy(Store):
     """A store in which something happens right after it was listed, once."""
 
     def __init__(self) -> None:
@@ -77,10 +78,10 @@ def finder_of(
     level: Likes | None = None,
     guards: tuple[Any, ...] = (),
     plan_guards: tuple[Any, ...] = (),
-    store: MemoryStore | None = None,
+    store: Store | None = None,
     **settings: Any,
 ) -> Finder:
-    store = store or MemoryStore()
+    store = store or open_store()
     own = SemanticCacheConfig(**settings)
     made = Finder(store, [level] if level is not None else [], guards, own, plan_guards=plan_guards)
     for item in stored:

@@ -4,18 +4,16 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.bounded import BOUNDED
 
+from dejakv.decide.bound import ErrorBound, setting_of
+from dejakv.decide.levels.base import Match, Query
+from dejakv.decide.plan import Ask, Decision, Found, Plan
 from dejakv.engines.base import Prepared
-from dejakv.find.ask import Ask
-from dejakv.find.bound import bound_by, setting_of
-from dejakv.find.candidates import Candidate
-from dejakv.find.found import Found
-from dejakv.find.plan import Planned
-from dejakv.find.ways import Plan
-from dejakv.guards.bounded import Bounded
 from dejakv.request import Request
+from dejakv.store.base import ChunkMeta
 from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
 from dejakv.trust.settings import TrustSettings
@@ -28,15 +26,23 @@ DELTA = 0.1
 def hit(gate: Gate, share: float | None, margin: float, wrong: bool) -> tuple[Any, Any]:
     """One would-be hit whose blend takes this share of full computation's time: the plan that runs first, and its draw, None if there
     was none. Its label is told at once."""
-    blend, full = Plan("blend", reused=50), Plan("none")
-    ways = (Candidate(full, 1.0 if share is not None else None), Candidate(blend, share))
-    planned, trial = bound_by(Bounded(gate), BOUNDED, PREPARED, Found(copied=50), ASK, Planned(blend, full, ways))
+    blend = Plan("blend", reused=50, seconds=share)
+    full = Plan("none", seconds=1.0 if share is not None else None)
+    query = Query(PREPARED.request, "", dict)
+    decision = Decision("k", 100, ASK, (blend, full), Found(copied=50), query, {}, considered=(full, blend))
+    decision = ErrorBound(gate, BOUNDED).decided(PREPARED, decision)
+    trial = decision.trial
+    if trial is not None and trial.draw is None:
+        other = np.log(np.array([1.0, np.exp(-margin)]) / (1 + np.exp(-margin)))
+        assert decision.plan.accept is not None
+        decision.plan.accept(other.astype(np.float32))
     draw = None
     if trial is not None:
-        draw = trial.draw or trial.judge({"first_margin": margin})  # pyright: ignore[reportOptionalCall]
+        draw = trial.draw
+        assert draw is not None
         if draw.labelled:
             gate.learn(draw, wrong, {"first_margin": margin})
-    return planned, draw
+    return decision, draw
 
 
 def streamed(seed: int, cheap_are_wrong: float) -> tuple[int, int]:
@@ -101,3 +107,22 @@ def test_a_rule_that_opens_meanwhile_leaves_the_draw_unlabelled(opened: Gate) ->
         partition="default", epoch="e", method=LATE_BLEND, setting=setting, features={"time_share": 0.1}, late=True
     )
     assert (draw.served, draw.labelled, draw.reason) == (False, False, "a rule has opened meanwhile")
+
+
+def test_a_plan_is_drawn_for_under_its_own_class_and_features() -> None:
+    gate = Gate(TrustSettings(error_bound=DELTA))
+    donor = ChunkMeta("d", "tenant", "e", tuple(range(80)), "p", "p", generation=1)
+    prepared = replace(PREPARED, request=replace(PREPARED.request, partition="tenant"))
+    plan, full = Plan("blend", (donor,), Match("d", "copied", 0.6), reused=70, kept=5), Plan("none")
+    found = Found(plan.match, plan.donors, copied=60, runs=((0, 60),))
+    query = Query(prepared.request, "", dict)
+    decision = Decision("k", 100, Ask("blend"), (plan, full), found, query, {}, considered=(full, plan))
+    trial = ErrorBound(gate, BOUNDED).decided(prepared, decision).trial
+    assert trial is not None
+    draw = trial.draw
+    assert draw is not None
+    assert not draw.served
+    assert draw.cls == ("e", "blend", setting_of("blend", BOUNDED), gate.settings.group_of("tenant"))
+    assert (draw.features["seams"], draw.features["generation"], draw.features["copied"]) == (1, 1, 0.6)
+    assert draw.features["longest_new"] == 0.4
+    assert gate.report("tenant").classes[0].counts.refused == 1

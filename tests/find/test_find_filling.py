@@ -11,14 +11,14 @@ from tests.find.finders import WORDS, Busy, chunk_of, copied, finder_of, id_of, 
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.find.ask import Ask
-from dejakv.find.filling import Filling
-from dejakv.index.base import Vector
-from dejakv.levels.exact import ExactTextCache
-from dejakv.levels.semantic import SemanticTextCache
+from dejakv.decide.filling import Filling
+from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.decide.plan import Ask
 from dejakv.store.base import ROWS
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 from dejakv.testing.chunks import make_chunk
+from dejakv.vectors.base import Vector
 
 FIRST, SECOND = copied((1, 2, 3), WORDS[:100]), copied((4, 5), WORDS[100:200])
 ASKED = copied((7, 8), WORDS[:100], (9,), WORDS[100:200])
@@ -65,7 +65,7 @@ def test_an_index_holds_what_the_store_holds_whatever_happens_while_it_is_filled
     events: list[list[tuple[bool, int]]],
 ) -> None:
     """`events`: what others store (True) and remove before each of four chunks is added, and at the end."""
-    store, index = MemoryStore(), set[str]()
+    store, index = open_store(), set[str]()
     filling = Filling(store)
 
     def gone(id: str) -> None:
@@ -114,7 +114,7 @@ class Lengths:
 def test_prompts_that_are_embedded_again_are_told_once(
     embedder: str, again: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, encoder = MemoryStore(), Lengths(embedder)
+    store, encoder = open_store(), Lengths(embedder)
     vectors = {"text": np.array([0.0, 1.0], np.float32)}
     for number, stored_by in enumerate(["now", "before", "now", "now"]):
         item = prompt((number, *range(100)), f"text {number}")
@@ -130,7 +130,7 @@ def test_prompts_that_are_embedded_again_are_told_once(
 
 
 def test_nothing_is_told_where_vectors_fit_or_nothing_compares_them(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
+    store = open_store()
     assert store.put(chunk_of(FIRST, embedder="before"))
     HierarchicalCache(store, [SemanticTextCache(Lengths("before"))], embedder="before")
     HierarchicalCache(store, [ExactTextCache()], embedder="now")

@@ -4,19 +4,34 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.find.finders import ASKED, PREFIXED, SIMILAR, WORDS, Likes, copied, finder_of, id_of, like, prompt, similar
+from tests.find.finders import (
+    ASKED,
+    PREFIXED,
+    SIMILAR,
+    WORDS,
+    Likes,
+    chunk_of,
+    copied,
+    finder_of,
+    id_of,
+    like,
+    prompt,
+    similar,
+)
 
+from dejakv.cache import HierarchicalCache
 from dejakv.costs import Costs
+from dejakv.decide.finder import space_of
+from dejakv.decide.guards.base import Verdict
+from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.lexical import LexicalGuard
+from dejakv.decide.levels.base import Match
+from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
-from dejakv.find.ask import Ask
-from dejakv.find.finder import space_of
-from dejakv.guards.base import Verdict
-from dejakv.guards.lexical import LexicalGuard
-from dejakv.guards.threshold import ThresholdGuard
 from dejakv.identity import Span
-from dejakv.levels.base import Match
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta
+from dejakv.store.open import open_store
 
 
 @pytest.mark.parametrize("mode", ["adopt", "blend"])
@@ -147,10 +162,12 @@ def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
 
 
 def test_every_find_counts_one_lookup_and_its_rejections() -> None:
-    made = finder_of(SIMILAR, level=similar(0.1), guards=(ThresholdGuard({"semantic_text": 0.8}),))
+    made = HierarchicalCache(open_store(), [similar(0.1)], [ThresholdGuard({"semantic_text": 0.8})], background=False)
+    made.store.put(chunk_of(SIMILAR))
+    made.finder.fill()
     for mode in ("off", "exact", "adopt", "blend"):
         made.find(ASKED, Ask(mode))
-    counts = made.counts.of("p")
+    counts = made.stats("p")
     assert (counts.lookups, counts.rejections, counts.hits) == (4, {"threshold": 4}, {})
 
 

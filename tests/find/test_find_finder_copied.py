@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from tests.find.finders import WORDS, copied, finder_of, id_of, similar
 
-from dejakv.find.ask import Ask
-from dejakv.find.ways import Plan
-from dejakv.levels.base import Match
+from dejakv.decide.levels.base import Match
+from dejakv.decide.plan import Ask, Plan
 
 
 def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 from tests.find.finders import ASKED, WORDS, Likes, copied, described, finder_of, id_of
 
-from dejakv.find.ask import Ask
-from dejakv.find.finder import Finder
+from dejakv.decide.finder import Finder
+from dejakv.decide.plan import Ask
 from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
 
 

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
+from dejakv.decide.finder import Finder
+from dejakv.decide.overlap import RUN, overlap
+from dejakv.decide.plan import Ask, Found
 from dejakv.engines.base import Prepared
-from dejakv.find.ask import Ask
-from dejakv.find.finder import Finder
-from dejakv.find.found import Found
-from dejakv.find.overlap import RUN, overlap
 from dejakv.identity import Span, exact_key
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 from dejakv.tokens import with_media
 
 words = st.lists(st.integers(0, 3), max_size=60)
@@ -59,7 +58,7 @@ def test_a_donor_that_is_alike_in_words_alone_is_not_loaded() -> None:
     """It was: a blend of five sixths of the rows was estimated at a fifth, and the donors' state was loaded to find out."""
     target = Prepared(Request("r", "what is it?", "what is it?", partition="p"), tuple(range(200)), epoch="e")
     tokens = (*range(1000, 1150), *range(150, 168), *range(2000, 2032))
-    store = MemoryStore()
+    store = open_store()
     finder = Finder(store, (), (), SemanticCacheConfig(copied_text=False))
     key = exact_key("p", "e", tokens, [])
     meta = ChunkMeta(key, "p", "e", tokens, "what was it?", "what was it?")

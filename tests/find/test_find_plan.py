@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -6,18 +6,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.costs import Costs
-from dejakv.find.ask import Ask
-from dejakv.find.found import Found
-from dejakv.find.plan import most_computed, plan
-from dejakv.find.ways import Plan
-from dejakv.levels.base import Match
+from dejakv.decide.levels.base import Match
+from dejakv.decide.plan import Ask, Found, Plan, choose, most_computed
 from dejakv.request import ReuseMode
-from dejakv.store.base import ChunkMeta
-from dejakv.store.prefix import PrefixHit
+from dejakv.store.base import ChunkMeta, PrefixHit
 
 
 def meta(name: str, tokens: int = 100) -> ChunkMeta:
     return ChunkMeta(name, "p", "e", tuple(range(tokens)), "prompt", "chunk")
+
+
+@dataclass(frozen=True)
+class Planned:
+    plans: tuple[Plan, ...]
+    considered: tuple[Plan, ...]
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.considered))}: {self.plan.name}"
+
+
+def planned(*given: Any, **more: Any) -> Planned:
+    """The plans, of which the last is full computation, whatever was found."""
+    made = Planned(*choose(*given, **more))
+    assert made.plans[-1].method == "none"
+    assert [plan.approximate for plan in made.plans[1:]] == [False] * (len(made.plans) - 1)
+    return made
+
+
+def best(*given: Any, **more: Any) -> Plan:
+    return planned(*given, **more).plan
 
 
 MATCH = Match("donor", "semantic_text", 0.9)
@@ -25,11 +46,11 @@ PREFIX = (PrefixHit("other", 70), meta("other"))
 
 
 def test_nothing_found_runs_in_full() -> None:
-    assert plan(100, Found(), Ask("adopt")).plan.method == "none"
+    assert best(100, Found(), Ask("adopt")).method == "none"
 
 
 def test_the_exact_prefix_is_always_there() -> None:
-    found = plan(100, Found(prefix=PREFIX), Ask()).plan
+    found = best(100, Found(prefix=PREFIX), Ask())
     assert (found.method, found.reused, found.donors[0].id) == ("prefix", 70, "other")
 
 
@@ -37,12 +58,12 @@ def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX)
     modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
     for mode in modes:
-        chosen = plan(100, found, Ask(mode), same=True, min_gain=1000).plan
+        chosen = best(100, found, Ask(mode), same=True, min_gain=1000)
         assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
 
 
 def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
-    found = plan(100, Found(MATCH, (meta("donor"),)), Ask()).plan
+    found = best(100, Found(MATCH, (meta("donor"),)), Ask())
     assert found.method == "none"
     assert "not asked for" in found.reason
 
@@ -50,20 +71,20 @@ def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
 @pytest.mark.parametrize(("min_gain", "method"), [(99, "adopt"), (100, "prefix")])
 def test_an_adopted_prompt_saves_all_of_it(min_gain: int, method: str) -> None:
     """Of a short question behind a picture too: what an exact prefix holds of it is not left out."""
-    found = plan(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain).plan
+    found = best(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain)
     assert found.method == method
     assert found.approximate == (method == "adopt")
 
 
 def test_nothing_is_adopted_where_the_exact_prefix_holds_as_much() -> None:
     prefix = (replace(PREFIX[0], tokens=99), PREFIX[1])
-    assert plan(100, Found(MATCH, (meta("donor"),), prefix), Ask("adopt"), min_gain=1).plan.method == "prefix"
+    assert best(100, Found(MATCH, (meta("donor"),), prefix), Ask("adopt"), min_gain=1).method == "prefix"
 
 
 def test_blend_must_beat_the_prefix_with_the_rows_it_computes() -> None:
     donors = (meta("donor"),)
-    taken = plan(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2).plan
-    refused = plan(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2).plan
+    taken = best(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2)
+    refused = best(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2)
     assert (taken.method, taken.reused) == ("blend", 80)
     assert (refused.method, "min_gain" in refused.reason) == ("prefix", True)
 
@@ -95,14 +116,14 @@ def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: st
         copied=copied,
         held=((0, copied),),
     )
-    made = plan(100, found, Ask("blend"), most=8, costs=costs)
+    made = planned(100, found, Ask("blend"), most=8, costs=costs)
     assert made.plan.method == method
     assert made.plan.method == "blend" or made.plan.reason.startswith("costs: full ")
 
 
 def test_the_reason_names_what_each_plan_would_take() -> None:
     costs = replace(ROWS, blend=4e-4)
-    made = plan(
+    made = planned(
         100, Found(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)), Ask("blend"), most=8, costs=costs
     )
     assert made.plan.reason == (
@@ -112,16 +133,16 @@ def test_the_reason_names_what_each_plan_would_take() -> None:
 
 def test_a_plan_that_a_guard_refuses_does_not_run_however_cheap() -> None:
     found = Found(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
-    refused = plan(100, found, Ask("blend"), costs=ROWS, min_gain=91)
+    refused = planned(100, found, Ask("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
-    rows = plan(100, replace(found, copied=10, held=((0, 10),)), Ask("blend"), costs=ROWS)
+    rows = planned(100, replace(found, copied=10, held=((0, 10),)), Ask("blend"), costs=ROWS)
     assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
 
     class Never:
         def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
             return "never"
 
-    own = plan(100, found, Ask("blend"), costs=ROWS, guards=(Never(),))
+    own = planned(100, found, Ask("blend"), costs=ROWS, guards=(Never(),))
     assert (own.plan.method, own.plan.reason, str(own)) == ("none", "never", "full 0.1 s, blend 0.01 s (never): full")
 
 
@@ -142,8 +163,8 @@ def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Co
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
     prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
     found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
-    made = plan(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), most=8, costs=costs)
-    took = {way.plan.name: way.seconds for way in made.candidates}
+    made = planned(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), most=8, costs=costs)
+    took = {way.name: way.seconds for way in made.considered}
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
 
 
@@ -155,7 +176,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, 
 
     def seconds(copied: int) -> float:
         found = Found(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
-        return plan(tokens, found, Ask("blend"), share=share, costs=costs).candidates[-1].seconds or 0.0
+        return choose(tokens, found, Ask("blend"), share=share, costs=costs)[1][-1].seconds or 0.0
 
     assert seconds(more) <= seconds(less)
 
@@ -176,15 +197,15 @@ def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact
 
 def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
     found = Found(MATCH, (meta("donor"), meta("second")), held=((0, 60),))
-    chosen = plan(100, found, Ask("top_layer"), tail=32).plan
+    chosen = best(100, found, Ask("top_layer"), tail=32)
     assert (chosen.method, chosen.reused, chosen.approximate, chosen.name) == ("top_layer", 60, True, "top layer")
     assert len(chosen.donors) == 2
-    known = plan(100, Found(MATCH, (meta("donor"),), held=((0, 100),)), Ask("top_layer"), tail=32).plan
+    known = best(100, Found(MATCH, (meta("donor"),), held=((0, 100),)), Ask("top_layer"), tail=32)
     assert known.reused == 68
 
 
 def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
-    found = plan(100, Found(MATCH, (meta("donor"),), held=((0, 10),)), Ask("top_layer"), tail=32).plan
+    found = best(100, Found(MATCH, (meta("donor"),), held=((0, 10),)), Ask("top_layer"), tail=32)
     assert found.method == "none"
     assert "top_layer would compute 90% of the prompt" in found.reason
 
@@ -192,5 +213,5 @@ def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
 def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:
     costs = Costs(row=1.0)
     found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
-    assert plan(100, found, Ask("top_layer"), tail=32, costs=costs).plan.method == "prefix"
-    assert plan(100, found, Ask("top_layer"), tail=10, costs=costs).plan.method == "top_layer"
+    assert best(100, found, Ask("top_layer"), tail=32, costs=costs).method == "prefix"
+    assert best(100, found, Ask("top_layer"), tail=10, costs=costs).method == "top_layer"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dejakv.decide.promotion import PREFILL, PromotionCounts, Promotions
 from dejakv.engines.base import Prepared
-from dejakv.find.promotion import PREFILL, PromotionCounts, Promotions
 from dejakv.request import Media, Request
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from dejakv.cache import described_rows
 from dejakv.engines.base import ComputedRows, Prepared
-from dejakv.find.rows import described_rows
 from dejakv.identity import exact_key
 from dejakv.request import Request
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
-from dejakv.store.metacodec import decode_meta, encode_meta
+from dejakv.store.records import decode_meta, encode_meta
 
 TOKENS = tuple(range(1000, 1100))
 PREPARED = Prepared(Request("r", "a prompt", "a chunk", partition="p"), TOKENS, epoch="e")

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from tests.asking import EXACT, request
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.find.decision import settled
-from dejakv.find.ways import Plan
-from dejakv.levels.base import Match
+from dejakv.decide.levels.base import Match
+from dejakv.decide.plan import Plan, settled
 from dejakv.store.base import ChunkMeta
 
 META = ChunkMeta("d", "default", "e", (1, 2), "p", "c")
@@ -22,7 +21,6 @@ PLANS = (
     Plan("adopt", (META,), MATCH),
     Plan("blend", (META,), MATCH),
     Plan("blend", (META,), COPIED),
-    Plan("blend", (META, META), COPIED, like=1),
 )
 NAMES = st.sampled_from(["exact_text", "semantic_text", "embedding:vision", "copied"])
 
@@ -32,7 +30,7 @@ def test_a_level_is_a_hit_only_where_its_donor_is_used(statuses: Any, plan: Plan
     rows = settled(statuses, plan)
     assert set(rows) == {*statuses, "kv_cache"}
     assert rows["kv_cache"] == ("miss" if plan.method == "none" else "hit")
-    copied_alone = plan.match is COPIED and not plan.like
+    copied_alone = plan.match is COPIED
     for name, status in statuses.items():
         used = plan.match is not None and (name == "copied" or not copied_alone)
         assert rows[name] == (status if used or status != "hit" else "miss")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.datasets.shapes_language import HELD_OUT, SEEN, VARIANTS, Reference, wording
+from dejakv.decide.guards.lexical import LexicalGuard
+from dejakv.decide.guards.words import GENERAL
+from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
-from dejakv.guards.lexical import LexicalGuard
-from dejakv.guards.words import GENERAL
-from dejakv.levels.base import Match
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
 from dejakv.testing.levels import Case, GuardTests

@@ -1,20 +1,17 @@
 """Every index passes the conformance suite, small and beyond the size where it changes its method."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError
-from dejakv.index.base import VectorIndex, unit
-from dejakv.index.factory import make_index
-from dejakv.index.flat import NUMPY_BELOW, FlatIndex
-from dejakv.index.hnsw import HNSWIndex
-from dejakv.index.lsh import LSHIndex
-from dejakv.index.spaces import Spaces
 from dejakv.testing.levels import IndexTests
+from dejakv.vectors.base import VectorIndex, unit
+from dejakv.vectors.flat import NUMPY_BELOW, FlatIndex
+from dejakv.vectors.hnsw import HNSWIndex
+from dejakv.vectors.lsh import LSHIndex
+from dejakv.vectors.spaces import Spaces, make_index
 
 
 class TestFlat(IndexTests):
@@ -86,28 +83,6 @@ def test_flat_follows_a_dictionary(steps: list[tuple[str, int]]) -> None:
     assert {id: row.tolist() for id, row in index.items()} == {
         id: pytest.approx(rows[place].tolist(), abs=1e-6) for id, place in model.items()
     }
-
-
-def test_flat_survives_searching_while_it_changes() -> None:
-    rows, index, wrong = rows_of(400, 16), FlatIndex(16), []
-    index.add("fixed", rows[0])
-    stop = threading.Event()
-
-    def search() -> None:
-        while not stop.is_set():
-            if index.search(rows[0], 1)[0][0] != "fixed":
-                wrong.append(1)
-
-    thread = threading.Thread(target=search)
-    thread.start()
-    for _ in range(3):
-        for place in range(1, 400):
-            index.add(str(place), rows[place])
-        for place in range(1, 400):
-            index.remove(str(place))
-    stop.set()
-    thread.join()
-    assert not wrong
 
 
 def test_hnsw_finds_near_neighbours_and_can_be_tuned() -> None:

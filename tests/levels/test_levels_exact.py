@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.levels.base import Level, Query
-from dejakv.levels.exact import ExactTextCache, normalize
+from dejakv.decide.levels.base import Level, Query
+from dejakv.decide.levels.exact import ExactTextCache, normalize
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 

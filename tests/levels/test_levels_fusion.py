@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.levels.fusion import FusionCache, FusionState
-from dejakv.store.disk import DiskStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 
 
 class Provider:
@@ -92,7 +91,7 @@ def test_what_is_saved_is_a_copy() -> None:
 
 
 def test_models_and_partitions_do_not_see_each_other() -> None:
-    registry, store = VisualKVCache(), MemoryStore()
+    registry, store = VisualKVCache(), open_store()
     FusionCache(None, registry, "model", "a", store).save(FusionState("c", tensors(1)))
     assert equal(FusionCache(None, registry, "model", "a", store).load("c"), 1)
     assert FusionCache(None, registry, "model", "b", store).load("c") is None
@@ -102,7 +101,7 @@ def test_models_and_partitions_do_not_see_each_other() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_evicted_from_the_registry_it_comes_from_the_store_if_there_is_one(keep: bool) -> None:
     registry = VisualKVCache(max_entries=4)
-    cache = FusionCache(None, registry, "model", store=MemoryStore() if keep else None)
+    cache = FusionCache(None, registry, "model", store=open_store() if keep else None)
     cache.save(FusionState("one", tensors(1)))
     cache.save(FusionState("two", tensors(2)))
     assert equal(cache.load("two"), 2)
@@ -117,11 +116,11 @@ def test_evicted_from_the_registry_it_comes_from_the_store_if_there_is_one(keep:
 
 
 def test_survives_a_restart(tmp_path: Any) -> None:
-    store = DiskStore(tmp_path)
+    store = open_store(tmp_path)
     FusionCache(None, VisualKVCache(), "model", store=store).save(FusionState("c", tensors(3), {"picture": "x"}))
     store.flush()
     store.close()
-    again = DiskStore(tmp_path)
+    again = open_store(tmp_path)
     state = FusionCache(None, VisualKVCache(), "model", store=again).load("c")
     assert equal(state, 3)
     assert state is not None

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from dejakv.encoders.base import Vector
-from dejakv.encoders.window import varying_part
+from dejakv.decide.levels.base import Level, Query
+from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import digest_of
-from dejakv.levels.base import Level, Query
-from dejakv.levels.semantic import SemanticTextCache
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
+from dejakv.vectors.base import Vector
+from dejakv.vectors.text import varying_part
 
 
 class WordEncoder:

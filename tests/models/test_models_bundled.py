@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.errors import ModelError
-from dejakv.models import available, load, path, resolve
-from dejakv.models.manifest import MANIFEST, write_manifest
+from dejakv.errors import MissingExtraError, ModelError
+from dejakv.models import available, load, path, resolve, tokenizer_folder
+from dejakv.models.bundled import MANIFEST, write_manifest
 
 
 @pytest.fixture
@@ -112,3 +112,13 @@ def test_loading_an_unknown_architecture_says_what_to_do(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-type"}))
     with pytest.raises(ModelError, match="does not load"):
         load(tmp_path)
+
+
+def test_without_the_package_of_models_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.models.bundled.find_spec", lambda _: None)
+    assert available() == []
+    for ask in (lambda: resolve("docs-lm"), lambda: load("shapes-vlm"), lambda: tokenizer_folder("smollm2-135m")):
+        with pytest.raises(MissingExtraError, match=r"extra models.*pip install ./packages/dejakv-models"):
+            ask()
+    with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
+        resolve("docs_lm")

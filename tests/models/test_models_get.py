@@ -18,8 +18,8 @@ from tiny_gguf import TinyRecipe, tiny_recipe, write_gguf
 
 from dejakv.errors import ModelError
 from dejakv.models import RECIPES, fetched, models_dir, resolve
+from dejakv.models.bundled import MANIFEST, write_manifest
 from dejakv.models.get import get
-from dejakv.models.manifest import MANIFEST, write_manifest
 
 Setup = tuple[TinyRecipe, Path]
 

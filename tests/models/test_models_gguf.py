@@ -38,7 +38,7 @@ def test_the_engine_reuses_state_of_a_gguf(family: str, tmp_path: Path) -> None:
     file.rename(tmp_path / "renamed.gguf")
     again = TransformersEngine.from_pretrained(str(tmp_path / "renamed.gguf"))
     assert again.epoch == engine.epoch  # the weights count, not the name of their file
-    answer = engine.run(engine.prepare(Request("1", "abc ab", "abc ab")), sampling=Sampling(3))
+    answer = engine.full(engine.prepare(Request("1", "abc ab", "abc ab", sampling=Sampling(3))))
     assert len(answer.token_ids) == 3
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.shapes import ShapesDataset, prompt
+from dejakv.datasets.shapes import Mix, ShapesDataset, prompt
 from dejakv.datasets.shapes_language import HELD_OUT, SEEN, noun_phrase, templates, wording
-from dejakv.datasets.shapes_stream import Mix
 from dejakv.models import load, path
 
 

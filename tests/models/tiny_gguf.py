@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from dejakv.models.recipe import Recipe
+from dejakv.models.fetched import Recipe
 
 WORDS = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "Ġa"]
 SIZES = {

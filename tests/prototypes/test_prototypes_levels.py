@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from tests.asking import request
 from tests.prototypes.table import Names
+from tests.running import begun
 from tests.test_fusing import Provider
 
 from dejakv import (
@@ -20,10 +21,9 @@ from dejakv import (
     SemanticTextCache,
     VisualKVCache,
 )
-from dejakv.engines.base import Start
-from dejakv.levels.fusion import FusionProvider
+from dejakv.blend.token_store import CacheItem, make_item
+from dejakv.decide.levels.fusion import FusionProvider
 from dejakv.prototypes import CacheHit, EmbeddingMatch, KVChunk, ReuseReport, SemanticTextMatch
-from dejakv.reuse.token_store import CacheItem, make_item
 
 
 class Words:
@@ -75,7 +75,7 @@ def test_reuse(served: Any) -> None:
     report = ReuseReport.of(decision)
     assert (report.hit, report.statuses["kv_cache"]) == (None, "miss")
     completion = engine.run(prepared)
-    assert cache.record(prepared, decision, decision.plan, completion)
+    assert cache.keep(prepared, decision, decision.plan, completion)
     captured = completion.capture()
     found = cache.find(prepared)
     report = ReuseReport.of(found)
@@ -86,7 +86,7 @@ def test_reuse(served: Any) -> None:
     assert (chunk.chunk_id, chunk.num_tokens) == (report.hit.chunk_id, len(prepared.token_ids))
     assert chunk.tensors["layer_0"].shape == (2, *captured.shape[2:])
     assert len(chunk.tensors) == captured.shape[1]
-    again = engine.run(prepared, start=Start(stored, chunk.num_tokens - 1))
+    again = begun(engine, prepared, stored, chunk.num_tokens - 1)
     assert (again.token_ids, again.computed_tokens) == (completion.token_ids, 1)
     assert cache.store.put(stored)
     names.having(chunk, "KVChunk.")

@@ -15,12 +15,11 @@ from tests.prototypes.table import Names
 from dejakv.cli.main import app
 from dejakv.cli.progress import line_of
 from dejakv.datasets.shapes import ShapesDataset
-from dejakv.encoders.pictures import ROOT_VARIABLES
-from dejakv.experiments.ablation import ablation
-from dejakv.experiments.run import read_samples
+from dejakv.experiments.data import read_samples
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Row
-from dejakv.experiments.sweep import experiments
+from dejakv.experiments.sweep import ablation, experiments
+from dejakv.vectors.image import ROOT_VARIABLES
 
 COUNT = 12
 LAYERS = "--embedding-layer prompt:192:0.8 --embedding-layer vision:192:0.82 --embedding-hook prompt_vision"
@@ -173,9 +172,9 @@ class Factory:
 
 
 def test_hooks(gqa: Path) -> None:
-    from dejakv.encoders.hooks import hook_named
     from dejakv.engines.open import open_engine
     from dejakv.experiments.prompting import Prompter
+    from dejakv.vectors.hooks import hook_named
 
     names = Names("hooks")
     given = {"dataset": "gqa", "dataset_path": str(gqa / "questions.json"), "model": "shapes-vlm", "max_samples": 1}

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.examples.test_examples_sim_llm import example as sim_llm_example
 from tests.prototypes.table import Names
 from transformers import BatchEncoding
-from typer.testing import CliRunner
 
-from dejakv.cli.main import typer_app
 from dejakv.models import path
 from dejakv.sim_llm import InterTaskKVManager, LlamaForCausalLMWithKVReuse, SimLLMInference, TaskCacheEntry
 
@@ -135,7 +134,7 @@ def test_sim_llm_inference() -> None:
     names.done()
 
 
-def test_sim_llm_demo() -> None:
+def test_sim_llm_demo(capsys: pytest.CaptureFixture[str]) -> None:
     names = Names("sim_llm_demo")
     line = [
         "--demo_mode",
@@ -147,9 +146,7 @@ def test_sim_llm_demo() -> None:
         "--similarity_threshold",
         "0.8",
     ]
-    done = CliRunner().invoke(
-        typer_app, ["sim-llm", *names.line(line), "--cases", "1", "--facts", "6", "--device", "cpu"]
-    )
-    assert done.exit_code == 0, done.output
+    sim_llm_example().main([*names.line(line), "--cases", "1", "--facts", "6", "--device", "cpu"])
+    assert "a new task" in capsys.readouterr().out
     names("examples/sim_llm_demo.py")
     names.done()

@@ -11,8 +11,7 @@ from tests.reliability.soak import CATALOGS, DAMAGED, SEED
 
 from dejakv.errors import StoreError
 from dejakv.store import open_store
-from dejakv.store.base import Store
-from dejakv.store.disk import DiskStore
+from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 from dejakv.testing.chunks import same_bits
 
@@ -29,11 +28,11 @@ def expect_one_counted_miss(store: Store, id: str) -> None:
 
 def damage_files(folder: Path, rounds: int, seed: int) -> None:
     rnd = random.Random(seed)
-    store = DiskStore(folder)
+    store = open_store(folder)
     for number in range(rounds):
         chunk = make_chunk(number % 50, nbytes=rnd.choice(SIZES), seed=number)
         assert store.put(chunk)
-        (path,) = (folder / "chunks").glob("*/*")
+        (path,) = (folder / "segments").glob("*/*")
         path.write_bytes(damaged(path.read_bytes(), rnd))
         expect_one_counted_miss(store, chunk.meta.id)
     assert store.stats().entries == 0
@@ -44,7 +43,7 @@ def damage_catalogs(folder: Path, rounds: int, seed: int) -> None:
     """Nothing wrong is served, and only `clear` may say that it could not be done; the next opening has all in order."""
     rnd = random.Random(seed)
     chunks = [make_chunk(number, nbytes=400) for number in range(40)]
-    store = DiskStore(folder / "whole")
+    store = open_store(folder / "whole")
     for chunk in chunks:
         assert store.put(chunk)
     store.close()
@@ -66,9 +65,9 @@ def damage_catalogs(folder: Path, rounds: int, seed: int) -> None:
         with contextlib.suppress(StoreError):
             store.clear("p")
         store.close()
-        again = DiskStore(folder / "used")
+        again = open_store(folder / "used")
         again.clear()
-        assert list((folder / "used" / "chunks").glob("*/*")) == []
+        assert list((folder / "used" / "segments").glob("*/*")) == []
         assert all(again.put(chunk) for chunk in chunks[:3])
         assert all(again.get(chunk.meta.id) is not None for chunk in chunks[:3])
         again.close()

@@ -16,7 +16,7 @@ import transformers as hf
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs_stream import DocsDataset, prompt
+from dejakv.datasets.docs import DocsDataset, prompt
 from dejakv.models import load
 from dejakv.records import Record
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from tests.reliability.soak import DISKS, SEED
 
-from dejakv.store.disk import DiskStore
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 
 SIZES = (800, 16_000, 48_000)
@@ -55,7 +56,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def put_some(store: DiskStore, said: dict[str, bool], rnd: random.Random, count: int) -> None:
+def put_some(store: Store, said: dict[str, bool], rnd: random.Random, count: int) -> None:
     for _ in range(count):
         chunk = make_chunk(len(said), nbytes=rnd.choice(SIZES))
         said[chunk.meta.id] = store.put(chunk)
@@ -63,16 +64,17 @@ def put_some(store: DiskStore, said: dict[str, bool], rnd: random.Random, count:
             store.get(rnd.choice(list(said)))
 
 
-def expect_as_said(store: DiskStore, said: dict[str, bool]) -> None:
+def expect_as_said(store: Store, folder: Path, said: dict[str, bool]) -> None:
     assert {id: store.get(id) is not None for id in said} == said
     assert store.stats().corrupt == 0
-    assert list((store.folder / "temporary").iterdir()) == []
-    assert len(list((store.folder / "chunks").glob("*/*"))) == sum(said.values()) == store.stats().entries
+    assert list((folder / "temporary").iterdir()) == []
+    assert len(list((folder / "segments").glob("*/*"))) == sum(said.values()) == store.stats().entries
 
 
 def fill_disk(disk: Path, seed: int) -> None:
     rnd = random.Random(seed)
-    store = DiskStore(disk / f"store-{seed}")
+    folder = disk / f"store-{seed}"
+    store = open_store(folder)
     said: dict[str, bool] = {}
     put_some(store, said, rnd, 150)
     for _ in range(2):
@@ -81,13 +83,13 @@ def fill_disk(disk: Path, seed: int) -> None:
         put_some(store, said, rnd, 10)
     assert True in said.values()
     assert False in said.values()
-    expect_as_said(store, said)
+    expect_as_said(store, folder, said)
     store.close()
-    store = DiskStore(store.folder)
-    expect_as_said(store, said)
+    store = open_store(folder)
+    expect_as_said(store, folder, said)
     with somebody_fills(disk):
         assert store.clear() == sum(said.values())
-    assert list((store.folder / "chunks").glob("*/*")) == []
+    assert list((folder / "segments").glob("*/*")) == []
     assert store.put(make_chunk(0))
     assert store.clear() == 1
     store.close()
@@ -100,16 +102,16 @@ def test_a_disk_that_fills_up_keeps_what_it_took(small_disk: Path, seed: int) ->
 
 @pytest.mark.parametrize("size", [30_000, 60_000, 200_000])
 def test_a_limit_of_file_sizes_keeps_what_it_took(tmp_path: Path, size: int) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     said: dict[str, bool] = {}
     rnd = random.Random(size)
     put_some(store, said, rnd, 5)
     with files_no_larger_than(size):
         put_some(store, said, rnd, 100)
-        expect_as_said(store, said)
+        expect_as_said(store, tmp_path / "store", said)
     assert False in said.values()
     put_some(store, said, rnd, 5)
-    expect_as_said(store, said)
+    expect_as_said(store, tmp_path / "store", said)
     store.close()
 
 

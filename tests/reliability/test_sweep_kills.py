@@ -51,6 +51,6 @@ def _children(pid: int) -> list[int]:
 
 def _is_worker(pid: int) -> bool:
     try:
-        return b"sweep_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"sweep-worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False

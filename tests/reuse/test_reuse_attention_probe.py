@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from dejakv.reuse.attention_probe import AttentionProbe
+from dejakv.blend.attention_probe import AttentionProbe
 
 TOKENS, LAYERS, LAST = 12, 5, 3
 

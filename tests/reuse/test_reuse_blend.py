@@ -1,21 +1,20 @@
 """Blending through the engine, on the bundled model that knows documents."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.running import blended
 
-from dejakv.datasets.docs import change, edit, make_document, merge, prompt_of, unrelated
-from dejakv.datasets.docs_document import Document
-from dejakv.engines.blending import run_blend
+from dejakv.blend.sentences import sentence_ends
+from dejakv.blend.settings import SELECTORS, BlendConfig
+from dejakv.blend.token_store import LRUCacheStore, make_item
+from dejakv.datasets.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
+from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport
-from dejakv.reuse.sentences import sentence_ends
-from dejakv.reuse.token_store import LRUCacheStore, make_item
 from dejakv.store.base import Chunk, ChunkMeta
 
 
@@ -42,7 +41,7 @@ def test_an_edited_document_is_answered_as_it_is_now(engine):
         donor = chunk_of(engine, made.donor)
         for question in made.must_change:
             ready = prepared(engine, made.target, question.text)
-            got = run_blend(engine, ready, [donor])
+            got = blended(engine, ready, [donor])
             full = engine.run(ready)
             report = got.details["blend"]
             assert got.text == full.text
@@ -59,9 +58,9 @@ def test_everything_recomputed_is_full_prefill(engine):
     made = change("reorder", make_document(rng, 8), rng)
     ready = prepared(engine, made.target, made.questions[0].text, max_new_tokens=6)
     full = engine.run(ready)
-    for selector in ("value", "kv", "similarity", "query", "random"):
+    for selector in SELECTORS:
         config = BlendConfig(share=1.0, selector=selector)
-        assert run_blend(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
+        assert blended(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
 
 
 def test_the_same_prompt_again_computes_its_question_only(engine):
@@ -71,10 +70,10 @@ def test_the_same_prompt_again_computes_its_question_only(engine):
     donor = chunk_of(engine, document, question)
     ready = prepared(engine, document, question)
     config = BlendConfig(selector="similarity", share=0.0, tail=1)
-    got = run_blend(engine, ready, [donor], config)
+    got = blended(engine, ready, [donor], config)
     assert got.computed_tokens == 1
     assert got.token_ids == engine.run(ready).token_ids
-    assert run_blend(engine, ready, [donor], config, sampling=Sampling(3, num_beams=3)).text
+    assert blended(engine, ready, [donor], config, sampling=Sampling(3, num_beams=3)).text
 
 
 def test_two_donors_answer_about_both(engine):
@@ -84,7 +83,7 @@ def test_two_donors_answer_about_both(engine):
     donors = [chunk_of(engine, made.donor), chunk_of(engine, other)]
     for question in made.questions:
         ready = prepared(engine, made.target, question.text)
-        got = run_blend(engine, ready, donors, BlendConfig(selector="similarity", share=0.0))
+        got = blended(engine, ready, donors, BlendConfig(selector="similarity", share=0.0))
         assert got.text == engine.run(ready).text
         assert got.details["blend"].share < 0.35
 
@@ -93,7 +92,7 @@ def test_what_has_too_little_in_common_is_computed_in_full(engine):
     rng = random.Random(8)
     made = unrelated(make_document(rng, 10), rng)
     ready = prepared(engine, made.target, made.questions[0].text)
-    got = run_blend(engine, ready, [chunk_of(engine, made.donor)])
+    got = blended(engine, ready, [chunk_of(engine, made.donor)])
     assert "too little is alike" in got.details["blend"].reason
     assert got.details["blend"].share == 1.0
     assert got.computed_tokens == got.prompt_tokens
@@ -106,83 +105,24 @@ def test_a_donor_of_another_model_is_not_used(engine):
     donor = chunk_of(engine, document)
     foreign = Chunk(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
     ready = prepared(engine, document, "Where does Ann live?")
-    assert "another model" in run_blend(engine, ready, [foreign]).details["blend"].reason
+    assert "another model" in blended(engine, ready, [foreign]).details["blend"].reason
 
 
-def test_other_engines_run_in_full(engine):
-    class Other:
+def test_other_engines_refuse(engine):
+    class Other(Engine):
         name = "other"
-        epoch = engine.epoch
-
-        def run(self, *given, **named):
-            return engine.run(*given, **named)
 
     document = make_document(random.Random(1), 4)
     ready = prepared(engine, document, "Where does Ann live?")
-    got = run_blend(Other(), ready, [chunk_of(engine, document)])
-    assert "cannot blend" in got.details["blend"].reason
+    assert "cannot blend" in Other().blend(ready, [chunk_of(engine, document)]).reason
 
 
-def test_an_engine_that_blends_by_itself_is_asked_for_it(engine):
-    """What it ran is its completion; what it does not run is run in full, for its reason."""
-    document = make_document(random.Random(1), 4)
-    ready = prepared(engine, document, "Where does Ann live?")
-    donor = chunk_of(engine, document)
-    report = BlendReport(len(ready.token_ids), computed=7)
-    ran = replace(engine.run(ready), details={"blend": report})
-
-    asked = []
-
-    class Own:
-        name = "own"
-        epoch = engine.epoch
-        says: object = ran
-        most_donors = None
-        tells_first_token = False
-
-        def run(self, *given, **named):
-            return engine.run(*given, **named)
-
-        def blend(self, prepared, donors, config, *, sampling, on_token, accept):
-            asked.append((prepared, donors[0], config.share))
-            return self.says
-
-    own = Own()
-    assert run_blend(own, ready, [donor], BlendConfig(share=0.3)) is ran
-    assert asked == [(ready, donor, 0.3)]
-    assert report.blended
-    assert report.share == pytest.approx(7 / len(ready.token_ids))
-    own.says = BlendReport(len(ready.token_ids), reason="not today")
-    got = run_blend(own, ready, [donor])
-    assert (got.details["blend"].reason, got.details["blend"].blended) == ("not today", False)
-    assert got.computed_tokens == len(ready.token_ids)
-    assert got.text == engine.run(ready).text
-
-
-def test_settings_are_checked_and_schedules_follow_them():
-    assert BlendConfig(selector="value", share=0.2).schedule_for(4).shares == pytest.approx((1.0, 0.2, 0.2, 0.2))
-    assert BlendConfig(selector="similarity", share=0.2).schedule_for(3).shares == pytest.approx((0.2,) * 3)
-    assert BlendConfig(schedule="1,0.5,0.1").schedule_for(4).shares == (1.0, 0.5, 0.1, 0.1)
-    falling = BlendConfig(schedule="exponential", share=0.2, complete=1).schedule_for(9).shares
-    assert falling[0] == 1.0
-    assert falling[1] > falling[-1]
-    assert sum(falling[1:]) / 8 == pytest.approx(0.2, abs=1e-3)
-    for wrong in (
-        {"map": "best"}, {"selector": "best"}, {"share": 1.5}, {"rule": "all"}, {"schedule": "steep"}, {"max_share": -1.0},
-    ):  # fmt: skip
-        with pytest.raises(ConfigError):
-            BlendConfig(**wrong)
-    with pytest.raises(ConfigError, match="names 3 layers"):
-        BlendConfig(schedule="1,0.5,0.1").schedule_for(2)
-
-
-def test_settings_say_whether_layers_compute_the_same_rows():
-    for same in ({}, {"selector": "query"}, {"schedule": "0.2"}, {"schedule": "0.3,0.3"}, {"complete": 0}):
-        assert BlendConfig(**same).varying() == ""
-    assert "selector 'kv' compares" in BlendConfig(selector="kv").varying()
-    assert "complete=2" in BlendConfig(complete=2).varying()
-    for falling in ("linear", "exponential", "1,0.2"):
-        assert "fewer rows in later layers" in BlendConfig(schedule=falling).varying()
+@pytest.mark.parametrize(
+    "wrong", [{"map": "best"}, {"selector": "value"}, {"share": 1.5}, {"tail": 0}, {"max_share": -1.0}]
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ConfigError):
+        BlendConfig(**wrong)
 
 
 def test_sentence_ends_are_found_in_a_tokenizer(engine):
@@ -234,7 +174,7 @@ def test_items_of_the_online_store_are_donors(engine):
     target = prepared(engine, made.target, made.questions[0].text)
     found = store.search(engine.embed_tokens(target.token_ids).mean(0), 0.8)
     assert found is not None
-    assert run_blend(engine, target, [found[0].chunk()]).text == engine.run(target).text
+    assert blended(engine, target, [found[0].chunk()]).text == engine.run(target).text
 
 
 def test_a_blend_may_be_declined_by_its_first_token(engine):
@@ -251,14 +191,14 @@ def test_a_blend_may_be_declined_by_its_first_token(engine):
     def on_token(token, text):
         given.append(token)
 
-    declined = run_blend(engine, ready, [donor], accept=accept, on_token=on_token)
+    declined = blended(engine, ready, [donor], accept=accept, on_token=on_token)
     full = engine.run(ready)
-    assert declined.token_ids == tuple(given) == full.token_ids
+    assert (declined.token_ids, given) == (full.token_ids, list(full.token_ids))
     assert (declined.details["blend"].reason, declined.details["blend"].blended) == ("not sure enough", False)
-    blended = run_blend(engine, ready, [donor], accept=accept)
-    assert blended.details["blend"].blended
+    accepted = blended(engine, ready, [donor], accept=accept)
+    assert accepted.details["blend"].blended
     assert len(asked) == 2
     for logs in asked:
         assert logs.shape == (engine.model.config.vocab_size,)
         assert np.exp(logs).sum() == pytest.approx(1, abs=1e-4)
-        assert int(logs.argmax()) == blended.token_ids[0]
+        assert int(logs.argmax()) == accepted.token_ids[0]

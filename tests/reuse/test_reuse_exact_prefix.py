@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejakv.reuse.blend import BlendConfig, find, not_worth
-from dejakv.reuse.exact_prefix import with_prefix
-from dejakv.reuse.need import Need
-from dejakv.reuse.schedule import Schedule
-from dejakv.reuse.token_map import Donors, token_map
+from dejakv.blend.blend import find, not_worth
+from dejakv.blend.forced import Need
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_map import Donors, token_map, with_prefix
 
 TEXT = np.arange(100, 180)
 OTHER = np.arange(500, 560)
@@ -47,18 +46,16 @@ def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None
 
 def test_the_longest_prefix_of_several_donors_is_taken() -> None:
     donors = Donors.of(PROMPT[:20], OTHER, PROMPT[:70], PROMPT[:60])
-    map = token_map("align", PROMPT, donors, embed)
+    map = token_map("context", PROMPT, donors, embed)
     found, held = with_prefix(map, PROMPT, donors, [True, True, True, True])
     assert held == 70
     assert (donors.number[found.source[:70]] == 2).all()
 
 
 def test_the_share_is_of_the_rows_behind_the_prefix() -> None:
-    schedule = Schedule((1.0, 0.2))
-    assert [schedule.rows(layer, 100, 50) for layer in (0, 1)] == [100, 10]
     forced = np.zeros(100, bool)
     forced[-5:] = True
     needed = Need(forced, forced, 5, ~forced, exact=50)
-    config = BlendConfig(selector="query", share=0.2, max_computed=0.1)
-    assert not not_worth(config, needed, 4)
-    assert "20% of the rows, and no more than 10% pay" in not_worth(config, replace(needed, exact=0), 4)
+    config = BlendConfig(share=0.2, max_computed=0.1)
+    assert not not_worth(config, needed)
+    assert "20% of the rows, and no more than 10% pay" in not_worth(config, replace(needed, exact=0))

@@ -1,12 +1,10 @@
 """What must be computed: edits, the rest of their sentences, the question, openings."""
 
 import numpy as np
-import pytest
 
-from dejakv.errors import ConfigError
-from dejakv.reuse.need import need
-from dejakv.reuse.segments import segments
-from dejakv.reuse.token_map import Donors, token_map
+from dejakv.blend.forced import need
+from dejakv.blend.sentences import segments
+from dejakv.blend.token_map import Donors, token_map
 
 TABLE = np.random.default_rng(3).standard_normal((400, 48)).astype(np.float32)
 ENDS = np.array([9], dtype=np.int64)
@@ -38,11 +36,10 @@ def test_an_equal_prompt_needs_its_question_only():
     assert not made.changed.any()
 
 
-@pytest.mark.parametrize("rule", ["changed", "edits"])
-def test_a_changed_token_takes_the_rest_of_its_sentence_with_it(rule):
+def test_a_changed_token_takes_the_rest_of_its_sentence_with_it():
     target = list(DONOR)
     target[13] = 399  # the fourth token of the second sentence
-    made = found_for(target, rule=rule)
+    made = found_for(target)
     assert np.flatnonzero(made.changed).tolist() == [13]
     assert np.flatnonzero(made.forced).tolist()[:6] == [13, 14, 15, 16, 17, 18]
     assert made.forced.sum() == 6 + made.tail
@@ -50,7 +47,7 @@ def test_a_changed_token_takes_the_rest_of_its_sentence_with_it(rule):
 
 def test_a_deleted_token_forces_what_follows():
     target = DONOR[:13] + DONOR[14:]  # "not" left out changes what the rest says
-    made = found_for(target, rule="edits")
+    made = found_for(target)
     assert made.forced[13:18].all()
     assert not made.forced[:13].any()
 
@@ -58,19 +55,17 @@ def test_a_deleted_token_forces_what_follows():
 def test_an_inserted_sentence_is_computed_and_its_neighbours_are_not():
     new = sentence(351, 352, 353, 354, 355)
     target = [*DONOR[:28], *new, *DONOR[28:]]
-    for rule in ("changed", "edits"):
-        made = found_for(target, rule=rule)
-        assert made.forced[28:34].all()
-        assert not made.forced[:28].any()
-        assert not made.forced[34:-6].any()
+    made = found_for(target)
+    assert made.forced[28:34].all()
+    assert not made.forced[:28].any()
+    assert not made.forced[34:-6].any()
 
 
-@pytest.mark.parametrize("rule", ["changed", "edits"])
-def test_a_new_sentence_is_computed_from_its_first_word(rule):
+def test_a_new_sentence_is_computed_from_its_first_word():
     """A common word would begin it with other text's state, and leave the rest of it in pieces when it is kept."""
     common = [1, *(x for s in range(7) for x in sentence(5, *range(20 + 10 * s, 27 + 10 * s))), 2]
     new = [*sentence(351, 352, 353, 354), *sentence(5, 355, 356, 357, 358)]
-    made = found_for([*common[:28], *new, *common[28:]], common, rule=rule)
+    made = found_for([*common[:28], *new, *common[28:]], common)
     assert made.forced[28:39].all()
     assert not made.forced[:28].any()
     assert not made.forced[39:-10].any()
@@ -114,22 +109,3 @@ def test_without_known_sentence_ends_fixed_lengths_do():
     made = need(ids, held, found)
     assert 1 <= made.tail <= 16
     assert made.forced.sum() == made.tail
-
-
-def test_the_first_rows_of_each_run_fill_the_budget():
-    """LegoLink. The run that the donor begins with too is exact, and needs none."""
-    target = [*DONOR[:19], *DONOR[37:55], *DONOR[19:37], *DONOR[55:]]
-    n = len(target)
-    plain = found_for(target, exact=19)
-    made = found_for(target, rule="first", budget=(plain.forced.sum() + 6) / (n - 19), exact=19)
-    added = np.flatnonzero(made.forced & ~plain.forced)
-    assert added.tolist() == [19, 20, 21, 37, 38, 39]
-    assert (found_for(target, rule="first", budget=0.0, exact=19).forced == plain.forced).all()
-    assert (found_for(target, rule="first", exact=19).forced == plain.forced).all()
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ConfigError, match="rule 'all'"):
-        found_for(DONOR, rule="all")
-    with pytest.raises(ConfigError, match="tail=0"):
-        found_for(DONOR, tail=0)

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.reuse.need import need
-from dejakv.reuse.new_text import new_runs
-from dejakv.reuse.token_map import Donors, Ids, TokenMap, equal_runs, stretches, token_map
+from dejakv.blend.forced import need
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text, stretches, token_map
 
 HELD, NEW = np.arange(1000, 1100), np.arange(5000, 5060)
 EVERY_TOKEN = np.array([9])
@@ -25,7 +24,7 @@ def mapped(target: Ids, donors: Donors) -> TokenMap:
 
 
 def runs(target: Ids, donors: Donors, computed: Any = True, least: int = 32) -> tuple[tuple[int, int], ...]:
-    return new_runs(target, donors, mapped(target, donors), np.full(len(target), computed), least)
+    return long_runs(new_text(target, donors, mapped(target, donors), least) & computed, least)
 
 
 def test_new_text_between_copied_text_is_kept_and_copied_text_is_not() -> None:
@@ -37,9 +36,8 @@ def test_only_rows_that_every_layer_computed_are_kept() -> None:
     target = np.concatenate([HELD, NEW])
     computed = np.ones(len(target), dtype=bool)
     computed[140] = False
-    found = mapped(target, Donors.of(HELD))
-    assert new_runs(target, Donors.of(HELD), found, computed, 32) == ((100, 140),)
-    assert new_runs(target, Donors.of(HELD), found, ~computed, 32) == ()
+    assert runs(target, Donors.of(HELD), computed) == ((100, 140),)
+    assert runs(target, Donors.of(HELD), ~computed) == ()
 
 
 def test_a_run_ends_at_a_picture_and_below_the_least_length() -> None:

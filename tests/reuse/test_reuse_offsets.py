@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.reuse.offsets import PIECE, correct, corrections, runs_of
-from dejakv.reuse.token_map import Donors, TokenMap
+from dejakv.blend.offsets import PIECE, correct, corrections, runs_of
+from dejakv.blend.token_map import Donors, TokenMap
 
 
 def mapped(source) -> TokenMap:

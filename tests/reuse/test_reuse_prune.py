@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from dejakv.blend.prune import POLICIES, PrunableDynamicCache, PruneConfig, kept_rows
 from dejakv.errors import ConfigError, InputError, ModelError
-from dejakv.reuse.prune import POLICIES, PrunableDynamicCache, PruneConfig, kept_rows
 
 SHAPE = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dejakv.reuse.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, sliced
+from dejakv.blend.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, sliced
 
 
 def test_runs_of_places_and_what_stands_apart() -> None:

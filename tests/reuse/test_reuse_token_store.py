@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.blend.token_store import CacheItem, LRUCacheStore, key_of
 from dejakv.errors import ConfigError, InputError
-from dejakv.reuse.token_store import CacheItem, LRUCacheStore, key_of
 from dejakv.store.base import Tensor
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
 
 
 def item(number: int, tokens: int = 4, partition: str = "default", epoch: str = "e") -> CacheItem:
@@ -75,7 +75,7 @@ def test_keys_look_like_p_and_differ_by_partition():
 
 
 def test_items_outlive_a_restart_in_the_common_store():
-    common = MemoryStore()
+    common = open_store()
     first = LRUCacheStore(1, store=common, epoch="e")
     keys = [first.put(item(number)) for number in range(3)]
     assert first.get(keys[0]) is not None  # beyond the one in memory

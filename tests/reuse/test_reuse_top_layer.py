@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from dejakv.blend.token_map import Donors
+from dejakv.blend.top_layer import TopLayerConfig, take_rows
 from dejakv.errors import ConfigError
-from dejakv.reuse.token_map import Donors
-from dejakv.reuse.top_layer import TopLayerConfig, take_rows
 
 WORDS = tuple(range(100, 160))
 
@@ -44,7 +44,7 @@ def test_what_is_not_worth_it_says_why():
     assert "too little is alike: 90%" in config.not_worth(9, 10)
 
 
-@pytest.mark.parametrize("wrong", [{"tail": 0}, {"max_share": 2.0}, {"unsound": 1}])
+@pytest.mark.parametrize("wrong", [{"tail": 0}, {"max_share": 2.0}])
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TopLayerConfig(**wrong)

@@ -14,14 +14,15 @@ import numpy as np
 from dejakv.build import build_guards
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.levels.latent import EmbeddingCache
+from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.decide.plan import Decision
 from dejakv.engines.base import Completion, Prepared
-from dejakv.find.decision import Decision
 from dejakv.identity import Span
-from dejakv.levels.exact import ExactTextCache
-from dejakv.levels.latent import EmbeddingCache
-from dejakv.levels.semantic import SemanticTextCache
 from dejakv.request import Media, Request
-from dejakv.store.base import ChunkMeta, Store, Tensor
+from dejakv.store.base import ChunkMeta, Tensor
+from dejakv.store.store import Store
 
 PARTITIONS = (
     "a", "A", "а", "á", "a\u0301", "Ａ", "a ", " a", "", ".", "..", "../a", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\0",
@@ -83,8 +84,9 @@ def prepared(partition: str, words: Sequence[int], pictures: Sequence[int] = ())
 
 
 def computed(asked: Prepared, epoch: str) -> Completion:
-    """What an engine would have computed: state with the tenant's mark."""
-    state = Tensor(np.full(200, mark(asked.request.partition, epoch), np.float32), "F32")
+    """What an engine would have computed: rows of state with the tenant's mark."""
+    shape = (2, 2, 1, len(asked.token_ids), 2)
+    state = Tensor(np.full(shape, mark(asked.request.partition, epoch), np.float32), "F32")
     return Completion("t", (1,), len(asked.token_ids), len(asked.token_ids), capture=lambda: state)
 
 
@@ -115,7 +117,8 @@ class Tenants:
                     self.crossed.append(f"a donor of other pictures: {donor.id}")
         if found.prefix and found.prefix[0].tokens > 2 and [s.digest for s in found.prefix[1].spans] != digests:
             self.crossed.append(f"a prefix over other pictures: {found.prefix}")
-        for donor in decision.plan.donors:
+        read = {donor.id: donor for donor in (*decision.plan.donors, *([prefix] if prefix else []))}
+        for donor in read.values():
             self._read(donor, partition, epoch)
         if keep:
             self._store(asked, decision, epoch)
@@ -149,12 +152,12 @@ class Tenants:
         chunk = self.cache.store.get(donor.id)
         if chunk is not None:
             self.bodies += 1
-            if chunk.tensor.data[0] != mark(partition, epoch):
+            if not np.all(chunk.tensor.data == mark(partition, epoch)):
                 self.crossed.append(f"state of another in {donor.id} for {partition[:20]!r}")
 
     def _store(self, asked: Prepared, decision: Decision, epoch: str) -> None:
         exact = decision.exact if decision.plan.approximate else decision.plan
-        self.cache.record(asked, decision, exact, computed(asked, epoch))
+        self.cache.keep(asked, decision, exact, computed(asked, epoch))
 
 
 def wander(tenants: Tenants, rng: random.Random, probes: int) -> None:

@@ -16,7 +16,7 @@ from dejakv import open_store
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.errors import InputError
 from dejakv.identity import exact_key
-from dejakv.store.base import Store
+from dejakv.store.store import Store
 
 LIMITS: dict[str, Any] = {"max_bytes": 400_000, "max_entries": 120}
 NAMES = st.sampled_from(PARTITIONS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.security.tenants import PARTITIONS
 from tests.soak import rounds
 
-from dejakv.encoder_cache.disk import chunk_id
+from dejakv.decide.finder import space_of
+from dejakv.encoder_cache.outputs import chunk_id
 from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
-from dejakv.find.finder import space_of
 from dejakv.identity import Span, block_hashes, digest_of, exact_key, media_key
 from dejakv.request import Media, Request
 

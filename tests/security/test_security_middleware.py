@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, send_to
 
-from dejakv.engines.vllm.routes import CLIENT, EVERYBODY
+from dejakv.adopt.routes import CLIENT, EVERYBODY
 from dejakv.errors import ConfigError
 
 SEGMENTS = st.sampled_from(

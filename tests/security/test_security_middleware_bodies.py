@@ -8,16 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, posted, send_to
 
-from dejakv.engines.vllm.bodies import Limits, Refused, parse_object, written
-from dejakv.engines.vllm.openai_body import own
+from dejakv.adopt.openai_body import own
+from dejakv.http.bodies import Limits, parse_object, written
+from dejakv.http.errors import RefusedError
 
 
 @pytest.mark.parametrize(
     ("raw", "status", "words"),
     [
-        (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 400, b"nested"),
-        (b"[" * 100_000, 400, b"nested"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, 400, b"nested"),
+        (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 413, b"nested"),
+        (b"[" * 100_000, 413, b"nested"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, 413, b"nested"),
         (b'{"a":[' + b"[]," * 1_000_000 + b"[]]}", 413, b"values"),
         (b'{"a":"\xff"}', 400, b"UTF-8"),
         ('{"a":1}'.encode("utf-16"), 400, b"UTF-8"),
@@ -74,10 +75,11 @@ def test_a_body_that_grows_too_long_or_does_not_come():
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": bearer(b"alpha")}
+    headers = [*bearer(b"alpha"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
     asyncio.run(app(scope, receive, send))
     assert sent[0]["status"] == 408
-    assert send_to(app, CHAT, headers=bearer(b"alpha"), chunks=())[0] == 400
+    assert send_to(app, CHAT, headers=bearer(b"alpha"), chunks=())[0] == 499
     assert not upstream.reached
 
 
@@ -152,11 +154,10 @@ def test_what_shapes_a_prompt_is_left_alone(value):
     tools = [{"type": "function", "function": {"parameters": {"properties": {"uuid": value, "cache_salt": value}}}}]
     call = {"type": "tool_use", "input": {"uuid": value, "content": value}}
     body = {"tools": tools, "messages": [{"role": "assistant", "content": [call]}], "metadata": {"uuid": value}}
-    limits = Limits()
     try:
-        sent = parse_object(json.dumps(body).encode(), limits)
+        sent = parse_object(json.dumps(body).encode())
         written(sent)
-    except Refused:
+    except RefusedError:
         return
     before = json.loads(json.dumps(sent))
     assert own(sent, "p") == ""

@@ -20,7 +20,7 @@ from dejakv.datasets.shapes import ShapesDataset
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
-from dejakv.retention import keeping
+from dejakv.request import keeping
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 

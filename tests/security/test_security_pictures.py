@@ -17,7 +17,7 @@ from tests.soak import rounds
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
-from dejakv.engines.transformers import pictures as engine_pictures
+from dejakv.engines.transformers import prompts as engine_pictures
 from dejakv.pictures import decoded
 from dejakv.pipeline import Pipeline
 from dejakv.request import Media, Request, Sampling

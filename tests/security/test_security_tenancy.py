@@ -12,10 +12,8 @@ from tests.security.test_security_timing import calls_of, serve
 
 from dejakv import open_store
 from dejakv.store.age import now
-from dejakv.store.base import Store
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.purging import purge
 from dejakv.store.selection import Selection
+from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 
 STEPS = st.lists(
@@ -34,13 +32,13 @@ def step(store: Store, partition: str, action: str, number: int) -> Any:
         case "get":
             return store.get(chunk.meta.id) is not None
         case "purge":
-            return purge(store, Selection(partition))
+            return store.purge(Selection(partition))
         case "old":
-            return purge(store, Selection(partition, older_than=0.0))
+            return store.purge(Selection(partition, older_than=0.0))
         case "donor":
-            return purge(store, Selection(partition, donors=(chunk.meta.id,)))
+            return store.purge(Selection(partition, donors=(chunk.meta.id,)))
         case _:
-            assert isinstance(store, ExpiringStore)
+            assert isinstance(store, Store)
             return store.sweep() if partition == "a" else None
 
 

@@ -46,7 +46,7 @@ def serve(cache: HierarchicalCache, partition: str, words: tuple[int, ...]) -> N
     decision = cache.find(asked)
     for donor in decision.plan.donors:
         cache.store.get(donor.id)
-    cache.record(asked, decision, decision.exact, computed(asked, "e"))
+    cache.keep(asked, decision, decision.exact, computed(asked, "e"))
 
 
 def auc(hits: list[float], misses: list[float]) -> float:

@@ -5,9 +5,9 @@ import json
 
 from hypothesis import settings
 
-from dejakv.engines.vllm.adopt import Adopter, Asked, Provenance
-from dejakv.engines.vllm.middleware import AdoptMiddleware
-from dejakv.engines.vllm.routes import CLIENT
+from dejakv.adopt.adopter import Adopter, Asked, Provenance
+from dejakv.adopt.middleware import AdoptMiddleware
+from dejakv.adopt.routes import CLIENT
 
 PATHS = sorted(CLIENT)
 CHAT = "/v1/chat/completions"
@@ -60,7 +60,10 @@ def send_to(app, path, *, method="POST", headers=(), root="", chunks=(b"{}",)):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": list(headers)}
+    headers = [*headers]
+    if not any(name.lower() == b"content-type" for name, _ in headers):
+        headers.append((b"content-type", b"application/json"))
+    scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": headers}
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], sent[1]["body"], len(chunks) - len(left)
 

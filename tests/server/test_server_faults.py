@@ -14,7 +14,7 @@ from dejakv.request import Request, Sampling
 from dejakv.server.app import create_app
 from dejakv.server.jobs import Cancelled, QueueFullError
 from dejakv.server.settings import ServerSettings
-from dejakv.server.stops import cut, safe_length
+from dejakv.server.stream import cut, safe_length
 from dejakv.server.worker import Worker
 
 LONG = Request("long", "ann lives in paris. " * 40, "x", sampling=Sampling(900))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from pydantic import ValidationError
 from tests.asking import COSTS
 from tests.serving import stored
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
+from dejakv.errors import ConfigError
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 
@@ -79,7 +79,7 @@ def test_the_operator_may_switch_similar_prompts_on_or_forbid_them(engine: Any) 
             answer = client.post(path, json={"prompt": similar, **body})
             assert answer.status_code == 400
             assert "DEJAKV_ALLOW_APPROXIMATE" in answer.json()["error"]["message"]
-    with pytest.raises(ValidationError, match="reuse=blend is approximate"):
+    with pytest.raises(ConfigError, match="reuse=blend is approximate"):
         ServerSettings(reuse="blend", allow_approximate=False)
 
 

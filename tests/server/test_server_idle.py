@@ -39,11 +39,11 @@ class Told(Pipeline):
         self.order.append("answered")
         return super().answer(request, **named)
 
-    def promote_one(self) -> bool:
+    def settle_one(self) -> bool:
         self.order.append("promoted")
         self.during()
         self.during = lambda: None
-        return super().promote_one()
+        return super().settle_one()
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from tests.asking import ADOPT, request
 from tests.serving import stored
 
 import dejakv
-from dejakv.guards.base import Verdict
-from dejakv.guards.lexical import LexicalGuard
-from dejakv.guards.paraphrase import ParaphraseGuard
-from dejakv.guards.threshold import ThresholdGuard
-from dejakv.levels.base import Match, Query, Search
+from dejakv.decide.guards.base import Guard, Verdict
+from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.server.app import create_app
@@ -33,15 +31,6 @@ PAIRS = {
     "verbs differ": (f"was {MARK} there?", f"is {MARK} there?"),
 }
 """What is said: a donor, and a question that its text must not answer."""
-VETOES = {
-    "negations differ": (f"is {MARK} not red?", "is bob red?"),
-    "numbers differ": (f"are {NUMBER} of {MARK} there?", "are 12 of bob there?"),
-    "units differ": (f"is {MARK} 5 kg?", "is bob 5 g?"),
-    "opposites": (f"is {MARK} left of it?", "is bob right of it?"),
-    "names differ": (f"where does {MARK.title()} live?", "where does Olga live?"),
-    "names differs": (f"did {MARK.title()} call Olga now?", f"did Olga call {MARK.title()} now?"),
-    "no paraphrase": (f"where does {MARK} live?", "where does he live?"),
-}
 
 
 def clean(reason: str, *others: str) -> None:
@@ -82,17 +71,13 @@ class Like:
         return len(self.donors)
 
 
-class Broken:
+class Broken(Guard):
     """A guard that raises with the donor's text."""
 
     name = "broken"
-    waived_for_blend = False
 
     def judge(self, request: Any, donor: Any, match: Match) -> Verdict:
         raise ValueError(f"what is {donor.prompt}")
-
-    def observe(self, request: Any, donor: Any, match: Match, agreed: bool) -> None:
-        """Learns nothing."""
 
 
 class Talkative(Broken):
@@ -123,13 +108,6 @@ def refused(pipeline: Pipeline, donor: str, asked: str, **more: Any) -> Record:
 def test_words(served: Any, says: str) -> None:
     pipeline = served(replace(ADOPT, similarity_threshold=-1.0))
     assert refused(pipeline, *PAIRS[says]).reason.startswith(f"lexical: {says}")
-
-
-@pytest.mark.parametrize("says", VETOES)
-def test_vetoes(served: Any, says: str) -> None:
-    guards = [ThresholdGuard({"semantic_text": 0.5}), ParaphraseGuard(lambda _one, _other: 0.2, 0.5, LexicalGuard())]
-    pipeline = served(PLAIN, levels=[Like()], guards=guards)
-    assert says in refused(pipeline, *VETOES[says]).reason
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from pydantic import ValidationError
 from tests.asking import COSTS
 from tests.serving import stored
 
 from dejakv.datasets.docs import edit, make_document, prompt_of
-from dejakv.errors import ModelError
+from dejakv.errors import ConfigError, ModelError
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 
@@ -87,7 +86,7 @@ def test_an_ordinary_models_client_is_told_why_it_is_refused(engine: Any) -> Non
 
 
 def test_a_server_without_approximate_reuse_refuses_it(condensed: Any) -> None:
-    with pytest.raises(ValidationError, match="reuse=top_layer is approximate"):
+    with pytest.raises(ConfigError, match="reuse=top_layer is approximate"):
         ServerSettings(reuse="top_layer", allow_approximate=False)
     exact = ServerSettings(model="docs-lckv", allow_approximate=False, max_new_tokens=8)
     with TestClient(create_app(exact, condensed)) as client:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.index.lsh import LSHIndex
 from dejakv.sim_llm import InterTaskKVManager, TaskCacheEntry
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
+from dejakv.vectors.lsh import LSHIndex
 
 
 def kv(fill=1.0, tokens=3):
@@ -65,7 +65,7 @@ def test_a_task_of_the_same_id_is_replaced(manager):
 
 
 def test_tasks_of_another_model_or_partition_are_never_found():
-    store = MemoryStore()
+    store = open_store()
     make = {"max_cache_size": 3, "device": "cpu", "store": store}
     one = InterTaskKVManager(8, epoch="a", **make)
     one.add_task("one", unit(1), kv())
@@ -75,7 +75,7 @@ def test_tasks_of_another_model_or_partition_are_never_found():
 
 
 def test_reset_forgets_this_partition_alone():
-    store = MemoryStore()
+    store = open_store()
     mine = InterTaskKVManager(8, device="cpu", store=store)
     theirs = InterTaskKVManager(8, device="cpu", store=store, partition="other")
     for manager in (mine, theirs):
@@ -113,7 +113,7 @@ def test_threads_add_search_and_reset(manager):
         thread.join()
     assert not failed
     assert manager.get_statistics()["entries"] <= 3
-    assert len(manager.level) == manager.get_statistics()["entries"]
+    assert len(manager) == manager.get_statistics()["entries"]
 
 
 def test_task_ids_are_equal_for_equal_texts(manager):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.scoring import wilson
-from dejakv.sim_llm.similarity import TaskSimilarity
-from dejakv.sim_llm.threshold import AdaptiveThreshold
+from dejakv.sim_llm import AdaptiveThreshold
+from dejakv.sim_llm.tasks import TaskSimilarity
 
 TABLE = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dejakv.errors import ConfigError
-from dejakv.store.admission import Admission, AdmittingStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store import open_store
+from dejakv.store.admission import Admission, Gate
 from dejakv.testing.chunks import make_chunk
 
 
@@ -16,24 +16,22 @@ class Clock:
 
 
 def test_short_prompts_are_refused() -> None:
-    store = AdmittingStore(MemoryStore(), Admission(min_tokens=18))
+    store = open_store(min_tokens=18)
     assert store.put(make_chunk(1)) is False
     assert store.stats("p").refused == {"too_short": 1}
     assert store.stats("q").refused == {}
-    assert AdmittingStore(MemoryStore(), Admission(min_tokens=17)).put(make_chunk(1))
+    assert open_store(min_tokens=17).put(make_chunk(1))
 
 
 def test_second_sight_remembers_a_bounded_number() -> None:
-    store = AdmittingStore(MemoryStore(), Admission(second_sight=True, remembered=2))
-    assert [store.put(make_chunk(1)), store.put(make_chunk(1))] == [False, True]
-    assert not any(store.put(make_chunk(number)) for number in (2, 3, 4))
-    assert store.put(make_chunk(2)) is False
-    assert store.put(make_chunk(4)) is True
-    assert store.stats().refused == {"first_sight": 5}
+    gate = Gate(Admission(second_sight=True, remembered=2))
+    ids = [str(number) for number in range(5)]
+    assert [gate.unwanted(ids[1], 20), gate.unwanted(ids[1], 20)] == ["first_sight", None]
+    assert [gate.unwanted(id, 20) for id in (*ids[2:], ids[2], ids[4])] == [*["first_sight"] * 4, None]
 
 
 def test_asking_first_counts_as_the_first_sight() -> None:
-    store = AdmittingStore(MemoryStore(), Admission(second_sight=True))
+    store = open_store(second_sight=True)
     id = make_chunk(1).meta.id
     assert store.wants(id, 17, "p") is False
     assert store.wants(id, 17, "p") is True
@@ -44,28 +42,19 @@ def test_asking_first_counts_as_the_first_sight() -> None:
 
 def test_the_rate_holds_on_average_and_large_chunks_pass() -> None:
     clock = Clock()
-    store = AdmittingStore(MemoryStore(), Admission(max_write_rate=1000), clock)
-    chunk = make_chunk(1, nbytes=4000)
-    assert chunk.tensor.nbytes == 4000
-    assert store.put(chunk) is True
+    gate = Gate(Admission(max_write_rate=1000), clock)
+    assert gate.overrate(4000) is None
     clock.now += 2.9
-    assert store.put(make_chunk(2, nbytes=100)) is False
+    assert gate.overrate(100) == "rate"
     clock.now += 0.2
-    assert store.put(make_chunk(2, nbytes=100)) is True
-    assert store.stats("p").refused == {"rate": 1}
+    assert gate.overrate(100) is None
     written = 0
-    for step in range(1000):
+    for _ in range(1000):
         clock.now += 0.1
-        written += 480 * store.put(make_chunk(100 + step, nbytes=480))
+        written += 480 * (gate.overrate(480) is None)
     assert 95_000 <= written <= 101_500
-
-
-def test_an_idle_hour_saves_up_one_second() -> None:
-    clock = Clock()
-    store = AdmittingStore(MemoryStore(), Admission(max_write_rate=1000), clock)
     clock.now += 3600
-    passed = [store.put(make_chunk(number, nbytes=480)) for number in range(10)]
-    assert sum(passed) == 3
+    assert sum(gate.overrate(480) is None for _ in range(10)) == 3, "an idle hour saves up one second"
 
 
 def test_wrong_rules_say_what_is_right() -> None:

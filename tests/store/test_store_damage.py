@@ -1,41 +1,35 @@
 """Damaged files and rows cost a counted miss and nothing else."""
 
-import contextlib
 import gc
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dejakv.store.disk import DiskStore
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk, same_bits
 
 LARGE = 3 << 20
 
 
-def chunk_file(store: DiskStore, number: int) -> Path:
+def chunk_file(folder: Path, number: int) -> Path:
     """The file of a chunk, found by its id, which the header names."""
     id = make_chunk(number).meta.id.encode()
-    return next(path for path in (store.folder / "chunks").glob("*/*") if id in path.read_bytes()[:1024])
-
-
-def quarantined(store: DiskStore) -> list[Path]:
-    folder = store.folder / "quarantine"
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return next(path for path in (folder / "segments").glob("*/*") if path.is_file() and id in path.read_bytes()[:1500])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DiskStore]:
-    store = DiskStore(tmp_path / "store")
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = open_store(tmp_path / "store")
     for number in range(3):
         assert store.put(make_chunk(number))
     yield store
     store.close()
 
 
-def expect_set_aside(store: DiskStore, number: int) -> None:
+def expect_set_aside(store: Store, number: int) -> None:
     gone: list[str] = []
     store.on_evict(gone.append)
     id = make_chunk(number).meta.id
@@ -57,35 +51,32 @@ def expect_set_aside(store: DiskStore, number: int) -> None:
 
 
 @pytest.mark.parametrize("where", [0.0, 0.01, 0.05, 0.3, 0.6, 0.9, 0.9999])
-def test_a_flipped_bit(store: DiskStore, where: float) -> None:
-    path = chunk_file(store, 1)
+def test_a_flipped_bit(store: Store, tmp_path: Path, where: float) -> None:
+    path = chunk_file(tmp_path / "store", 1)
     raw = bytearray(path.read_bytes())
     raw[int(where * len(raw))] ^= 4
     path.write_bytes(raw)
     expect_set_aside(store, 1)
-    assert len(quarantined(store)) == 1
 
 
 @pytest.mark.parametrize("length", [0, 5, 100, 3000])
-def test_a_truncated_file(store: DiskStore, length: int) -> None:
-    os.truncate(chunk_file(store, 1), length)
-    expect_set_aside(store, 1)
-    assert len(quarantined(store)) == 1
-
-
-def test_a_missing_file(store: DiskStore) -> None:
-    chunk_file(store, 1).unlink()
-    expect_set_aside(store, 1)
-    assert quarantined(store) == []
-
-
-def test_a_file_of_another_chunk(store: DiskStore) -> None:
-    chunk_file(store, 1).write_bytes(chunk_file(store, 2).read_bytes())
+def test_a_truncated_file(store: Store, tmp_path: Path, length: int) -> None:
+    os.truncate(chunk_file(tmp_path / "store", 1), length)
     expect_set_aside(store, 1)
 
 
-def test_a_link_is_not_followed(store: DiskStore, tmp_path: Path) -> None:
-    path = chunk_file(store, 1)
+def test_a_missing_file(store: Store, tmp_path: Path) -> None:
+    chunk_file(tmp_path / "store", 1).unlink()
+    expect_set_aside(store, 1)
+
+
+def test_a_file_of_another_chunk(store: Store, tmp_path: Path) -> None:
+    chunk_file(tmp_path / "store", 1).write_bytes(chunk_file(tmp_path / "store", 2).read_bytes())
+    expect_set_aside(store, 1)
+
+
+def test_a_link_is_not_followed(store: Store, tmp_path: Path) -> None:
+    path = chunk_file(tmp_path / "store", 1)
     (tmp_path / "elsewhere").write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
@@ -94,24 +85,24 @@ def test_a_link_is_not_followed(store: DiskStore, tmp_path: Path) -> None:
 
 
 def test_a_large_chunk_is_mapped_and_survives_its_eviction(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store", max_entries=1)
+    store = open_store(tmp_path / "store", max_entries=1)
     chunk = make_chunk(0, nbytes=LARGE)
     store.put(chunk)
     found = store.get(chunk.meta.id)
     assert found is not None
     assert store.put(make_chunk(1))
-    assert list((tmp_path / "store" / "chunks").glob("*/*")) == [chunk_file(store, 1)]
+    assert list((tmp_path / "store" / "segments").glob("*/*")) == [chunk_file(tmp_path / "store", 1)]
     assert same_bits(found.tensor, chunk.tensor)
     store.close()
     assert same_bits(found.tensor, chunk.tensor)
 
 
 def test_a_flipped_bit_in_a_mapped_file(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     chunk = make_chunk(0, nbytes=LARGE)
     store.put(chunk)
     assert store.get(chunk.meta.id) is not None
-    path = chunk_file(store, 0)
+    path = chunk_file(tmp_path / "store", 0)
     with path.open("r+b") as file:
         file.seek(LARGE // 2)
         byte = file.read(1)[0]
@@ -123,28 +114,12 @@ def test_a_flipped_bit_in_a_mapped_file(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_quarantine_is_bounded_and_cleared_with_its_partition(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
-    for number in range(20):
-        chunk = make_chunk(number, partition="a" if number % 2 else "b")
-        store.put(chunk)
-        path = next((store.folder / "chunks").glob("*/*"))
-        os.truncate(path, 100)
-        assert store.get(chunk.meta.id) is None
-    assert len(quarantined(store)) == 16
-    store.clear("a")
-    assert len(quarantined(store)) == 8
-    store.clear()
-    assert quarantined(store) == []
-    store.close()
-
-
 @pytest.mark.parametrize("kind", ["fifo", "folder", "sparse", "link", "dangling link"])
 def test_what_is_no_file_of_ours_is_not_read_and_the_chunk_can_be_stored_again(
-    store: DiskStore, tmp_path: Path, kind: str
+    store: Store, tmp_path: Path, kind: str
 ) -> None:
     """A pipe would be waited for, 200 GB of nothing mapped, a link followed."""
-    path = chunk_file(store, 1)
+    path = chunk_file(tmp_path / "store", 1)
     (tmp_path / "elsewhere").write_bytes(path.read_bytes())
     if kind == "sparse":
         os.truncate(path, 200 << 30)
@@ -166,9 +141,9 @@ def test_a_log_handler_that_keeps_records_holds_no_damaged_chunk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception in a record would hold the frames that read the chunk, and with them its map and an open file."""
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     assert store.put(make_chunk(0, nbytes=LARGE))
-    path = chunk_file(store, 0)
+    path = chunk_file(tmp_path / "store", 0)
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
@@ -179,29 +154,3 @@ def test_a_log_handler_that_keeps_records_holds_no_damaged_chunk(
     mapped = {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}
     assert inode not in mapped
     store.close()
-
-
-@pytest.mark.parametrize("live", [True, False])
-@pytest.mark.parametrize(
-    "damage", ["DELETE FROM totals", "UPDATE totals SET bytes = 'x'", "UPDATE totals SET entries = -5"]
-)
-def test_damaged_totals_are_counted_and_repaired(tmp_path: Path, damage: str, live: bool) -> None:
-    store = DiskStore(tmp_path, max_entries=4)
-    chunks = [make_chunk(number) for number in range(5)]
-    for chunk in chunks[:3]:
-        assert store.put(chunk)
-    before = store.stats()
-    if not live:
-        store.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection:
-        connection.execute(damage)
-        connection.commit()
-    if not live:
-        store = DiskStore(tmp_path, max_entries=4)
-    assert (store.stats().entries, store.stats().bytes) == (before.entries, before.bytes)
-    for chunk in chunks[3:]:
-        assert store.put(chunk)
-    assert store.stats().entries == 4
-    store.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection:
-        assert connection.execute("SELECT entries FROM totals").fetchall() == [(4,)]

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from dejakv.errors import StoreError
-from dejakv.store.disk import DiskStore
-from dejakv.store.names import new_chunk, temporary_of
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk, same_bits
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DiskStore]:
-    store = DiskStore(tmp_path / "store")
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = open_store(tmp_path / "store")
     assert store.put(make_chunk(0))
     yield store
     store.close()
@@ -30,9 +30,9 @@ def test_nobody_else_may_read(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         (tmp_path / "store").mkdir(mode=0o777)
-        store = DiskStore(tmp_path / "store")
+        store = open_store(tmp_path / "store")
         store.put(make_chunk(0))
-        for path in [store.folder, *store.folder.rglob("*")]:
+        for path in [(tmp_path / "store"), *(tmp_path / "store").rglob("*")]:
             mode = stat.S_IMODE(path.stat().st_mode)
             assert mode == (0o700 if path.is_dir() else 0o600), path
         store.close()
@@ -43,16 +43,16 @@ def test_nobody_else_may_read(tmp_path: Path) -> None:
 def test_folders_that_are_no_store_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"holds other files.*new or empty folder"):
-        DiskStore(tmp_path)
+        open_store(tmp_path)
     with pytest.raises(StoreError, match="give a folder you may write to"):
-        DiskStore(tmp_path / "thesis.txt")
+        open_store(tmp_path / "thesis.txt")
     with pytest.raises(StoreError, match="give a folder you may write to"):
-        DiskStore("/proc/dejakv")
+        open_store("/proc/dejakv")
 
 
 def test_a_store_below_a_store_is_no_foreign_file(tmp_path: Path) -> None:
     for folder in (tmp_path / "rank", tmp_path, tmp_path):
-        DiskStore(folder).close()
+        open_store(folder).close()
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
-    store = DiskStore(small_disk / "store")
+    store = open_store(small_disk / "store")
     stored = [number for number in range(8) if store.put(make_chunk(number, nbytes=1 << 20))]
     assert 1 <= len(stored) < 8
     assert store.stats("p").refused == {"full": 8 - len(stored)}
@@ -83,13 +83,13 @@ def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
     assert store.delete(make_chunk(stored[0]).meta.id)
     assert store.put(make_chunk(20, nbytes=1 << 19))
     store.close()
-    again = DiskStore(small_disk / "store")
+    again = open_store(small_disk / "store")
     assert again.stats().entries == len(stored)
     again.close()
 
 
 def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
-    store = DiskStore(small_disk / "store")
+    store = open_store(small_disk / "store")
     store.put(make_chunk(0))
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
@@ -104,11 +104,11 @@ def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
 def test_a_disk_that_turns_read_only_refuses_and_is_still_read(small_disk: Path) -> None:
     # The catalog is open for writing, so a plain remount is refused; the folder for new files is what turns.
     temporary = small_disk / "store" / "temporary"
-    store = DiskStore(small_disk / "store")
+    store = open_store(small_disk / "store")
     assert store.put(make_chunk(0))
     store.close()
     subprocess.run(["mount", "--bind", str(temporary), str(temporary)], check=True)
-    store = DiskStore(small_disk / "store")
+    store = open_store(small_disk / "store")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(temporary)], check=True)
         assert store.put(make_chunk(1)) is False
@@ -120,13 +120,13 @@ def test_a_disk_that_turns_read_only_refuses_and_is_still_read(small_disk: Path)
 
 
 def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None:
-    DiskStore(small_disk / "store").close()
+    open_store(small_disk / "store").close()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StoreError, match=r"cannot be.*(rights|write to)"):
-        DiskStore(small_disk / "store")
+        open_store(small_disk / "store")
 
 
-def test_a_file_size_limit_is_a_full_disk(store: DiskStore) -> None:
+def test_a_file_size_limit_is_a_full_disk(store: Store, tmp_path: Path) -> None:
     """Real without root: the kernel refuses the write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -137,12 +137,12 @@ def test_a_file_size_limit_is_a_full_disk(store: DiskStore) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert store.stats("p").refused == {"full": 1}
-    assert list((store.folder / "temporary").iterdir()) == []
+    assert list(((tmp_path / "store") / "temporary").iterdir()) == []
     assert store.get(make_chunk(0).meta.id) is not None
     assert store.put(make_chunk(9, nbytes=2 << 20))
 
 
-def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: DiskStore) -> None:
+def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     held = []
@@ -162,7 +162,7 @@ def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: DiskStore) -> N
     assert store.get(make_chunk(0).meta.id) is not None
 
 
-def test_an_opening_without_descriptors_takes_nothing_for_lost(store: DiskStore) -> None:
+def test_an_opening_without_descriptors_takes_nothing_for_lost(store: Store, tmp_path: Path) -> None:
     store.close()
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     held = [os.open("/dev/null", os.O_RDONLY)]
@@ -173,7 +173,7 @@ def test_an_opening_without_descriptors_takes_nothing_for_lost(store: DiskStore)
     for spare in range(30):
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + spare, hard))
         try:
-            opened.append(DiskStore(store.folder))
+            opened.append(open_store(tmp_path / "store"))
             break
         except StoreError:
             continue
@@ -188,49 +188,53 @@ def test_an_opening_without_descriptors_takes_nothing_for_lost(store: DiskStore)
 
 
 def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     store.put(make_chunk(0))
     store.close()
-    stale, busy, orphan = new_chunk("stale"), temporary_of(new_chunk("busy")), store.folder / "chunks" / new_chunk("o")
-    (store.folder / "temporary" / temporary_of(stale)).write_bytes(b"half a chunk")
-    orphan.parent.mkdir(exist_ok=True)
-    orphan.write_bytes(b"a chunk whose row was not committed")
+    stale, busy, orphan = (f"{digit * 32}.safetensors" for digit in "123")
+    left = tmp_path / "store" / "segments" / "33" / orphan
+    (tmp_path / "store" / "temporary" / stale).write_bytes(b"half a segment")
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"no segment")
     mine = [
-        store.folder / "temporary" / "thesis.tex",
-        store.folder / "chunks" / "notes.txt",
-        orphan.parent / "x.safetensors",
+        (tmp_path / "store") / "temporary" / "thesis.tex",
+        (tmp_path / "store") / "segments" / "notes.txt",
+        left.parent / "x.safetensors",
     ]
     for path in mine:
         path.write_text("none of ours")
     code = (
-        "import sys; from pathlib import Path; from dejakv.store.directory import Directory\n"
-        "from dejakv.store.files import Entry, written\n"
-        f"folder = Directory.open(Path({str(store.folder / 'temporary')!r}))\n"
-        f"with written(Entry(folder, {busy!r}), [b'x']):\n"
-        "    print('locked', flush=True); sys.stdin.read()"
+        "import fcntl, os, sys\n"
+        f"descriptor = os.open({str(tmp_path / 'store' / 'temporary' / busy)!r}, os.O_WRONLY | os.O_CREAT)\n"
+        "fcntl.flock(descriptor, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True); sys.stdin.read(); os.unlink(sys.argv[1])"
     )
-    writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "store" / "temporary" / busy)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"locked\n"
-    again = DiskStore(tmp_path / "store")
-    assert {path.name for path in (again.folder / "temporary").iterdir()} == {busy, "thesis.tex"}
-    assert not orphan.exists()
+    again = open_store(tmp_path / "store")
+    assert {path.name for path in ((tmp_path / "store") / "temporary").iterdir()} == {busy, "thesis.tex"}
+    assert not left.exists()
     assert again.get(make_chunk(0).meta.id) is not None
     again.close()
     writer.communicate()
     assert writer.returncode == 0
-    assert [path.name for path in (again.folder / "temporary").iterdir()] == ["thesis.tex"]
+    assert [path.name for path in ((tmp_path / "store") / "temporary").iterdir()] == ["thesis.tex"]
     assert {path.read_text() for path in mine} == {"none of ours"}
 
 
 def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     for number in range(6):
         store.put(make_chunk(number))
     store.get(make_chunk(0).meta.id)
     store.close()
-    again = DiskStore(tmp_path / "store", max_entries=2)
+    again = open_store(tmp_path / "store", max_entries=2)
     assert {meta.token_ids[0] for meta in again.metas()} == {0, 5}
     assert again.stats().evictions == {"entries": 4}
-    assert len(list((again.folder / "chunks").glob("*/*"))) == 2
+    assert len(list(((tmp_path / "store") / "segments").glob("*/*"))) == 2
     again.close()

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.store import disk
-from dejakv.store.disk import DiskStore
+from dejakv.store import store as store_module
+from dejakv.store.open import open_store
 from dejakv.testing import make_chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
-VISIT = "import sys; from dejakv.store.disk import DiskStore; s = DiskStore(sys.argv[1]); print(s.stats().entries); s.close()"
+VISIT = (
+    "import sys; from dejakv.store import open_store; s = open_store(sys.argv[1]); print(s.stats().entries); s.close()"
+)
 
 
 def visited(folder: Path) -> int:
@@ -49,26 +51,26 @@ def log_is_there(folder: Path) -> bool:
 
 
 def test_a_visitor_leaves_the_log_to_those_who_use_it(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     assert store.put(make_chunk(1))
     assert store.get(make_chunk(1).meta.id) is not None
-    assert visited(store.folder) == 1
-    assert log_is_there(store.folder)
+    assert visited(tmp_path / "store") == 1
+    assert log_is_there(tmp_path / "store")
     assert store.put(make_chunk(2))
-    assert visited(store.folder) == 2
+    assert visited(tmp_path / "store") == 2
     store.close()
-    assert visited(store.folder) == 2
+    assert visited(tmp_path / "store") == 2
 
 
 def test_a_second_store_of_this_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
-    first, second = DiskStore(tmp_path / "store"), DiskStore(tmp_path / "store")
+    first, second = open_store(tmp_path / "store"), open_store(tmp_path / "store")
     assert first.put(make_chunk(1))
     second.close()
-    DiskStore(tmp_path / "store").close()
-    assert visited(first.folder) == 1
-    assert log_is_there(first.folder)
+    open_store(tmp_path / "store").close()
+    assert visited(tmp_path / "store") == 1
+    assert log_is_there(tmp_path / "store")
     assert first.put(make_chunk(2))
-    assert visited(first.folder) == 2
+    assert visited(tmp_path / "store") == 2
     first.close()
 
 
@@ -76,7 +78,7 @@ def test_what_was_stored_survives_a_visitor_and_kill_9(tmp_path: Path) -> None:
     ready, go = os.pipe(), os.pipe()
 
     def body() -> bool:
-        store = DiskStore(tmp_path / "store")
+        store = open_store(tmp_path / "store")
         stored = store.put(make_chunk(1))
         os.write(ready[1], b"1")
         os.read(go[0], 1)
@@ -94,7 +96,7 @@ def test_what_was_stored_survives_a_visitor_and_kill_9(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     for descriptor in (*ready, *go):
         os.close(descriptor)
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     assert [store.get(make_chunk(number).meta.id) is not None for number in range(1, 12)] == [True] * 11
     assert store.stats().corrupt == 0
     store.close()
@@ -103,7 +105,7 @@ def test_what_was_stored_survives_a_visitor_and_kill_9(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_a_forked_child_keeps_the_log_when_its_parent_closes(tmp_path: Path, end: str) -> None:
     """A child has none of its parent's locks: it must take its own, or the parent deletes the log under it."""
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     assert store.put(make_chunk(0))
     assert store.get(make_chunk(0).meta.id) is not None
     ready, go = os.pipe(), os.pipe()
@@ -136,20 +138,20 @@ def test_a_forked_child_keeps_the_log_when_its_parent_closes(tmp_path: Path, end
 
 
 def test_a_parent_keeps_the_log_when_its_child_ends(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     assert store.put(make_chunk(0))
     assert ended_well(in_child(lambda: store.put(make_chunk(1))))
     assert ended_well(in_child(lambda: store.close() is None))
     assert store.put(make_chunk(2))
-    assert visited(store.folder) == 3
-    assert log_is_there(store.folder)
+    assert visited(tmp_path / "store") == 3
+    assert log_is_there(tmp_path / "store")
     assert store.put(make_chunk(3))
     store.close()
-    assert visited(store.folder) == 4
+    assert visited(tmp_path / "store") == 4
 
 
 def test_a_fork_beside_threads_that_write(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     stop = threading.Event()
     failed: list[int] = []
 
@@ -176,7 +178,7 @@ def test_a_fork_beside_threads_that_write(tmp_path: Path) -> None:
             thread.join()
     assert failed == []
     held = store.stats().entries
-    assert len(list(store.metas())) == held == visited(store.folder)
+    assert len(list(store.metas())) == held == visited(tmp_path / "store")
     store.close()
 
 
@@ -191,23 +193,25 @@ def somebody_writes(folder: Path) -> Iterator[None]:
 
 def test_reading_writes_nothing_while_somebody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these could wait ten seconds for the lock: uses to be noted, a damaged file, a damaged row."""
-    monkeypatch.setattr(disk, "_PENDING_USES", 2)
-    store = DiskStore(tmp_path / "store")
+    monkeypatch.setattr(store_module, "_PENDING_USES", 2)
+    store = open_store(tmp_path / "store")
     chunks = [make_chunk(number, nbytes=64) for number in range(5)]
     for chunk in chunks:
         assert store.put(chunk)
     bad_file = next(
-        path for path in (store.folder / "chunks").glob("*/*") if chunks[1].meta.id.encode() in path.read_bytes()
+        path
+        for path in ((tmp_path / "store") / "segments").glob("*/*")
+        if chunks[1].meta.id.encode() in path.read_bytes()
     )
     bad_file.write_bytes(b"damaged")
-    with closing(sqlite3.connect(store.folder / "catalog.sqlite")) as connection:
-        connection.execute("UPDATE chunks SET meta = x'00' WHERE id = ?", (chunks[2].meta.id,))
+    with closing(sqlite3.connect((tmp_path / "store") / "catalog.sqlite")) as connection:
+        connection.execute("UPDATE records SET about = x'00' WHERE id = ?", (chunks[2].meta.id,))
         connection.commit()
-    again = DiskStore(tmp_path / "store")
+    again = open_store(tmp_path / "store")
     gone: list[str] = []
     again.on_evict(gone.append)
     refused = threading.Event()
-    with somebody_writes(store.folder):
+    with somebody_writes(tmp_path / "store"):
         writer = threading.Thread(target=lambda: store.put(make_chunk(9)) or refused.set())
         writer.start()
         for _ in range(300):
@@ -229,19 +233,19 @@ def test_reading_writes_nothing_while_somebody_else_writes(tmp_path: Path, monke
     again.close()
     store.close()
     # The 300 uses were kept back, not lost.
-    with closing(sqlite3.connect(store.folder / "catalog.sqlite")) as connection:
-        (hits,) = connection.execute("SELECT hits FROM chunks WHERE id = ?", (chunks[0].meta.id,)).fetchone()
+    with closing(sqlite3.connect((tmp_path / "store") / "catalog.sqlite")) as connection:
+        (hits,) = connection.execute("SELECT hits FROM records WHERE id = ?", (chunks[0].meta.id,)).fetchone()
     assert hits == 300
 
 
 def test_reading_does_not_wait_for_a_thread_that_waits_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_PENDING_USES", 2)
-    store = DiskStore(tmp_path / "store")
+    monkeypatch.setattr(store_module, "_PENDING_USES", 2)
+    store = open_store(tmp_path / "store")
     assert all(store.put(make_chunk(number)) for number in (0, 2))
     refused = threading.Event()
-    with somebody_writes(store.folder):
+    with somebody_writes(tmp_path / "store"):
         writer = threading.Thread(target=lambda: store.put(make_chunk(1)) or refused.set())
         writer.start()
         for number in (0, 2) * 100:
@@ -254,11 +258,11 @@ def test_reading_does_not_wait_for_a_thread_that_waits_to_write(
 
 
 def test_a_closed_store_finds_and_takes_nothing(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     store.put(make_chunk(0))
     store.close()
     store.close()
     assert store.get(make_chunk(0).meta.id) is None
     assert store.put(make_chunk(1)) is False
     assert list(store.metas()) == []
-    assert visited(store.folder) == 1
+    assert visited(tmp_path / "store") == 1

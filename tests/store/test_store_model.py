@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dejakv.store.base import Chunk, Store
-from dejakv.store.disk import DiskStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store.base import Chunk
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk, same_bits
 
 NUMBERS = st.integers(0, 7)
@@ -30,7 +30,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.listening(self.make())
 
     def make(self) -> Store:
-        return MemoryStore(**self.settings)
+        return open_store(**self.settings)
 
     def listening(self, store: Store) -> Store:
         self.told: set[str] = set()
@@ -110,7 +110,7 @@ class DiskMachine(StoreMachine):
     persistent = True
 
     def make(self) -> Store:
-        return DiskStore(self.folder, **self.settings)
+        return open_store(self.folder, **self.settings)
 
 
 TestMemoryAgainstModel = StoreMachine.TestCase

@@ -7,24 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.layers import layer
 
 import dejakv
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
-from dejakv.store.memory import MemoryStore
 from dejakv.store.open import folders_of
-from dejakv.store.tiered import TieredStore
 from dejakv.testing import make_chunk
 
 
 @pytest.mark.parametrize("where", [None, "memory://"])
 def test_a_store_in_memory(where: str | None) -> None:
     store = dejakv.open_store(where, max_entries=1, policy="lfu")
-    store = layer(store, DeltaStore)
-    assert isinstance(store.inner, MemoryStore)
     assert store.put(make_chunk(1))
     assert store.put(make_chunk(2))
     assert store.stats().entries == 1
@@ -33,9 +26,6 @@ def test_a_store_in_memory(where: str | None) -> None:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
     store = dejakv.open_store(kind(tmp_path / "store"), max_bytes=1 << 20, memory_bytes=1 << 20)
-    store = layer(store, DeltaStore)
-    assert isinstance(store.inner, TieredStore)
-    assert isinstance(store.inner.back, DiskStore)
     assert store.put(make_chunk(1))
     store.close()
     again = dejakv.open_store(kind(tmp_path / "store"))

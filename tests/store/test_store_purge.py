@@ -6,12 +6,13 @@ import pytest
 
 from dejakv.errors import StoreError
 from dejakv.store import purge_folder
-from dejakv.store.disk import DiskStore
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 
 
-def filled(folder: Path) -> DiskStore:
-    store = DiskStore(folder)
+def filled(folder: Path) -> Store:
+    store = open_store(folder)
     for number in range(3):
         assert store.put(make_chunk(number))
     return store
@@ -19,12 +20,11 @@ def filled(folder: Path) -> DiskStore:
 
 def test_a_store_goes_with_its_folder(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    damaged = next((tmp_path / "store" / "chunks").glob("*/*"))
+    damaged = next((tmp_path / "store" / "segments").glob("*/*"))
     damaged.write_bytes(b"damaged")
     assert sum(store.get(meta.id) is None for meta in list(store.metas())) == 1
     store.close()
-    assert (tmp_path / "store" / "quarantine").is_dir()
-    assert purge_folder(tmp_path / "store") == 5  # three chunks, the catalog, the marker
+    assert purge_folder(tmp_path / "store") == 4  # two segments, the catalog, the marker
     assert list(tmp_path.iterdir()) == []
 
 
@@ -41,15 +41,15 @@ def test_nothing_is_no_store(tmp_path: Path) -> None:
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     filled(tmp_path / "store").close()
-    group = next((tmp_path / "store" / "chunks").iterdir())
+    group = next((tmp_path / "store" / "segments").iterdir())
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "a.txt").write_text("mine")
     mine = [tmp_path / "store" / "notes.txt", group / "model.safetensors", tmp_path / "store" / "temporary" / "x"]
     for path in mine:
         path.write_text("mine")
-    (tmp_path / "store" / "chunks" / "zz").symlink_to(tmp_path / "outside")
-    (tmp_path / "store" / "chunks" / "00").unlink(missing_ok=True)
-    (tmp_path / "store" / "chunks" / "00").symlink_to(tmp_path / "outside")
+    (tmp_path / "store" / "segments" / "zz").symlink_to(tmp_path / "outside")
+    (tmp_path / "store" / "segments" / "00").unlink(missing_ok=True)
+    (tmp_path / "store" / "segments" / "00").symlink_to(tmp_path / "outside")
     assert purge_folder(tmp_path / "store") == 5
     assert [path.read_text() for path in mine] == ["mine"] * 3
     assert (tmp_path / "outside" / "a.txt").read_text() == "mine"
@@ -64,7 +64,7 @@ def test_the_ranks_below_go_too(tmp_path: Path) -> None:
     filled(tmp_path / "store" / "own").close()
     assert purge_folder(tmp_path / "store") == 10
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["own"]
-    assert DiskStore(tmp_path / "store" / "own").stats().entries == 3
+    assert open_store(tmp_path / "store" / "own").stats().entries == 3
 
 
 def test_ranks_alone_go_with_their_folder(tmp_path: Path) -> None:

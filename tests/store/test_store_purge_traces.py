@@ -1,5 +1,6 @@
 """After a purge no byte of what was removed is left in a folder, whatever happened there before, and while others use it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,11 +13,9 @@ from tests.reliability.test_reliability_full import files_no_larger_than
 
 from dejakv.errors import StoreError
 from dejakv.store import open_store
-from dejakv.store.base import Store
-from dejakv.store.disk import DiskStore
 from dejakv.store.open import folders_of
-from dejakv.store.purging import purge
 from dejakv.store.selection import Selection
+from dejakv.store.store import Store
 from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk
 
 SECRET = tuple(range(70_000, 70_030))
@@ -53,7 +52,7 @@ def test_no_byte_is_left(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     filled(store)
     assert traces(tmp_path)
-    purged = purge(store, Selection(donors=(DONOR.meta.id,)))
+    purged = store.purge(Selection(donors=(DONOR.meta.id,)))
     assert purged.prompts == 1
     assert traces(tmp_path) == []
     check_whole(store, OTHERS)
@@ -72,12 +71,12 @@ def test_a_deletion_alone_leaves_some(tmp_path: Path) -> None:
 
 def test_while_others_use_the_folder(tmp_path: Path) -> None:
     """Another store of the folder, with a tier in memory and entries that it knows, finds the purged prompt no more."""
-    server, command = open_store(tmp_path, memory_bytes=1 << 20), DiskStore(tmp_path)
+    server, command = open_store(tmp_path, memory_bytes=1 << 20), open_store(tmp_path)
     gone: list[str] = []
     server.on_evict(gone.append)
     filled(server)
     assert server.get(DONOR.meta.id) is not None
-    purge(command, Selection(donors=(DONOR.meta.id,)))
+    command.purge(Selection(donors=(DONOR.meta.id,)))
     assert traces(tmp_path) == []
     assert server.get(DONOR.meta.id) is None
     assert DONOR.meta.id not in ids(server)
@@ -87,43 +86,36 @@ def test_while_others_use_the_folder(tmp_path: Path) -> None:
     command.close()
 
 
-def test_damaged_files_that_were_set_aside_go_too(tmp_path: Path) -> None:
+def test_damaged_files_leave_at_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     filled(store)
-    file = max(tmp_path.glob("chunks/*/*"), key=lambda path: path.read_bytes() != b"" and path.stat().st_mtime_ns)
-    for path in tmp_path.glob("chunks/*/*"):
-        if DONOR.meta.id.encode() in path.read_bytes():
-            file = path
+    file = next(path for path in tmp_path.glob("segments/*/*") if DONOR.meta.id.encode() in path.read_bytes())
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert store.get(DONOR.meta.id) is None
-    assert [name for name in traces(tmp_path) if name.startswith("quarantine")]
-    purge(store, Selection("p", donors=(DONOR.meta.id,)))
-    assert traces(tmp_path) == []
-    store.close()
-
-
-def test_files_of_a_killed_process_go_too(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    filled(store)
-    left = next(path for path in tmp_path.glob("chunks/*/*") if DONOR.meta.id.encode() in path.read_bytes())
-    (tmp_path / "temporary" / f"{left.parent.name}-{left.name}").write_bytes(left.read_bytes())
-    purge(store, Selection(donors=(DONOR.meta.id,)))
+    assert not file.exists()
+    store.purge(Selection())
     assert traces(tmp_path) == []
     store.close()
 
 
 def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DiskStore(tmp_path)
+    store = open_store(tmp_path)
     filled(store)
-    monkeypatch.setattr(store, "delete", lambda id: False)
-    with pytest.raises(StoreError, match="could not be removed"):
-        purge(store, Selection(donors=(DONOR.meta.id,)))
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "not allowed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(StoreError, match="could not be removed"):
+            store.purge(Selection(donors=(DONOR.meta.id,)))
+    check_whole(store, [DONOR])
     store.close()
 
 
 def test_the_folders_of_a_cache(tmp_path: Path) -> None:
-    DiskStore(tmp_path / "store").close()
-    DiskStore(tmp_path / "store" / "tp-0-of-2").close()
+    open_store(tmp_path / "store").close()
+    open_store(tmp_path / "store" / "tp-0-of-2").close()
     assert [path.name for path in folders_of(tmp_path / "store")] == ["store", "tp-0-of-2"]
     with pytest.raises(StoreError, match="cannot be read"):
         folders_of(tmp_path / "missing")
@@ -153,14 +145,14 @@ def test_a_checkpoint_of_another_process_is_waited_for(tmp_path: Path) -> None:
         assert other.stdout.readline() == "held\n"
         leaves = threading.Timer(0.5, other.stdin.close)
         leaves.start()
-        purged = purge(store, Selection(donors=(DONOR.meta.id,)))
+        purged = store.purge(Selection(donors=(DONOR.meta.id,)))
         leaves.join()
     assert purged.prompts == 1
     assert traces(tmp_path) == []
     store.close()
 
 
-@pytest.mark.parametrize("size", [100_000, 150_000])
+@pytest.mark.parametrize("size", [250_000, 400_000])
 def test_a_full_disk_is_no_hindrance(tmp_path: Path, size: int) -> None:
     """The catalog's change needs space, and a tensor that is to go makes some."""
     store = open_store(tmp_path)
@@ -168,9 +160,9 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, size: int) -> None:
         taken = [chunk for chunk in OTHERS if store.put(chunk)]
         assert 0 < len(taken) < len(OTHERS)
         ids = tuple(chunk.meta.id for chunk in taken)
-        purged = purge(store, Selection(donors=ids))
+        purged = store.purge(Selection(donors=ids))
         assert purged.prompts == len(taken)
-    assert list((tmp_path / "chunks").glob("*/*")) == []
+    assert list((tmp_path / "segments").glob("*/*")) == []
     assert [id for id in ids if store.get(id) is not None] == []
     assert store.put(DONOR)
     store.close()

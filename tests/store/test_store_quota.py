@@ -6,23 +6,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.store.layers import layer
 
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.quotas import Part, Parts, named_parts
-from dejakv.store.base import Store
-from dejakv.store.disk import DiskStore
-from dejakv.store.memory import MemoryStore
-from dejakv.store.quota import QuotaStore
+from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 from dejakv.testing.stores import StoreTests
 
 
 class TestQuotaStore(StoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
-        return QuotaStore(MemoryStore(**settings), Parts(2))
+        return open_store(None, **({"max_entries": 0} | settings))
 
 
 Step = tuple[str, str, int]
@@ -102,8 +98,8 @@ def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_e
     store = open_store(tmp_path, partitions=3, max_bytes=max_bytes, max_entries=max_entries)
     for number in range(30):
         assert store.put(make_chunk(number, partition="abc"[number % 3], nbytes=800))
-    inner = layer(store, DiskStore).stats()
-    assert inner.evictions == {}
+    inner = store.stats()
+    assert set(inner.evictions) <= {"quota"}
     assert not max_bytes or inner.bytes <= max_bytes
     assert inner.entries == (9 if max_entries and not max_bytes else inner.entries)
     assert store.stats("a").evictions.get("quota", 0) == (10 - store.stats("a").entries)
@@ -199,11 +195,3 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
 
 def test_a_name_may_have_any_sign() -> None:
     assert named_parts(["a=b:c=5:6"]) == {"a=b:c": Part(5, 6)}
-
-
-def test_what_was_evicted_takes_no_memory() -> None:
-    store = QuotaStore(MemoryStore(), Parts(2, max_entries=8))
-    for number in range(50):
-        assert store.put(make_chunk(number, partition="a"))
-    assert store.stats("a").entries == 4
-    assert len(store._owner) == 4

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.serving import until
 
-from dejakv.store.admission import Admission, AdmittingStore
 from dejakv.store.base import Chunk, ChunkMeta
-from dejakv.store.memory import MemoryStore
-from dejakv.store.writer import Writer, WriterStats
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
+from dejakv.store.worker import WriterStats
 from dejakv.testing.chunks import make_chunk
 
 
-class Gated(MemoryStore):
+class Gated(Store):
     """Writes nothing before `opened` is set."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Gated(MemoryStore):
         return super().put(chunk)
 
 
-def submit(writer: Writer, number: int, **more: Any) -> bool:
+def submit(writer: Store, number: int, **more: Any) -> bool:
     chunk = make_chunk(number)
     return writer.submit(chunk.meta, more.pop("capture", lambda: chunk.tensor), **more)
 
 
 def test_chunks_are_stored_behind_and_announced() -> None:
-    store = MemoryStore()
-    writer = Writer(store)
+    store = open_store()
+    writer = store
     stored: list[ChunkMeta] = []
     threads: set[int] = set()
 
@@ -56,7 +56,7 @@ def test_chunks_are_stored_behind_and_announced() -> None:
 
 def test_what_waits_is_found_and_read_and_copied_once() -> None:
     store = Gated()
-    writer = Writer(store)
+    writer = store
     chunk, copies = make_chunk(1), list[int]()
     writer.submit(chunk.meta, lambda: (copies.append(1), chunk.tensor)[1])
     assert [meta.id for meta in writer.metas()] == [chunk.meta.id]
@@ -77,7 +77,7 @@ def test_what_waits_is_found_and_read_and_copied_once() -> None:
 @pytest.mark.parametrize("how", ["delete", "clear"])
 def test_what_is_removed_while_it_waits_or_is_written_is_not_stored(how: str) -> None:
     store = Gated()
-    writer = Writer(store)
+    writer = store
     gone: list[str] = []
     writer.on_evict(gone.append)
     ids = [make_chunk(number).meta.id for number in range(2)]
@@ -99,19 +99,19 @@ def test_what_is_removed_while_it_waits_or_is_written_is_not_stored(how: str) ->
 
 def test_a_full_queue_drops_and_does_not_wait() -> None:
     store = Gated()
-    writer = Writer(store, max_queue=2)
+    writer = store
     assert submit(writer, 0)
     assert store.began.wait()
-    assert [submit(writer, number) for number in range(1, 6)] == [True, True, False, False, False]
-    assert len(list(writer.metas())) == 3
+    assert [submit(writer, number) for number in range(1, 36)] == [True] * 32 + [False] * 3
+    assert len(list(writer.metas())) == 33
     store.opened.set()
     writer.flush()
-    assert writer.outcomes == WriterStats(submitted=6, stored=3, dropped=3)
+    assert writer.outcomes == WriterStats(submitted=36, stored=33, dropped=3)
     writer.close()
 
 
 def test_errors_and_refusals_are_counted_and_leave() -> None:
-    writer = Writer(AdmittingStore(MemoryStore(), Admission(min_tokens=1000)))
+    writer = open_store(min_tokens=1000)
     gone: list[str] = []
     writer.on_evict(gone.append)
 
@@ -127,16 +127,16 @@ def test_errors_and_refusals_are_counted_and_leave() -> None:
     assert [writer.get(make_chunk(number).meta.id) for number in range(4)] == [None] * 4
     assert len(gone) == 4
     writer.close()
-    other = Writer(MemoryStore(), background=False)
-    submit(other, 1, after=fail)
+    other = open_store()
+    submit(other, 1, after=fail, background=False)
     assert other.outcomes == WriterStats(submitted=1, stored=1, errors=1)
 
 
 def test_without_a_thread_the_work_is_done_at_once() -> None:
-    store = MemoryStore()
-    writer = Writer(store, background=False)
+    store = open_store()
+    writer = store
     before = threading.active_count()
-    assert submit(writer, 1)
+    assert submit(writer, 1, background=False)
     assert store.stats().entries == 1
     assert threading.active_count() == before
     writer.flush()
@@ -144,7 +144,7 @@ def test_without_a_thread_the_work_is_done_at_once() -> None:
 
 
 def test_close_finishes_and_later_work_is_dropped() -> None:
-    writer = Writer(MemoryStore())
+    writer = open_store()
     for number in range(10):
         submit(writer, number)
     writer.close()
@@ -160,7 +160,7 @@ def test_nothing_is_kept_alive_after_it_is_stored() -> None:
 
     state = State()
     alive = weakref.ref(state)
-    writer = Writer(MemoryStore())
+    writer = open_store()
     submit(writer, 1, capture=lambda state=state: make_chunk(1).tensor if state else None)
     del state
     writer.flush()

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.encoders.base import Vector
-from dejakv.encoders.text import ModelTextEncoder
-from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.base import Completion, Engine, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelChangedError
 from dejakv.store.base import Tensor
 from dejakv.testing.encoders import TextEncoderTests
 from dejakv.testing.engines import EngineTests
+from dejakv.vectors.base import Vector
+from dejakv.vectors.text import ModelTextEncoder
 
 
-class Around:
+class Around(Engine):
     """An engine that passes everything on."""
 
     name = "around"
@@ -25,21 +25,24 @@ class Around:
     def __init__(self, inner: TransformersEngine) -> None:
         self.inner = inner
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def __getattribute__(self, name: str) -> Any:
+        own = {"inner", "run", "name", "full", "__class__", "__dict__"}
+        return object.__getattribute__(self, name) if name in own else getattr(self.inner, name)
 
-    def run(self, prepared: Prepared, **more: Any) -> Completion:
-        return self.inner.run(prepared, **more)
+    def weights_changed(self) -> None: ...
+
+    def run(self, *given: Any, **more: Any) -> Any:
+        return self.inner.run(*given, **more)
 
 
 class IgnoresItsStart(Around):
-    def run(self, prepared: Prepared, *, start: Start | None = None, **more: Any) -> Completion:
+    def run(self, prepared: Prepared, *given: Any, **more: Any) -> Completion:
         return super().run(prepared, **more)
 
 
 class CapturesZeros(Around):
-    def run(self, prepared: Prepared, **more: Any) -> Completion:
-        done = super().run(prepared, **more)
+    def run(self, *given: Any, **more: Any) -> Completion:
+        done = super().run(*given, **more)
 
         def capture() -> Tensor | None:
             held = done.capture()
@@ -49,9 +52,9 @@ class CapturesZeros(Around):
 
 
 class DropsTheLastToken(Around):
-    def run(self, prepared: Prepared, *, on_token: Any = None, **more: Any) -> Completion:
+    def run(self, *given: Any, on_token: Any = None, **more: Any) -> Completion:
         heard: list[Any] = []
-        done = super().run(prepared, on_token=lambda *said: heard.append(said), **more)
+        done = super().run(*given, on_token=lambda *said: heard.append(said), **more)
         for said in heard[:-1]:
             if on_token is not None:
                 on_token(*said)
@@ -59,16 +62,11 @@ class DropsTheLastToken(Around):
 
 
 class NeverLooksAtTheEpoch(Around):
-    def unidentified(self) -> str:
-        return ""
-
-    def weights_changed(self) -> None: ...
-
-    def run(self, prepared: Prepared, **more: Any) -> Completion:
+    def run(self, prepared: Prepared, *given: Any, **more: Any) -> Completion:
         try:
-            return super().run(prepared, **more)
+            return super().run(prepared, *given, **more)
         except ModelChangedError:
-            return super().run(replace(prepared, epoch=self.inner.epoch), **more)
+            return super().run(replace(prepared, epoch=self.inner.epoch), *given, **more)
 
 
 ENGINES = [

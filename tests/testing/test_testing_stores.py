@@ -1,45 +1,49 @@
 """The suite for stores finds the faults it is there to find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dejakv.store.base import Chunk, Store, StoreStats, Tensor
-from dejakv.store.memory import MemoryStore
+from dejakv.store.base import Chunk, StoreStats, Tensor
+from dejakv.store.store import Budget, Store
 from dejakv.testing.stores import StoreTests
 
 
-class KeepsTheCallersArray(MemoryStore):
+class KeepsTheCallersArray(Store):
     def put(self, chunk: Chunk) -> bool:
         view = chunk.tensor.data.view()
         view.flags.writeable = False
-        return super().put(Chunk(chunk.meta, Tensor(view, chunk.tensor.dtype)))
+        self.kept = Chunk(chunk.meta, Tensor(view, chunk.tensor.dtype))
+        return super().put(chunk)
+
+    def get(self, id: str) -> Chunk | None:
+        return self.kept
 
 
-class TellsEverybodysStatistics(MemoryStore):
+class TellsEverybodysStatistics(Store):
     def stats(self, partition: str | None = None) -> StoreStats:
         return super().stats(None)
 
 
-class NeverNotesAUse(MemoryStore):
-    def get(self, id: str) -> Chunk | None:
-        return self._chunks.get(id)
+class NeverNotesAUse(Store):
+    def _used(self, id: str, chain: Sequence[int]) -> None:
+        pass
 
 
-class ForgetsVectors(MemoryStore):
+class ForgetsVectors(Store):
     def put(self, chunk: Chunk) -> bool:
         return super().put(replace(chunk, meta=replace(chunk.meta, vectors={})))
 
 
-class IgnoresItsBudget(MemoryStore):
-    def __init__(self, max_bytes: int = 0, max_entries: int = 0, policy: Any = "lru") -> None:
-        super().__init__(0, 0, policy)
+class IgnoresItsBudget(Store):
+    def __init__(self, *, budget: Budget | None = None) -> None:
+        super().__init__()
 
 
-class TellsNobody(MemoryStore):
+class TellsNobody(Store):
     def on_evict(self, listener: Callable[[str], None]) -> None:
         pass
 
@@ -55,10 +59,10 @@ FAULTS = [
 ]
 
 
-def run(kind: type[MemoryStore], name: str, tmp_path: Path) -> None:
+def run(kind: type[Store], name: str, tmp_path: Path) -> None:
     class Suite(StoreTests):
         def make_store(self, folder: Path, **settings: Any) -> Store:
-            return kind(**settings)
+            return kind(budget=Budget(**settings))
 
     test = getattr(Suite(), name)
     argument = {"tmp_path": tmp_path} if "tmp_path" in test.__annotations__ else {"store": kind()}
@@ -66,10 +70,10 @@ def run(kind: type[MemoryStore], name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_fault_is_found(kind: type[MemoryStore], name: str, tmp_path: Path) -> None:
+def test_a_fault_is_found(kind: type[Store], name: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         run(kind, name, tmp_path)
-    run(MemoryStore, name, tmp_path)
+    run(Store, name, tmp_path)
 
 
 def test_lost_vectors_are_found() -> None:

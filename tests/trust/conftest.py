@@ -1,16 +1,15 @@
-"""A ledger of evidence, in memory and on disk."""
+"""A ledger of evidence, in memory and in a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dejakv.trust.disk import DiskLedger
-from dejakv.trust.ledger import Ledger, MemoryLedger
+from dejakv.trust.ledger import Ledger
 
 
 @pytest.fixture(params=["memory", "disk"])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    made = MemoryLedger() if request.param == "memory" else DiskLedger(tmp_path, "t")
+    made = Ledger(None if request.param == "memory" else tmp_path, "t")
     yield made
     made.close()

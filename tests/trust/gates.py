@@ -4,8 +4,8 @@ from typing import Any
 
 from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate
-from dejakv.trust.grid import PILOT
 from dejakv.trust.ledger import Ledger
+from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
 
 

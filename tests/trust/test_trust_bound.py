@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from research.trust.replay import replayed
 from scipy.stats import binom
 
-from dejakv.trust.grid import times_of
-from dejakv.trust.replay import replayed
-from dejakv.trust.state import State
-from dejakv.trust.terms import Terms
+from dejakv.trust.evidence import State, Terms
+from dejakv.trust.rules import times_of
 
 STREAMS = 2000
 ALPHA = 0.05

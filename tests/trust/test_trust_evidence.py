@@ -1,23 +1,17 @@
+import math
+import random
+from statistics import median
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from dejakv.trust.evidence import BETS, log_wealth
+from dejakv.trust import drift
+from dejakv.trust.evidence import BETS, labels_needed, log_wealth
 
 DELTAS = st.floats(0.001, 0.9)
-
-
-def labels_needed(delta: float) -> int:
-    count = np.arange(1, 4000)
-    return int(count[np.argmax(log_wealth(count, 0, delta) >= np.log(20))])
-
-
-@pytest.mark.parametrize(("delta", "least"), [(0.01, 299), (0.02, 149), (0.05, 59)])
-def test_without_a_wrong_answer_little_more_than_the_least_possible_is_needed(delta: float, least: int) -> None:
-    assert least == int(np.ceil(np.log(0.05) / np.log(1 - delta)))
-    assert least <= labels_needed(delta) <= 1.2 * least
 
 
 def test_bets_share_the_wealth_and_the_largest_is_everything() -> None:
@@ -65,3 +59,54 @@ def test_a_wrong_label_never_helps_and_a_larger_bound_never_hurts(
     assert log_wealth(labels, wrong, min(0.99, 1.5 * delta)) >= known - 1e-9
     light = log_wealth(labels, wrong, delta, light_labels=1, light_wrong=1, weight=weight)
     assert light >= log_wealth(labels + 1, wrong + 1, delta) - 1e-9
+
+
+@pytest.mark.parametrize(("delta", "none", "half"), [(0.01, 299, 1937), (0.02, 149, 960), (0.05, 59, 375)])
+def test_little_more_than_the_least_possible(delta: float, none: int, half: int) -> None:
+    """Wald's bound (1945) where no answer is wrong, and half as many as allowed."""
+    ours, ours_half = labels_needed(delta, weight=1), labels_needed(delta, wrong_share=delta / 2, weight=1)
+    assert ours is not None
+    assert ours_half is not None
+    assert none <= ours <= 1.2 * none
+    assert half <= ours_half <= 1.35 * half
+
+
+def test_at_the_bound_no_number_is_enough() -> None:
+    assert labels_needed(0.05, wrong_share=0.05) is None
+
+
+def test_more_confidence_takes_more_labels() -> None:
+    assert (labels_needed(0.05, 0.99) or 0) > (labels_needed(0.05) or math.inf)
+
+
+def audits_until_alarm(delta: float, rate: float, seed: int, most: int) -> int:
+    chances = random.Random(seed)
+    statistics = drift.begin()
+    for number in range(1, most + 1):
+        statistics = drift.audited(statistics, chances.random() < rate, delta)
+        if drift.alarm(statistics):
+            return number
+    return most + 1
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.05])
+def test_false_alarms_are_as_rare_as_stated(delta: float) -> None:
+    """After n audits the mean statistic is n at most, so by Markov n / RUN_LENGTH of the streams have had an alarm at most."""
+    audits, streams = 1500, 300
+    alarms = sum(audits_until_alarm(delta, delta, seed, audits) <= audits for seed in range(streams))
+    assert alarms <= binom.ppf(0.999, streams, audits / drift.RUN_LENGTH)
+
+
+def test_far_below_the_bound_nothing_alarms() -> None:
+    assert all(audits_until_alarm(0.05, 0.01, seed, 2000) > 2000 for seed in range(100))
+
+
+@pytest.mark.parametrize(("delta", "rate", "audits"), [(0.01, 0.2, 40), (0.05, 0.25, 80), (0.05, 1.0, 6)])
+def test_a_rise_is_noticed(delta: float, rate: float, audits: int) -> None:
+    assert median(audits_until_alarm(delta, rate, seed, 1000) for seed in range(100)) <= audits
+
+
+@pytest.mark.parametrize("delta", [1e-6, 0.01, 0.6, 0.999])
+def test_what_is_looked_for_lies_above_the_bound(delta: float) -> None:
+    assert drift.audited(drift.begin(), True, delta) > drift.audited(drift.begin(), False, delta)
+    assert all(value < 1 for value in drift.audited(drift.begin(), False, delta))

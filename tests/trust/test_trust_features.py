@@ -1,13 +1,15 @@
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.find.found import Found
-from dejakv.find.ways import Plan
-from dejakv.levels.base import Match
+from dejakv.decide.levels.base import Match
+from dejakv.decide.plan import Found, Plan
 from dejakv.store.base import ChunkMeta
-from dejakv.trust.features import LATE_BLEND, features_of, risk_of
-from dejakv.trust.grid import PILOT, band_of, cutoffs_of, times_of
+from dejakv.trust.features import LATE_BLEND, certainty, features_of, orders, risk_of
+from dejakv.trust.rules import PILOT, band_of, cutoffs_of, times_of
 
 SHARE = st.floats(0, 1)
 
@@ -82,3 +84,22 @@ def test_a_rule_serves_what_takes_less_than_it_allows(pilot: list[float], risk: 
     assert risk <= cutoffs[band]
     assert time < allowed[band]
     assert band == 0 or risk > cutoffs[band - 1] or time >= allowed[band - 1]
+
+
+def test_margin_and_entropy_of_a_distribution() -> None:
+    logs = np.log(np.array([0.1, 0.6, 0.3], np.float32))
+    assert certainty(logs) == pytest.approx(
+        {"first_margin": math.log(2), "first_entropy": -sum(p * math.log(p) for p in (0.1, 0.6, 0.3))}, abs=1e-6
+    )
+
+
+def test_tokens_that_cannot_come_count_for_nothing() -> None:
+    sure = certainty(np.array([0.0, -np.inf, -np.inf], np.float32))
+    assert sure == {"first_margin": math.inf, "first_entropy": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "ordered"), [("first", True), ("answer", True), ("tool", True), ("a.b:c", True), ("kl:0.05", False)]
+)
+def test_it_orders_tokens_and_texts_and_no_distributions(differs: str, ordered: bool) -> None:
+    assert orders(differs) is ordered

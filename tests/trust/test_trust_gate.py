@@ -4,11 +4,10 @@ import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.trust.draw import Draw
+from dejakv.trust.draw import MOST, Draw
 from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
-from dejakv.trust.grid import PILOT
-from dejakv.trust.pending import MOST
+from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
 
 

@@ -12,17 +12,13 @@ from tests.trust.gates import gate_of, hit, opened, pilot, teach
 from dejakv.build import build_gate
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import StoreError
-from dejakv.store import names
-from dejakv.store.connection import connect
 from dejakv.store.open import open_store
 from dejakv.store.purge import purge_folder
-from dejakv.trust.codec import decoded, encoded
-from dejakv.trust.disk import FILES, DiskLedger, open_ledger
 from dejakv.trust.draw import ClassKey
+from dejakv.trust.evidence import Counts, State, fingerprint
 from dejakv.trust.gate import Gate
-from dejakv.trust.ledger import Ledger, MemoryLedger
+from dejakv.trust.ledger import FILE, MOST_EPOCHS, Ledger
 from dejakv.trust.settings import TrustSettings
-from dejakv.trust.state import Counts, State
 
 KEY = ClassKey("e", "blend", "default", "g")
 
@@ -51,18 +47,18 @@ def test_classes_are_kept_apart_and_forgotten_by_group(ledger: Ledger) -> None:
     other = KEY._replace(group="h")
     for key in (KEY, other):
         ledger.change(key, one_more)
-    assert {key for key, _ in ledger.classes()} == {KEY, other}
-    assert [key for key, _ in ledger.classes("h")] == [other]
-    ledger.forget("g")
+    assert {key for key, _, _ in ledger.classes()} == {KEY, other}
+    assert [key for key, _, _ in ledger.classes("h")] == [other]
+    assert ledger.remove(group="g") == 1
     assert ledger.read(KEY) is None
     assert ledger.read(other) is not None
 
 
 def test_a_gate_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
-    gate = opened(DiskLedger(tmp_path, "t"))
+    gate = opened(Ledger(tmp_path, "t"))
     audits = gate.report("a")
     gate.close()
-    again = gate_of(DiskLedger(tmp_path, "t"))
+    again = gate_of(Ledger(tmp_path, "t"))
     assert hit(again, 0.0).served
     assert again.report("a").explored == audits.explored == 36
     assert again.report("a").classes[0].counts.refused == audits.classes[0].counts.refused
@@ -71,105 +67,103 @@ def test_a_gate_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 def test_evidence_of_other_terms_opens_nothing(tmp_path: Path) -> None:
     asked = TrustSettings(error_bound=0.2)
-    opened(open_ledger(str(tmp_path), asked)).close()
+    opened(Ledger(tmp_path, fingerprint(asked))).close()
     for other in (
         TrustSettings(error_bound=0.1),
         TrustSettings(error_bound=0.2, confidence=0.9),
         TrustSettings(error_bound=0.2, differs="answer"),
         TrustSettings(error_bound=0.2, audit_share=0.1),
     ):
-        ledger = open_ledger(str(tmp_path), other)
-        assert list(ledger.classes()) == []
+        ledger = Ledger(tmp_path, fingerprint(other))
+        assert ledger.classes() == []
         ledger.close()
-    ledger = open_ledger(str(tmp_path), asked)
-    assert len(list(ledger.classes())) == 1
+    ledger = Ledger(tmp_path, fingerprint(asked))
+    assert len(ledger.classes()) == 1
     ledger.close()
 
 
-def test_without_a_folder_evidence_stays_in_memory() -> None:
-    assert isinstance(open_ledger(None, TrustSettings(error_bound=0.2)), MemoryLedger)
-
-
-def test_a_damaged_file_is_a_counted_cold_start_and_stays(tmp_path: Path) -> None:
-    opened(DiskLedger(tmp_path, "t")).close()
-    file = tmp_path / names.evidence(0)
-    file.write_bytes(b"\0" * 100 + file.read_bytes()[100:])
-    gate = gate_of(DiskLedger(tmp_path, "t"))
-    assert (gate.report().cold_starts, gate.report().gate) == (1, "closed")
-    pilot(gate)
-    teach(gate, 36)
-    assert hit(gate, 0.0).served
+def test_a_damaged_file_closes_the_gate_with_the_reason_and_stays(tmp_path: Path) -> None:
+    gate = opened(Ledger(tmp_path, "t"))
+    waiting = hit(gate, 0.99)
     gate.close()
-    assert file.read_bytes()[:100] == b"\0" * 100
-    again = gate_of(DiskLedger(tmp_path, "t"))
-    assert hit(again, 0.0).served
-    again.close()
+    file = tmp_path / FILE
+    file.write_bytes(b"\0" * 100 + file.read_bytes()[100:])
+    before = file.read_bytes()
+    gate = gate_of(Ledger(tmp_path, "t"))
+    gate.learn(waiting, False)
+    refused = hit(gate, 0.0)
+    assert (refused.served, refused.labelled) == (False, False)
+    assert "gate closed: evidence in" in refused.reason
+    assert "remove the file" in refused.reason
+    assert gate.known() is None
+    with pytest.raises(StoreError, match="remove the file"):
+        gate.report()
+    assert file.read_bytes() == before
+    file.unlink()
+    assert "choose the rules" in hit(gate).reason, "it begins anew as soon as the file is gone"
+    gate.close()
 
 
-@pytest.mark.parametrize("kind", ["database", "link", "text"])
+@pytest.mark.parametrize("kind", ["database", "link", "text", "newer"])
 def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
-    file, elsewhere = tmp_path / names.evidence(0), tmp_path / "elsewhere"
+    file, elsewhere = tmp_path / FILE, tmp_path / "elsewhere"
     if kind == "database":
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("CREATE TABLE theirs (a)")
+    elif kind == "newer":
+        opened(Ledger(tmp_path, "t")).close()
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("PRAGMA user_version = 3")
     elif kind == "link":
         elsewhere.write_bytes(b"")
         file.symlink_to(elsewhere)
     else:
         file.write_text("not a database, and long enough to be read as the header of one " * 20)
     before = file.read_bytes()
-    ledger = DiskLedger(tmp_path, "t")
-    ledger.change(KEY, one_more)
-    assert ledger.cold_starts == 1
+    ledger = Ledger(tmp_path, "t")
+    with pytest.raises(StoreError, match="cannot be read or written"):
+        ledger.change(KEY, one_more)
     ledger.close()
     assert file.read_bytes() == before
 
 
-def test_files_that_are_all_damaged_are_an_error_with_a_remedy(tmp_path: Path) -> None:
-    for number in range(FILES):
-        (tmp_path / names.evidence(number)).write_text("no database" * 100)
-    with pytest.raises(StoreError, match="remove them"):
-        DiskLedger(tmp_path, "t")
+def test_evidence_of_the_first_version_begins_anew(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "t")
+    ledger.change(KEY, one_more)
+    ledger.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    ledger = Ledger(tmp_path, "t")
+    assert ledger.read(KEY) is None
+    ledger.close()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"opened": 1}', "\udcff", "9" * 5000])
-def test_a_damaged_row_is_a_cold_start_of_its_class(tmp_path: Path, text: str) -> None:
-    opened(DiskLedger(tmp_path, "t")).close()
-    with closing(connect(tmp_path / names.evidence(0), "rw")) as connection:
-        connection.execute("UPDATE classes SET state = ?", (text.encode("utf-8", "surrogateescape"),))
-    gate = gate_of(DiskLedger(tmp_path, "t"))
-    assert not hit(gate, 0.0).served
-    assert gate.report().cold_starts == 1
+def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="give one that you may write to"):
+        Ledger(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "damage", ["state || ' '", "''", "'{}'", "X'FF'", "7", "replace(state, '\"opened\": 1', '\"opened\": 2')"]
+)
+def test_a_damaged_row_closes_the_gate_of_its_class(tmp_path: Path, damage: str) -> None:
+    opened(Ledger(tmp_path, "t")).close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.execute(f"UPDATE classes SET state = {damage}")
+        connection.commit()
+    gate = gate_of(Ledger(tmp_path, "t"))
+    refused = hit(gate, 0.0)
+    assert not refused.served
+    assert "a row differs" in refused.reason or "decode" in refused.reason
+    assert "choose the rules" in hit(gate, partition="b").reason
     gate.close()
 
 
-def test_a_state_that_no_gate_wrote_is_not_used() -> None:
-    ledger = MemoryLedger()
-    opened(ledger)
-    (_, state), *_ = ledger.classes()
-    text = encoded(state)
-    assert decoded(text) == state
-    for sound, damaged in (
-        ('"opened": 1', '"opened": 9'),
-        ('"opened": 1', '"opened": true'),
-        ('"band_wrong": 0', '"band_wrong": 31'),
-        ('"best": 0.0', '"best": NaN'),
-        ('"best": 0.0', '"best": -1'),
-        ('"lost": 0', '"lost": -1'),
-        ("1.0]", "0.9]"),
-        ('"drift": [', '"drift": [0, '),
-        ('"pilot": []', '"pilot": [7]'),
-        ('"round": "', '"round": 1, "x": "'),
-    ):
-        assert sound in text
-        assert decoded(text.replace(sound, damaged)) is None
-
-
 def test_while_evidence_cannot_be_written_nothing_is_served_and_no_label_is_lost(tmp_path: Path) -> None:
-    gate = opened(DiskLedger(tmp_path, "t"), error_bound=0.3)
+    gate = opened(Ledger(tmp_path, "t"), error_bound=0.3)
     label = hit(gate, 0.0)
     assert label.served
-    with closing(connect(tmp_path / names.evidence(0), "rw")) as other:
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         gate.learn(label, True)
         refused = hit(gate, 0.0)
@@ -184,9 +178,9 @@ def test_while_evidence_cannot_be_written_nothing_is_served_and_no_label_is_lost
 
 LEARNER = """
 import sys
-from dejakv.trust.disk import DiskLedger
+from dejakv.trust.ledger import Ledger
 from tests.trust.gates import gate_of, hit
-gate = gate_of(DiskLedger(sys.argv[1], "t"), error_bound=.001)
+gate = gate_of(Ledger(sys.argv[1], "t"), error_bound=.001)
 for number in range(150):
     draw = hit(gate, number % 10 / 10)
     while not draw.labelled:  # of the hits that choose the rules
@@ -200,7 +194,7 @@ def test_two_processes_learn_on_one_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEARNER, str(tmp_path)]
     both = [subprocess.Popen(command) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
-    gate = gate_of(DiskLedger(tmp_path, "t"), error_bound=0.001)
+    gate = gate_of(Ledger(tmp_path, "t"), error_bound=0.001)
     report = gate.report("a")
     gate.close()
     assert (report.explored, report.explored_wrong) == (300, 20)
@@ -209,7 +203,7 @@ def test_two_processes_learn_on_one_folder(tmp_path: Path) -> None:
 
 def test_a_label_that_two_processes_hand_in_counts_once(tmp_path: Path) -> None:
     """As two connections of one process, which lock each other as processes do."""
-    one, other = gate_of(DiskLedger(tmp_path, "t")), gate_of(DiskLedger(tmp_path, "t"))
+    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
     pilot(one)
     draw = hit(one)
     one.learn(draw, True)
@@ -220,7 +214,7 @@ def test_a_label_that_two_processes_hand_in_counts_once(tmp_path: Path) -> None:
 
 
 def test_what_one_process_learns_opens_the_gate_of_another(tmp_path: Path) -> None:
-    one, other = gate_of(DiskLedger(tmp_path, "t")), gate_of(DiskLedger(tmp_path, "t"))
+    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
     pilot(one)
     assert not hit(other, 0.0).served
     teach(one, 30)
@@ -230,7 +224,7 @@ def test_what_one_process_learns_opens_the_gate_of_another(tmp_path: Path) -> No
 
 
 def test_a_child_of_fork_shares_the_folder_and_waits_for_no_label_of_its_parent(tmp_path: Path) -> None:
-    gate = gate_of(DiskLedger(tmp_path, "t"), error_bound=0.001)
+    gate = gate_of(Ledger(tmp_path, "t"), error_bound=0.001)
     pilot(gate)
     waiting = hit(gate)
     child = os.fork()
@@ -250,9 +244,9 @@ def test_a_child_of_fork_shares_the_folder_and_waits_for_no_label_of_its_parent(
 def test_evidence_goes_with_its_store(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = open_store(str(folder))
-    opened(DiskLedger(folder, "t")).close()
+    opened(Ledger(folder, "t")).close()
     store.close()
-    (folder / names.evidence(3)).write_bytes(b"")
+    (folder / "trust-3.sqlite").write_bytes(b"")
     open_store(str(folder)).close()
     purge_folder(folder)
     assert not folder.exists()
@@ -283,7 +277,6 @@ for number in range(rounds):
         if draw.labelled:
             gate.learn(draw, False)
             told += 1
-    cold += gate.report().cold_starts
     gate.close()
 print(told, cold)
 """
@@ -313,7 +306,7 @@ def test_a_restart_cannot_choose_which_labels_count(tmp_path: Path) -> None:
     """A quarter of the answers is wrong, and wrong ones take longer than the process lives."""
     chances = random.Random(1)
     for seed in range(60):
-        gate = Gate(TrustSettings(error_bound=0.1), ledger=DiskLedger(tmp_path, "t"), random=random.Random(seed).random)
+        gate = Gate(TrustSettings(error_bound=0.1), ledger=Ledger(tmp_path, "t"), random=random.Random(seed).random)
         for _ in range(10):
             draw = hit(gate, chances.random())
             assert not draw.served
@@ -323,7 +316,7 @@ def test_a_restart_cannot_choose_which_labels_count(tmp_path: Path) -> None:
 
 
 def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path: Path) -> None:
-    one, other = gate_of(DiskLedger(tmp_path, "t")), gate_of(DiskLedger(tmp_path, "t"))
+    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
     pilot(one)
     draw = hit(one)
     hit(other)
@@ -335,10 +328,45 @@ def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path
         os._exit(0)
     os.waitpid(child, 0)
     other.close()  # with one draw that nobody told
-    third = gate_of(DiskLedger(tmp_path, "t"))
+    third = gate_of(Ledger(tmp_path, "t"))
     hit(third)
     report = third.report("a")
     assert (report.explored, report.explored_wrong) == (3, 2)
     one.close()
     third.close()
     assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.fixture
+def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.trust.ledger.MOST_CLASSES", 6)
+
+
+@pytest.mark.usefixtures("_few_classes")
+def test_old_models_and_classes_leave(ledger: Ledger) -> None:
+    """What was changed longest ago goes first, and what is used stays."""
+    for number in range(10):
+        ledger.change(KEY._replace(group=str(number)), one_more)
+        ledger.change(KEY._replace(group="0"), one_more)
+    left = {key.group: state.counts.served for key, state, _ in ledger.classes()}
+    assert set(left) == {"0", "5", "6", "7", "8", "9"}
+    assert left["0"] == 11, "it was never lost"
+    assert ledger.read(KEY._replace(group="1")) is None
+
+
+def test_a_folder_keeps_the_models_served_last(tmp_path: Path) -> None:
+    ledger, other = Ledger(tmp_path, "t"), Ledger(tmp_path, "u")
+    other.change(KEY._replace(epoch="old"), one_more)
+    for number in range(2 * MOST_EPOCHS):
+        ledger.change(KEY._replace(epoch=f"e{number}"), one_more)
+    ledger.change(KEY._replace(epoch="e0", method="adopt"), one_more)
+    assert {key.epoch for key, _, _ in ledger.classes() if key.method == "blend"} == {"e4", "e5", "e6", "e7"}
+    assert ledger.read(KEY._replace(epoch="e0")) is None
+    assert other.read(KEY._replace(epoch="old")) is not None, "evidence of other terms has models of its own"
+    latest, _, terms = ledger.classes(any_terms=True)[0]
+    assert (latest.method, terms) == ("adopt", "t")
+    assert ledger.remove(epoch="e7") == 1
+    assert ledger.remove() == 5
+    assert other.classes() == []
+    ledger.close()
+    other.close()

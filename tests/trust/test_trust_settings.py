@@ -9,7 +9,7 @@ from dejakv.trust.settings import TrustSettings
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"error_bound": 0}, "error_bound=0 is out of range: give a number above 0 and below 1"),
+        ({"error_bound": 0}, "error_bound=0 is too small: give a number above 0 and below 1"),
         ({"error_bound": 1.0}, "below 1"),
         ({"error_bound": float("nan")}, "not finite"),
         ({"error_bound": True}, "no number"),

@@ -5,15 +5,53 @@ from typing import Annotated
 
 import typer
 
-cache_app = typer.Typer(help="Look after the folder of a cache.", no_args_is_help=True)
+cache_command = typer.Typer(help="Look after the folder of a cache.", no_args_is_help=True, add_completion=False)
 
 
-@cache_app.callback()
-def cache_command() -> None:
+@cache_command.callback()
+def cache_group() -> None:
     """Look after the folder of a cache."""
 
 
-@cache_app.command("purge")
+@cache_command.command("show")
+def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cache.")]) -> None:
+    """Show what is in the folder: entries, tokens and bytes by partition, model (epoch) and kind, the largest first. Reads alone."""
+    from collections import defaultdict
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from dejakv.store.open import folders_of, open_store
+
+    table = Table(title=f"cache {cache_dir}")
+    for title in ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest"):
+        table.add_column(title, justify="left" if title in ("partition", "epoch", "kind") else "right")
+    entries = size = 0
+    for folder in folders_of(cache_dir):
+        found: dict[tuple[str, str, str], list[tuple[int, int, float]]] = defaultdict(list)
+        with closing(open_store(folder)) as store:
+            for meta in store.metas():
+                found[meta.partition, meta.epoch, meta.kind].append((meta.num_tokens, meta.nbytes, meta.created))
+            stats = store.stats()
+        for (partition, epoch, kind), held in sorted(found.items(), key=lambda one: -sum(entry[1] for entry in one[1])):
+            ages = [
+                datetime.fromtimestamp(one[2], UTC).strftime("%Y-%m-%d %H:%M")
+                for one in (min(held, key=_created), max(held, key=_created))
+            ]
+            tokens, nbytes = (sum(one[place] for one in held) for place in (0, 1))
+            table.add_row(partition, epoch, kind, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages)
+        entries, size = entries + stats.entries, size + stats.bytes
+    Console().print(table)
+    typer.echo(f"{entries:,} prompts, {size / 1e6:.1f} MB on disk")
+
+
+def _created(entry: tuple[int, int, float]) -> float:
+    return entry[2]
+
+
+@cache_command.command("purge")
 def purge_command(
     cache_dir: Annotated[
         list[str],
@@ -23,7 +61,9 @@ def purge_command(
     ],
     partition: Annotated[
         str | None,
-        typer.Option(help="Entries of this tenant, as `dejakv cache partition` names it; `default` if none was named."),
+        typer.Option(
+            help="Entries of this tenant, as `dejakv cache partitions` names it; `default` if none was named."
+        ),
     ] = None,
     epoch: Annotated[
         str | None, typer.Option(help="Entries of the model with this fingerprint (`epoch` of an entry's description).")
@@ -43,9 +83,9 @@ def purge_command(
     from contextlib import ExitStack, closing
 
     from dejakv.errors import ConfigError
-    from dejakv.store.disk import DiskStore
-    from dejakv.store.open import folders_of
-    from dejakv.store.purging import purge
+    from dejakv.store.claim import FORMAT
+    from dejakv.store.open import folders_of, format_of, open_store
+    from dejakv.store.purge import purge_folder
     from dejakv.store.selection import Purged, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
@@ -55,14 +95,19 @@ def purge_command(
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
         folders = [folder for given in cache_dir for folder in folders_of(given)]
-        stores = [stack.enter_context(closing(DiskStore(folder))) for folder in folders]
+        if everything and selection == Selection() and not dry_run:
+            older = [folder for folder in folders if format_of(folder) != FORMAT]
+            for folder in older:
+                typer.echo(f"removed {purge_folder(folder)} files of an older format from {folder}")
+            folders = [folder for folder in folders if folder not in older]
+        stores = [stack.enter_context(closing(open_store(folder))) for folder in folders]
         for number, store in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
-            purged += purge(store, wanted, dry_run=dry_run)
+            purged += store.purge(wanted, dry_run=dry_run)
     typer.echo(f"{'would remove' if dry_run else 'removed'} {purged}")
 
 
-@cache_app.command("evidence")
+@cache_command.command("evidence")
 def evidence_command(
     cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
     epoch: Annotated[
@@ -75,17 +120,16 @@ def evidence_command(
 
     from dejakv.errors import ConfigError
     from dejakv.settings import refuse_redis
-    from dejakv.store import names
-    from dejakv.trust.disk import DiskLedger
+    from dejakv.trust.ledger import FILE, Ledger
 
     refuse_redis(cache_dir)
-    if not (Path(cache_dir) / names.evidence(0)).is_file():
+    if not (Path(cache_dir) / FILE).is_file():
         raise ConfigError(f"{cache_dir} has no evidence: give the folder of a cache that was used with --error-bound")
-    with closing(DiskLedger(cache_dir, "")) as ledger:
+    with closing(Ledger(cache_dir)) as ledger:
         if remove:
-            typer.echo(f"removed {ledger.remove(epoch)} classes")
+            typer.echo(f"removed {ledger.remove(epoch=epoch)} classes")
             return
-        for cls, terms, state in ledger.every():
+        for cls, state, terms in ledger.classes(any_terms=True):
             if epoch in (None, cls.epoch):
                 counts = state.counts
                 typer.echo(
@@ -94,14 +138,15 @@ def evidence_command(
                 )
 
 
-@cache_app.command("partition")
+@cache_command.command("partition", hidden=True)
+@cache_command.command("partitions")
 def partition_command(
     api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
 ) -> None:
     """List the partitions of API keys, in the order of the file, as quotas and purges name them."""
     import os
 
-    from dejakv.api_keys import SECRET, ApiKeys
+    from dejakv.http.keys import SECRET, ApiKeys
 
     for found in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
         typer.echo(found)

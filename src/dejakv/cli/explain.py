@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dejakv.reuse.quality import DEFAULT, MAP
+from dejakv.blend.settings import DEFAULT, MAP
 
 
 def explain_command(
@@ -16,21 +16,19 @@ def explain_command(
     model: Annotated[
         str, typer.Option(help="Name from `dejakv models`, local folder, .gguf file or hub id.")
     ] = "docs-lm",
-    token_map: Annotated[str, typer.Option("--map", help="Token map: context, embedding, lsh or align.")] = MAP,
+    token_map: Annotated[str, typer.Option("--map", help="Token map: context, embedding or lsh.")] = MAP,
     blend_quality: Annotated[
         str, typer.Option(help="Rows to compute: strict (most), default or loose (fewest).")
     ] = DEFAULT,
     selector: Annotated[
         str | None,
         typer.Option(
-            help="How rows are ranked: value, kv, similarity, query, prophet or random (default: set by --blend-quality)."
+            help="How rows are ranked: prophet (attention of the question) or similarity (of the token map) (default: set by --blend-quality)."
         ),
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option(
-            help="Share of rows to compute in the layers that are not complete (default: set by --blend-quality)."
-        ),
+        typer.Option(help="Share of tokens to recompute (default: set by --blend-quality)."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Compute no more than the share, even if more rows have changed.")
@@ -62,18 +60,20 @@ def explain_command(
             f"Missing option {missing}: give --donor and --target, or the id of a sample and --run FOLDER"
         )
     given = {"blend_quality": blend_quality, "blend_map": token_map, "blend_selector": selector, "blend_share": share}
-    quality = SemanticCacheConfig.from_dict(given).blend
+    settings = SemanticCacheConfig.from_dict(given)
+    quality = settings.blend
     texts = _text(donor), _text(target)
 
     from rich.console import Console
+
+    from dejakv.blend.settings import BlendConfig
 
     # The engine brings torch, so that it comes after all that can be wrong without it.
     from dejakv.engines.transformers.engine import TransformersEngine
     from dejakv.experiments.explain import explain, to_html, to_terminal
     from dejakv.experiments.output import replace_file
-    from dejakv.reuse.blend import BlendConfig
 
-    config = BlendConfig(map=token_map, selector=quality.selector, share=quality.share, by_need=not strict)
+    config = BlendConfig(map=settings.blend_map, selector=quality.selector, share=quality.share, by_need=not strict)
     engine = TransformersEngine.from_pretrained(model, dtype, device)
     explained = explain(engine, *texts, config, max_new_tokens=max_new_tokens)
     to_terminal(explained, Console(soft_wrap=True))
@@ -87,8 +87,7 @@ def _sample(run: Path, sample: str, html: Path | None) -> None:
 
     from dejakv.cli.progress import watching
     from dejakv.experiments.output import replace_file
-    from dejakv.experiments.why import why
-    from dejakv.experiments.why_show import to_html, to_terminal
+    from dejakv.experiments.why import to_html, to_terminal, why
 
     with watching(Console(stderr=True)) as watch:
         found = why(run, sample, watch)

@@ -1,43 +1,84 @@
-"""The `dejakv` command."""
+"""The `dejakv` command. A command's module is imported when the command is called."""
 
 import sys
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from dejakv.cli.cache import cache_app
-from dejakv.cli.explain import explain_command
-from dejakv.cli.frontier import frontier_command
-from dejakv.cli.models import models_app
-from dejakv.cli.replay import make_trace_command, replay_command
-from dejakv.cli.report import report_command
-from dejakv.cli.run import run_command
-from dejakv.cli.serve import serve_command
-from dejakv.cli.sim_llm import sim_llm_command
-from dejakv.cli.sweep import sweep_command
-from dejakv.cli.tune import tune_command
 from dejakv.errors import ConfigError, DejaKVError, OutputError
+
+COMMANDS = {
+    "run": "Ask many questions with and without the cache: hits, tokens saved, time to first token, answers changed.",
+    "sweep": "Run many experiments from one specification, or the ablation of every level.",
+    "estimate": "Tell from a log of prompts what reuse would save, and how often it would be wrong.",
+    "explain": "Explain why a sample of a run hit or missed, or which donor token supplied each token of a blend.",
+    "report": "Write one self-contained HTML page: tables, charts, changed answers and the commands that made them.",
+    "serve": "Serve a model over HTTP, with OpenAI's endpoints.",
+    "models": "List the models that dejakv knows by name, or fetch one.",
+    "cache": "Look after the folder of a cache: show, purge, partitions, evidence.",
+}
+"""The commands, each with the line that `dejakv --help` has for it; the module of each has its name."""
+
+REMOVED = {
+    "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
+    "frontier": "`python -m research.frontier` in a checkout of the source does it; its results are in docs/results",
+    "make-trace": "`python -m research.replay.generate` in a checkout of the source does it",
+    "replay": "`python -m research.replay` in a checkout of the source does it; its results are in docs/results/replay.md",
+    "sim-llm": "run examples/sim_llm.py, which has the same options",
+    "tune": "give the log to `dejakv estimate LOG`",
+    "version": "it is `dejakv --version`",
+}
+"""Commands of earlier versions, and what took their place."""
+
+REMOVED_OPTIONS = {
+    "--prompts": "give the log itself: dejakv estimate LOG",
+    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
+    "--unsound": "an ordinary model is studied in Python, by LlamaForCausalLMWithKVReuse(unsound=True)",
+}
+"""Options of earlier versions, and what took their place."""
+
+_OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
 class _Interrupted(Exception):
     """Ctrl-C in a command. typer would turn a KeyboardInterrupt into an exit without a word."""
 
 
-_REMOVED = {
-    "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
-}
-"""Commands of earlier versions, and what took their place."""
-
-
 class _Commands(TyperGroup):
-    """The commands, with an interrupt that typer passes on."""
+    """The commands, found by name, with an interrupt that typer passes on."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command of a line. Raises: ConfigError for a removed one."""
-        if args and args[0] in _REMOVED:
-            raise ConfigError(f"there is no command {args[0]!r} any more: {_REMOVED[args[0]]}")
-        return super().resolve_command(ctx, args)
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; while help is written, its line alone. Raises: ConfigError for a removed one."""
+        if cmd_name in REMOVED:
+            raise ConfigError(f"there is no command {cmd_name!r} any more: {REMOVED[cmd_name]}")
+        if cmd_name not in COMMANDS:
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
+        found = getattr(import_module(f"dejakv.cli.{cmd_name}"), f"{cmd_name}_command")
+        if not isinstance(found, typer.Typer):
+            app = typer.Typer(add_completion=False)
+            app.command(cmd_name, context_settings=_OPTIONS)(found)
+            found = app
+        made = typer.main.get_command(found)
+        made.name = cmd_name
+        return made
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help without importing any command."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command. Raises: _Interrupted."""
@@ -47,27 +88,7 @@ class _Commands(TyperGroup):
             raise _Interrupted from interrupt
 
 
-typer_app = typer.Typer(
-    name="dejakv",
-    cls=_Commands,
-    help="Reuse what a language model already computed for a similar prompt, and prove what that saved and cost.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-_OPTIONS = {"token_normalize_func": lambda name: name.replace("_", "-")}
-typer_app.command("run", context_settings=_OPTIONS)(run_command)
-typer_app.command("sweep", context_settings=_OPTIONS)(sweep_command)
-typer_app.command("serve", context_settings=_OPTIONS)(serve_command)
-typer_app.command("explain", context_settings=_OPTIONS)(explain_command)
-typer_app.command("frontier", context_settings=_OPTIONS)(frontier_command)
-typer_app.command("replay", context_settings=_OPTIONS)(replay_command)
-typer_app.command("tune", context_settings=_OPTIONS)(tune_command)
-typer_app.command("report", context_settings=_OPTIONS)(report_command)
-typer_app.command("make-trace", context_settings=_OPTIONS)(make_trace_command)
-typer_app.command("sim-llm", context_settings=_OPTIONS)(sim_llm_command)
-typer_app.add_typer(models_app, name="models")
-typer_app.add_typer(cache_app, name="cache")
-
+typer_app = typer.Typer(name="dejakv", cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
 
 # click's UsageError. typer does not export it, and later releases of typer bundle click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -75,7 +96,9 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        version_command()
+        from dejakv import __version__
+
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -88,14 +111,6 @@ def main(
     """Reuse what a language model already computed for a similar prompt, and prove what that saved and cost."""
 
 
-@typer_app.command("version")
-def version_command() -> None:
-    """Print the version."""
-    from dejakv import __version__
-
-    typer.echo(__version__)
-
-
 def app() -> None:
     """Entry point: an error is one line on standard error, not a traceback, and exit code 2, or 1 for files that cannot be written."""
     try:
@@ -105,6 +120,12 @@ def app() -> None:
     except DejaKVError as error:
         _fail(str(error))
     except _UsageError as error:
+        from dejakv.config import LEFT
+
+        option = getattr(error, "option_name", None) or ""
+        instead = REMOVED_OPTIONS.get(option) or LEFT.get(option.removeprefix("--").replace("-", "_"))
+        if instead:
+            _fail(f"there is no option {option} any more: {instead}")
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dejakv"
         _fail(f"{error.format_message().rstrip('.')}; see {command} --help")

@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-models_app = typer.Typer(help="List the models that dejakv knows by name, or fetch one.", no_args_is_help=False)
+models_command = typer.Typer(
+    add_completion=False, help="List the models that dejakv knows by name, or fetch one.", no_args_is_help=False
+)
 
 
-@models_app.callback(invoke_without_command=True)
-def models_command(context: typer.Context) -> None:
+@models_command.callback(invoke_without_command=True)
+def models_group(context: typer.Context) -> None:
     """List the models that dejakv knows by name, or fetch one."""
     if context.invoked_subcommand is None:
         list_command()
 
 
-@models_app.command("list")
+@models_command.command("list")
 def list_command() -> None:
     """List bundled and fetched models with description, size and state."""
     from rich.console import Console
@@ -32,13 +34,17 @@ def list_command() -> None:
         state = {"ready": "fetched", "missing": "not fetched", "damaged": "damaged"}[item.state]
         table.add_row(item.recipe.name, item.recipe.about, f"{item.recipe.nbytes / 1e6:.1f} MB", state)
     Console().print(table)
+    if not available():
+        typer.echo(
+            "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
+        )
     for item in fetched():
         if item.state != "ready":
             typer.echo(item.reason)
     typer.echo("use: dejakv run --model NAME, or dejakv.models.load(NAME)")
 
 
-@models_app.command("get")
+@models_command.command("get")
 def get_command(
     name: Annotated[str, typer.Argument(help="Name from `dejakv models list`.")],
     wheel: Annotated[

@@ -1,6 +1,5 @@
 """Progress of long work: a bar on a terminal, a line every ten seconds in a log. Nothing goes to standard output."""
 
-import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,19 +7,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dejakv.experiments.run import RunResult, run
-from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Watch
 
 LOG_SECONDS = 10.0
-
-
-def run_with_progress(settings: RunSettings, log_samples: bool, resume: bool = False) -> RunResult:
-    """Runs with progress on standard error, so that standard output has the report alone."""
-    console = Console(stderr=True)
-    with watching(console, log_samples=log_samples) as watch:
-        return run(settings, watch, resume=resume, keep_earlier=True)
 
 
 @contextmanager
@@ -45,20 +35,7 @@ def watching(
         with Progress(*columns, console=console, transient=True) as bar:
             yield _Bar(bar, console, log_samples)
         return
-    lines = _Lines(console, log_samples, counts)
-    stop = threading.Event()
-
-    def tick() -> None:
-        while not stop.wait(seconds):
-            lines.show()
-
-    thread = threading.Thread(target=tick, name="dejakv-progress", daemon=True)
-    thread.start()
-    try:
-        yield lines
-    finally:
-        stop.set()
-        thread.join()
+    yield _Lines(console, log_samples, counts, seconds)
 
 
 class _Figures:
@@ -104,49 +81,39 @@ class _Bar:
 
 
 class _Lines:
-    """A watch that prints lines. `show` is called from its own thread, so a long sample does not silence the log."""
+    """A watch that prints lines: each stage, and after a sample how far it is, if the last such line is old enough."""
 
-    def __init__(self, console: Console, log_samples: bool, counts: str) -> None:
+    def __init__(self, console: Console, log_samples: bool, counts: str, seconds: float) -> None:
         self._console = console
         self._log_samples = log_samples
         self._counts = counts
-        self._figures = _Figures()
-        self._lock = threading.Lock()
-        self._stage = "starting"
-        self._began = time.monotonic()
-        self._first = (0, self._began)
-        self._done = self._total = 0
+        self._seconds = seconds
+        self.stage("")
 
     def stage(self, text: str) -> None:
         """See Watch."""
-        with self._lock:
-            self._stage = text
-            self._first = (0, time.monotonic())
-            self._done = self._total = 0
-            self._figures = _Figures()
-        self._print(text)
+        self._figures = _Figures()
+        self._began = self._printed = time.monotonic()
+        self._before: int | None = None
+        if text:
+            self._print(text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
         """See Watch."""
-        with self._lock:
-            if not self._total:
-                self._first = (done - 1, self._first[1])
-            self._done, self._total = done, total
-            if row is not None:
-                self._figures.add(row)
-        if row is not None and self._log_samples:
-            self._print(line_of(row))
-
-    def show(self) -> None:
-        """Prints one line: stage, progress, time left, figures so far."""
-        with self._lock:
-            now = time.monotonic()
-            parts = [f"{self._stage}, {now - self._began:.0f} s so far"]
-            if self._total:
-                before, since = self._first
-                left = (now - since) / max(1, self._done - before) * (self._total - self._done)
-                parts = [f"{self._done} of {self._total} {self._counts}, about {left:.0f} s left", str(self._figures)]
-        self._print("; ".join(part for part in parts if part))
+        if self._before is None:
+            self._before = done - 1
+        if row is not None:
+            self._figures.add(row)
+            if self._log_samples:
+                self._print(line_of(row))
+        now = time.monotonic()
+        if now - self._printed >= self._seconds:
+            self._printed = now
+            left = (now - self._began) / max(1, done - self._before) * (total - done)
+            figures = str(self._figures)
+            self._print(
+                f"{done} of {total} {self._counts}, about {left:.0f} s left" + (f"; {figures}" if figures else "")
+            )
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

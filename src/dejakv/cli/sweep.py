@@ -35,12 +35,10 @@ def sweep_command(
 
     from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError
-    from dejakv.experiments.ablation import ablation as make_ablation
-    from dejakv.experiments.ablation import layer_dims
     from dejakv.experiments.plain_words import counted
-    from dejakv.experiments.sweep import read_spec, sweep
-    from dejakv.experiments.sweep_log import logged
-    from dejakv.experiments.sweep_table import show
+    from dejakv.experiments.sweep import ablation as make_ablation
+    from dejakv.experiments.sweep import layer_dims, read_spec, sweep
+    from dejakv.experiments.sweep_log import logged, show
 
     if bool(specs) == ablation:
         raise ConfigError("give either --specs FILE or --ablation")

@@ -1,16 +1,208 @@
 """Questions with their retrieved passages, in the order of their scores, as a RAG service sends them.
 
 A passage that is retrieved again has another rank and follows other passages, so prefix caching finds little of it.
+Corpora are SQuAD's JSON, JSON lines, a folder of texts, or the documentation of Python's standard library.
 """
 
+import ast
+import json
 import random
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.rag_corpus import Corpus, Passage, Question, read_corpus
-from dejakv.errors import ConfigError, MissingExtraError
+from dejakv.datasets.files import json_lines
+from dejakv.datasets.repo import CodeObject, cut, read_package
+from dejakv.errors import ConfigError, DatasetError, MissingExtraError
+
+TEXTS = (".txt", ".md", ".rst")
+WORDS = 120
+"""Words in a passage cut from a text: paragraphs are joined up to this many."""
+
+FORMS = (
+    "SQuAD's JSON (data, paragraphs, context, qas), JSON lines with 'passage' or 'question', or a folder of "
+    f"{', '.join(TEXTS)} files"
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text that may be retrieved. `title`: its source."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its answer if known, and its topic. `retrieved`: its own passages, best first."""
+
+    text: str
+    answer: str | None = None
+    topic: str = ""
+    retrieved: tuple[Passage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Passages to search and questions to ask. `recorded`: the questions are a log, and their order is kept."""
+
+    passages: tuple[Passage, ...]
+    questions: tuple[Question, ...]
+    recorded: bool = False
+
+
+def read_corpus(path: str | Path) -> Corpus:
+    """The corpus at a path, in any of the formats. Raises: DatasetError naming the line or key that does not fit."""
+    source = Path(path).expanduser()
+    if source.is_dir():
+        return _folder(source)
+    if not source.is_file():
+        raise DatasetError(f"no file or folder {str(path)!r}: give {FORMS} with --dataset-path")
+    if source.suffix == ".json":
+        return _squad(source)
+    return _checked(source, *_lines(source), recorded=True)
+
+
+def _squad(file: Path) -> Corpus:
+    passages: list[Passage] = []
+    questions: list[Question] = []
+    try:
+        for article in json.loads(file.read_text(encoding="utf-8"))["data"]:
+            title = str(article.get("title", ""))
+            for paragraph in article["paragraphs"]:
+                passages.append(Passage(title, paragraph["context"]))
+                for asked in paragraph["qas"]:
+                    answers = asked.get("answers") or [{"text": None}]
+                    questions.append(Question(asked["question"], answers[0]["text"], title))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DatasetError(f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}") from error
+    return _checked(file, passages, questions)
+
+
+def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
+    passages: list[Passage] = []
+    questions: list[Question] = []
+    for where, record in json_lines(file):
+        text = record.get("passage", record.get("text"))
+        if isinstance(record.get("question"), str):
+            answer = record.get("answer")
+            given = tuple(_passage(item, where) for item in record.get("passages") or ())
+            questions.append(Question(record["question"], None if answer is None else str(answer), retrieved=given))
+        elif isinstance(text, str):
+            passages.append(Passage(str(record.get("title", "")), text))
+        else:
+            raise DatasetError(f"{where} has neither a text 'passage' nor a text 'question': give {FORMS}")
+    return passages, questions
+
+
+def _passage(item: Any, where: str) -> Passage:
+    text = item.get("text", item.get("passage")) if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise DatasetError(
+            f"{where}: an item of 'passages' is neither a text nor an object with 'text': give one of them"
+        )
+    return Passage(str(item.get("title", "")) if isinstance(item, dict) else "", text)
+
+
+def _folder(folder: Path) -> Corpus:
+    passages: list[Passage] = []
+    for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()):
+        title = file.relative_to(folder).as_posix()
+        passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8", errors="replace"))]
+    asked = folder / "questions.jsonl"
+    if asked.is_file():
+        more, questions = _lines(asked)
+        return _checked(folder, passages + more, questions, recorded=True)
+    return _checked(folder, passages, [question for passage in passages for question in go_on(passage)])
+
+
+def _pieces(text: str) -> Iterator[str]:
+    piece = ""
+    for paragraph in re.split(r"\n\s*\n", text):
+        if piece and len(piece.split()) + len(paragraph.split()) > WORDS:
+            yield piece
+            piece = ""
+        piece = f"{piece}\n\n{paragraph.strip()}".strip()
+    if piece:
+        yield piece
+
+
+def go_on(passage: Passage) -> Iterator[Question]:
+    """Questions generated from a passage by a rule: how its longer sentences continue."""
+    for sentence in re.split(r"(?<=[.!?])\s+", " ".join(passage.text.split())):
+        words = sentence.split()
+        if 10 <= len(words) <= 40:
+            half = len(words) // 2
+            asked = f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
+            yield Question(asked, " ".join(words[half:]), passage.title)
+
+
+def _checked(source: Path, passages: list[Passage], questions: list[Question], recorded: bool = False) -> Corpus:
+    if not questions:
+        raise DatasetError(f"{source.name} has no question: give {FORMS}")
+    if not passages and not all(question.retrieved for question in questions):
+        raise DatasetError(f"{source.name} has no passage: give {FORMS}")
+    return Corpus(tuple(passages), tuple(questions), recorded)
+
+
+MODULES = (
+    "argparse", "asyncio", "calendar", "collections", "csv", "datetime", "difflib", "email", "fractions", "functools",
+    "heapq", "http", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "subprocess",
+    "tarfile", "tempfile", "textwrap", "threading", "typing", "unittest", "urllib", "xml", "zipfile",
+)  # fmt: skip
+LEAST, MOST = 150, 1_100
+"""Characters of a documentation string: shorter ones say little, longer ones are cut."""
+
+
+def docs_corpus() -> Corpus:
+    """One passage for each documented class and function. Every answer is in the passage that its question is about."""
+    passages: list[Passage] = []
+    questions: list[Question] = []
+    for module in MODULES:
+        for item in read_package(module).objects:
+            if len(item.doc) < LEAST or item.short.startswith("_"):
+                continue
+            name = _public(module, item)
+            defaults = dict(_defaults(item))
+            signature = ", ".join(f"{p}={v}" if v else p for p, v in defaults.items())
+            head = f"{name}({signature})" if item.kind == "function" else f"class {name}"
+            passages.append(Passage(name, f"{head}, {item.kind} of the module {module}\n{cut(item.doc, MOST)}"))
+            questions += _questions(module, name, item, defaults)
+    return Corpus(tuple(passages), tuple(questions))
+
+
+def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str]) -> Iterator[Question]:
+    first = " ".join(item.doc.split()).partition(". ")[0]
+    yield Question(f'Which {item.kind} does this describe: "{first[:160]}"?', name, module)
+    for parameter, value in defaults.items():
+        if value:
+            asked = f"What is the default value of the parameter {parameter} of {name}?"
+            yield Question(asked, value, module)
+
+
+def _public(module: str, item: CodeObject) -> str:
+    """`textwrap.wrap` of a module's own file, `asyncio.tasks.gather` of a package's."""
+    return item.name if item.name.startswith(f"{module}.") else f"{module}.{item.name}"
+
+
+def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
+    """Each parameter with its default as written; an empty text if it has none or a long one."""
+    (node,) = ast.parse(textwrap.dedent(item.code)).body
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    plain = [*node.args.posonlyargs, *node.args.args]
+    missing: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
+    given = [*missing, *node.args.defaults, *node.args.kw_defaults]
+    for argument, default in zip([*plain, *node.args.kwonlyargs], given, strict=True):
+        text = ast.unparse(default) if default is not None else ""
+        if argument.arg not in ("self", "cls"):
+            yield argument.arg, text if len(text) <= 20 else ""
+
 
 Order = Literal["score", "document", "shuffled", "free"]
 PASSAGES = 8
@@ -38,8 +230,6 @@ class RagDataset:
         if passages < 1:
             raise ConfigError(f"--passages {passages}: give 1 or more")
         if path is None:
-            from dejakv.datasets.rag_docs import docs_corpus
-
             self.corpus: Corpus = docs_corpus()
         else:
             self.corpus = read_corpus(path)

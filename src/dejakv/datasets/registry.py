@@ -7,9 +7,43 @@ from itertools import islice
 from pathlib import Path
 
 from dejakv.datasets.base import Dataset, Sample
-from dejakv.datasets.workload import WORKLOADS, WorkloadOptions, open_workload
 from dejakv.dotted import made_by
 from dejakv.errors import DatasetError
+
+WORKLOADS = ("repo", "rag", "sessions")
+OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
+"""The data set of each option."""
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """passages, order: of `rag`; window, compact_tools: of `sessions`. None: the data set's own default. See
+    `RagDataset` and `SessionsDataset`."""
+
+    passages: int | None = None
+    order: str | None = None
+    window: int | None = None
+    compact_tools: int | None = None
+
+
+def open_workload(name: str, path: str | None, seed: int, options: WorkloadOptions) -> Dataset:
+    """A workload by one of the names above.
+
+    Raises: DatasetError if `path` cannot be read; ConfigError for a wrong option; MissingExtraError.
+    """
+    given = {key: value for key, value in vars(options).items() if value is not None}
+    if name == "repo":
+        from dejakv.datasets.repo import RepoDataset
+
+        return RepoDataset(path, seed)
+    if name == "rag":
+        from dejakv.datasets.rag import RagDataset
+
+        return RagDataset(path, seed, **{key: given[key] for key in ("passages", "order") if key in given})
+    from dejakv.datasets.sessions import SessionsDataset
+
+    return SessionsDataset(path, seed, **{key: given[key] for key in ("window", "compact_tools") if key in given})
+
 
 QUESTIONS_A_PICTURE = 13
 """As in GQA, whose balanced validation split asks 132,062 questions about 10,234 pictures."""
@@ -77,10 +111,10 @@ def open_dataset(
             )
         return GqaHub(options.config or DEFAULT_CONFIG, options.split or "val", options.path or HUB_ID, pictures)
     if name == "jsonl":
-        from dejakv.datasets.jsonl import JsonlDataset
+        from dejakv.datasets.files import JsonlDataset
 
         return JsonlDataset(_required(options.path, "a .jsonl file"), options.image_root)
-    from dejakv.datasets.folder import FolderDataset
+    from dejakv.datasets.files import FolderDataset
 
     return FolderDataset(_required(options.path or options.image_root, "a folder of pictures"))
 

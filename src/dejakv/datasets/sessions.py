@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.lines import json_lines
+from dejakv.datasets.files import json_lines
 from dejakv.datasets.messages import Message, merged, read_messages
 from dejakv.errors import ConfigError, DatasetError
 

@@ -5,17 +5,229 @@ The pictures are scenes that the bundled model `shapes-vlm` was not trained on. 
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from typing import Literal
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.shapes_language import Split
-from dejakv.datasets.shapes_programs import KINDS
-from dejakv.datasets.shapes_records import record
-from dejakv.datasets.shapes_render import png, render
-from dejakv.datasets.shapes_scene import GRID, MAX_THINGS
-from dejakv.datasets.shapes_stream import Ask, Mix, Pictures, stream
+from dejakv.datasets.shapes_programs import KINDS, TYPES, Query, Wording, answer, find, record, sample, wordings
+from dejakv.datasets.shapes_scene import GRID, MAX_THINGS, Scene, alter, make_scene, png, render
 from dejakv.errors import DatasetError
 from dejakv.request import Media
+
+Origin = Literal["new", "exact", "paraphrase", "other-image", "near-duplicate"]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of the stream, each 0 to 1.
+
+    exact           the same words about the same picture again; of these `altered` in other case or spacing
+    paraphrase      the same query about the same picture in other words
+    (the rest asks something new about a picture)
+    recurring       share of new questions that were asked before about another picture, in the same words
+    near_duplicate  share of pictures that differ from another one in a single attribute of a single thing
+    reencoded       share of repeats whose picture has other bytes with the same pixels
+    zipf            exponent of the popularity of pictures and of questions; 0: all equally popular
+    """
+
+    exact: float = 0.25
+    paraphrase: float = 0.275
+    altered: float = 0.4
+    recurring: float = 0.25
+    near_duplicate: float = 0.3
+    reencoded: float = 0.1
+    zipf: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("exact", "paraphrase", "altered", "recurring", "near_duplicate", "reencoded"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise DatasetError(f"shapes: {name} is a share: give a number from 0 to 1, not {getattr(self, name)}")
+        if self.exact + self.paraphrase > 1:
+            raise DatasetError("shapes: exact and paraphrase together are more than 1: lower one of them")
+        if self.zipf < 0:
+            raise DatasetError(f"shapes: zipf must be 0 or more, not {self.zipf}")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question of the stream. `of`: index in the stream of the question it repeats; None for a new one."""
+
+    image: int
+    query: Query
+    wording: Wording
+    origin: Origin
+    of: int | None = None
+    altered: bool = False
+    reencoded: bool = False
+
+
+class Pictures:
+    """The pool of scenes, made when first asked for. Same seed, same scenes; training never uses them."""
+
+    def __init__(self, seed: int, count: int, things: tuple[int, int], near_duplicate: float) -> None:
+        self._seed, self.count, self._things, self._share = seed, count, things, near_duplicate
+        self._made: dict[int, Scene] = {}
+        self._kin: dict[int, list[int]] | None = None
+
+    def twin(self, image: int) -> int | None:
+        """The picture that this one nearly equals (a lower number), if it is a near-duplicate."""
+        rng = random.Random(f"shapes-{self._seed}-twin-{image}")
+        if not image or rng.random() >= self._share:
+            return None
+        return int(image * rng.random() ** 2)  # low numbers are asked about most, so a pair is soon seen
+
+    def kin(self, image: int) -> list[int]:
+        """The near-duplicates of this picture: its twin, and the pictures whose twin it is."""
+        if self._kin is None:
+            self._kin = {}
+            for one in range(self.count):
+                other = self.twin(one)
+                if other is not None:
+                    self._kin.setdefault(one, []).append(other)
+                    self._kin.setdefault(other, []).append(one)
+        return self._kin.get(image, [])
+
+    def scene(self, image: int) -> Scene:
+        """The scene of a picture."""
+        if image not in self._made:
+            rng = random.Random(f"shapes-{self._seed}-image-{image}")
+            twin = self.twin(image)
+            if twin is None:
+                made = make_scene(rng, rng.randint(*self._things))
+            else:
+                base = self.scene(twin)
+                made = alter(base, rng, rng.randrange(len(base.things)), rng.choice(("color", "shape", "size")))
+            self._made[image] = made
+        return self._made[image]
+
+
+def stream(seed: int, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...] = KINDS) -> Iterator[Ask]:
+    """An endless stream of questions, the same for the same arguments."""
+    return _Stream(random.Random(f"shapes-{seed}-stream"), pictures, mix, split, kinds).run()
+
+
+class _Stream:
+    def __init__(self, rng: random.Random, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...]) -> None:
+        self._rng, self._pictures, self._mix, self._kinds = rng, pictures, mix, kinds
+        self._split: Split = split
+        self._asked: list[Ask] = []
+        self._firsts: list[int] = []  # indices of new questions in the stream
+        self._weights: list[float] = []  # their popularity, summed up
+        self._said: dict[int, dict[Query, list[int]]] = {}  # indices in the stream, by picture and query
+        self._popular = list(accumulate(self._weight(rank) for rank in range(pictures.count)))
+
+    def run(self) -> Iterator[Ask]:
+        while True:
+            ask = self._next()
+            self._said.setdefault(ask.image, {}).setdefault(ask.query, []).append(len(self._asked))
+            if ask.origin not in ("exact", "paraphrase"):
+                self._weights.append((self._weights[-1] if self._weights else 0.0) + self._weight(len(self._firsts)))
+                self._firsts.append(len(self._asked))
+            self._asked.append(ask)
+            yield ask
+
+    def _weight(self, rank: int) -> float:
+        return (rank + 1) ** -self._mix.zipf
+
+    def _next(self) -> Ask:
+        draw = self._rng.random()
+        if self._firsts and draw < self._mix.exact:
+            return self._again()
+        if self._firsts and draw < self._mix.exact + self._mix.paraphrase:
+            ask = self._in_other_words()
+            if ask is not None:
+                return ask
+        return self._new()
+
+    def _earlier(self) -> int:
+        """The index of an earlier question, by Zipf over the order of first occurrence."""
+        first = self._asked[self._rng.choices(self._firsts, cum_weights=self._weights)[0]]
+        return self._rng.choice(self._said[first.image][first.query])
+
+    def _again(self) -> Ask:
+        place = self._earlier()
+        old = self._asked[place]
+        altered = self._rng.random() < self._mix.altered
+        return Ask(old.image, old.query, old.wording, "exact", place, altered, self._copy())
+
+    def _in_other_words(self) -> Ask | None:
+        for _ in range(8):
+            place = self._earlier()
+            old = self._asked[place]
+            used = {self._asked[p].wording for p in self._said[old.image][old.query]}
+            fresh = [w for w in wordings(old.query, self._split) if w not in used]
+            if fresh:
+                return Ask(old.image, old.query, self._rng.choice(fresh), "paraphrase", place, False, self._copy())
+        return None
+
+    def _copy(self) -> bool:
+        return self._rng.random() < self._mix.reencoded
+
+    def _new(self) -> Ask:
+        for _ in range(200):
+            image = self._rng.choices(range(self._pictures.count), cum_weights=self._popular)[0]
+            ask = self._of_twin(image) or self._recurring(image) or self._fresh(image)
+            if ask is not None:
+                return ask
+        raise DatasetError(
+            f"shapes: {self._pictures.count} pictures do not allow so many different questions: "
+            "give more images, more things a picture, or a larger share of repeats"
+        )
+
+    def _of_twin(self, image: int) -> Ask | None:
+        """A question asked about a near-duplicate of the picture, with another answer for this one."""
+        for kin in self._pictures.kin(image):
+            for query, places in self._said.get(kin, {}).items():
+                if self._fits(image, query) and self._differs(query, image, kin):
+                    return Ask(image, query, self._asked[places[0]].wording, "near-duplicate", places[0])
+        return None
+
+    def _differs(self, query: Query, one: int, other: int) -> bool:
+        return answer(query, self._pictures.scene(one)) != answer(query, self._pictures.scene(other))
+
+    def _recurring(self, image: int) -> Ask | None:
+        if not self._firsts or self._rng.random() >= self._mix.recurring:
+            return None
+        place = self._rng.choice(self._firsts)
+        old = self._asked[place]
+        if old.image == image or not self._fits(image, old.query):
+            return None
+        return Ask(image, old.query, old.wording, "other-image", place)
+
+    def _fits(self, image: int, query: Query) -> bool:
+        """Whether the query is new to the picture and has one answer there."""
+        if query in self._said.get(image, {}):
+            return False
+        scene = self._pictures.scene(image)
+        if query.kind in ("exist", "count"):
+            return True
+        found = [find(scene, r) for r in query.references]
+        if any(len(f) != 1 for f in found) or len({f[0] for f in found}) != len(found):
+            return False
+        if query.kind in ("left", "right"):
+            return scene.things[found[0][0]].column != scene.things[found[1][0]].column
+        if query.kind in ("above", "below"):
+            return scene.things[found[0][0]].row != scene.things[found[1][0]].row
+        return True
+
+    def _fresh(self, image: int) -> Ask | None:
+        """A random query, if possible about the difference between the picture and its near-duplicates."""
+        kin = self._pictures.kin(image)
+        for attempt in range(12 if kin else 1):
+            types = sorted({TYPES[k] for k in self._kinds})
+            chosen = self._rng.choice(types)
+            kind = self._rng.choice([k for k in self._kinds if TYPES[k] == chosen])
+            query = sample(self._pictures.scene(image), self._rng, kind)
+            if query is None or query in self._said.get(image, {}):
+                continue
+            apart = any(self._fits(k, query) and self._differs(query, image, k) for k in kin)
+            if apart or attempt >= 8 or not kin:
+                return Ask(image, query, self._rng.choice(wordings(query, self._split)), "new")
+        return None
+
 
 IMAGE_TOKEN = "<image>"
 ANSWER_TOKEN = "<|answer|>"
@@ -105,7 +317,7 @@ class ShapesDataset:
 
     def _sample(self, place: int, ask: Ask, media: Media) -> Sample:
         scene = self._pictures.scene(ask.image)
-        fields = record(self._image_id(ask.image), scene, ask.query, ask.wording, self.wordings)
+        fields = record(self._image_id(ask.image), scene, ask.query, ask.wording)
         if ask.altered:
             fields["question"] = _alter_text(fields["question"], random.Random(f"{self.seed}-{place}"))
         fields["origin"] = ask.origin

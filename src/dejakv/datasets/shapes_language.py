@@ -24,7 +24,7 @@ SYNONYMS = {
     "purple": ("purple", "violet"),
 }
 
-SEEN: dict[str, tuple[str, ...]] = {
+_SEEN: dict[str, tuple[str, ...]] = {
     "color": (
         "What color is the {a}?",
         "What is the color of the {a}?",
@@ -44,16 +44,6 @@ SEEN: dict[str, tuple[str, ...]] = {
         "The {a} is what size?",
         "Can you name the size of the {a}?",
         "Is the {a} big or little?",
-    ),
-    "shape": (
-        "What shape is the {a}?",
-        "What is the shape of the {a}?",
-        "Which shape does the {a} have?",
-        "Tell me the shape of the {a}.",
-        "The {a} is what shape?",
-        "What shape does the {a} have?",
-        "Can you name the shape of the {a}?",
-        "In which shape is the {a} drawn?",
     ),
     "exist": (
         "Is there a {a}?",
@@ -87,18 +77,6 @@ SEEN: dict[str, tuple[str, ...]] = {
         "Does the {a} share the color of the {b}?",
         "Is the {a} of one color with the {b}?",
     ),
-    "same size": (
-        "Is the {a} the same size as the {b}?",
-        "Do the {a} and the {b} share a size?",
-        "Are the {a} and the {b} the same size?",
-        "Does the {a} have the same size as the {b}?",
-        "Do the {a} and the {b} have the same size?",
-        "Is the size of the {a} the same as the size of the {b}?",
-        "Is the {a} of the same size as the {b}?",
-        "Can you tell me if the {a} and the {b} have one size?",
-        "Does the {a} share the size of the {b}?",
-        "Is the {a} of one size with the {b}?",
-    ),
     "left": (
         "Is the {a} left of the {b}?",
         "Is the {a} to the left of the {b}?",
@@ -108,16 +86,6 @@ SEEN: dict[str, tuple[str, ...]] = {
         "Is the {a} further left than the {b}?",
         "Is the {a} found to the left of the {b}?",
         "Do you see the {a} on the left of the {b}?",
-    ),
-    "right": (
-        "Is the {a} right of the {b}?",
-        "Is the {a} to the right of the {b}?",
-        "Does the {a} lie right of the {b}?",
-        "Is the {a} on the right side of the {b}?",
-        "Can you see the {a} right of the {b}?",
-        "Is the {a} further right than the {b}?",
-        "Is the {a} found to the right of the {b}?",
-        "Do you see the {a} on the right of the {b}?",
     ),
     "above": (
         "Is the {a} above the {b}?",
@@ -129,21 +97,10 @@ SEEN: dict[str, tuple[str, ...]] = {
         "Is the {a} found above the {b}?",
         "Do you see the {a} higher than the {b}?",
     ),
-    "below": (
-        "Is the {a} below the {b}?",
-        "Is the {a} lower than the {b}?",
-        "Does the {a} lie below the {b}?",
-        "Is the {a} further down than the {b}?",
-        "Can you see the {a} below the {b}?",
-        "Is the {a} lower down than the {b}?",
-        "Is the {a} found below the {b}?",
-        "Do you see the {a} lower than the {b}?",
-    ),
 }
-HELD_OUT: dict[str, tuple[str, ...]] = {
+_HELD_OUT: dict[str, tuple[str, ...]] = {
     "color": ("Can you tell me what color the {a} is?", "Name the color of the {a}.", "The color of the {a} is what?"),
     "size": ("Can you tell me what size the {a} is?", "Name the size of the {a}.", "Which size does the {a} have?"),
-    "shape": ("Can you tell me what shape the {a} is?", "Name the shape of the {a}.", "The shape of the {a} is what?"),
     "exist": ("Can you see a {a}?", "Does the image contain a {a}?", "Do you see a {a} in the picture?"),
     "count": (
         "Can you tell me how many {a} there are?",
@@ -155,32 +112,48 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
         "Does the {a} share a color with the {b}?",
         "Tell me if the {a} and the {b} have the same color.",
     ),
-    "same size": (
-        "Are the {a} and the {b} of the same size?",
-        "Does the {a} share a size with the {b}?",
-        "Tell me if the {a} and the {b} have the same size.",
-    ),
     "left": (
         "Does the {a} lie to the left of the {b}?",
         "Can you see the {a} on the left side of the {b}?",
         "Tell me if the {a} is left of the {b}.",
-    ),
-    "right": (
-        "Does the {a} lie to the right of the {b}?",
-        "Can you see the {a} on the right side of the {b}?",
-        "Tell me if the {a} is right of the {b}.",
     ),
     "above": (
         "Does the {a} lie higher than the {b}?",
         "Do you see the {a} above the {b}?",
         "Tell me if the {a} is above the {b}.",
     ),
-    "below": (
-        "Does the {a} lie lower than the {b}?",
-        "Do you see the {a} below the {b}?",
-        "Tell me if the {a} is below the {b}.",
-    ),
 }
+
+
+def _mirror(kinds: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Adds the kinds whose wordings are those of another kind with other words, in the order of `_MIRRORED`."""
+    made: dict[str, tuple[str, ...]] = {}
+    for kind, (other, words) in _MIRRORED.items():
+        texts = kinds[other]
+        for word, instead in words:
+            texts = tuple(text.replace(word, instead) for text in texts)
+        made[kind] = texts
+    return made
+
+
+_MIRRORED: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "color": ("color", ()),
+    "size": ("size", ()),
+    "shape": ("color", (("color", "shape"),)),
+    "exist": ("exist", ()),
+    "count": ("count", ()),
+    "same color": ("same color", ()),
+    "same size": ("same color", (("color", "size"),)),
+    "left": ("left", ()),
+    "right": ("left", (("left", "right"),)),
+    "above": ("above", ()),
+    "below": ("above", (("above", "below"), ("higher", "lower"), (" up ", " down "))),
+}
+"""Each kind, the kind whose wordings it has, and the words that differ."""
+
+SEEN, HELD_OUT = _mirror(_SEEN), _mirror(_HELD_OUT)
+"""Wordings of each kind: those that shapes-vlm was trained on, and those that it has never seen."""
+
 VARIANTS = 4
 """Choices of synonyms: one bit for each of the two things a question may name."""
 

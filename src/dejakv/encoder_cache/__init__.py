@@ -5,13 +5,17 @@ view = cache.view(encoder_epoch, partition)
 embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
 """
 
-from dejakv.encoder_cache.block import VisualCacheResult, VisualEmbeddingBlock
-from dejakv.encoder_cache.controller import QueueingController
 from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
+from dejakv.encoder_cache.outputs import VisualEmbeddingBlock
 from dejakv.encoder_cache.stats import EncoderCacheStats
-from dejakv.encoder_cache.view import EncoderView, compute_content_hash
-from dejakv.encoder_cache.visual_kv_cache import VisualKVCache
+from dejakv.encoder_cache.visual_kv_cache import (
+    EncoderView,
+    QueueingController,
+    VisualCacheResult,
+    VisualKVCache,
+    compute_content_hash,
+)
 
 __all__ = [
     "DiskTier",

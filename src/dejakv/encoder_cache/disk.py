@@ -9,21 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, cast
 
-from dejakv.encoder_cache.block import Resolution, VisualEmbeddingBlock
-from dejakv.encoder_cache.eviction import Key
-from dejakv.encoder_cache.raw import from_raw, to_raw
-from dejakv.encoder_cache.tensors import size_of
-from dejakv.encoder_cache.tier import KIND, Recalled, chunk_id
+from dejakv.encoder_cache.outputs import KIND, Key, Resolution, VisualEmbeddingBlock, chunk_id
+from dejakv.encoder_cache.tensors import from_raw, size_of, to_raw
 from dejakv.errors import DejaKVError
-from dejakv.store.base import Chunk, ChunkMeta, Store
-from dejakv.store.disk import DiskStore
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.purging import purge
+from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.open import open_store
 from dejakv.store.selection import Purged, Selection
+from dejakv.store.store import Store
 
 
 class DiskTier:
-    """A tier over any `Store`. Writes happen on one background thread.
+    """Outputs in any `Store`, written on one background thread. What is missing, damaged or cannot be written costs a miss.
 
     max_pending_bytes  outputs waiting to be written stay in memory; beyond this many bytes new ones are not
                        written at all (`dropped` counts them): a slow disk costs later misses, never memory or time
@@ -45,24 +41,25 @@ class DiskTier:
 
         Raises StoreError if the folder cannot be used.
         """
-        return cls(ExpiringStore(DiskStore(folder, max_bytes=max_bytes, max_entries=max_entries), look_first=True))
+        return cls(open_store(folder, max_bytes=max_bytes, max_entries=max_entries))
 
-    def load(self, key: Key) -> Recalled:
-        """See Tier. The store sets damaged outputs aside, and counts them too."""
+    def load(self, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
+        """The block of exactly this key, its embedding on the CPU and the caller's own; and whether it was damaged, so that there is
+        none."""
         id = chunk_id(key)
         if self.store.meta(id) is None:
-            return Recalled()
+            return None, False
         chunk = self.store.get(id)
         if chunk is None:
-            return Recalled(corrupt=True)
+            return None, True
         try:
-            return Recalled(_block_of(key, chunk))
+            return _block_of(key, chunk), False
         except (DejaKVError, KeyError, TypeError, ValueError):
             self.store.delete(id)
-            return Recalled(corrupt=True)
+            return None, True
 
     def save(self, key: Key, block: VisualEmbeddingBlock) -> None:
-        """See Tier."""
+        """Writes the block later. Called under the cache's lock, so it waits for nothing."""
         nbytes = block.estimated_vram_bytes
         with self._lock:
             if self._closed or self._pending_bytes + nbytes > self._max_pending:
@@ -73,17 +70,17 @@ class DiskTier:
         future.add_done_callback(lambda done: self._written(done, nbytes))
 
     def clear(self, partition: str | None) -> None:
-        """See Tier. Waits for pending writes first, so that none follows."""
+        """Drops a partition's blocks, or all, those that wait to be written included."""
         self.flush()
         self.store.clear(partition)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """See Tier. Waits for pending writes first, so that none follows."""
+        """Removes selected blocks, those that wait to be written included. Raises: StoreError."""
         self.flush()
-        return purge(self.store, selection, dry_run=dry_run)
+        return self.store.purge(selection, dry_run=dry_run)
 
     def flush(self) -> None:
-        """See Tier."""
+        """Returns when everything saved before can be loaded, also by other processes."""
         with self._lock:
             pending = list(self._pending)
         for future in pending:
@@ -91,7 +88,7 @@ class DiskTier:
         self.store.flush()
 
     def close(self) -> None:
-        """See Tier. Closes the store; a closed tier drops new outputs."""
+        """Flushes and closes the store; a closed tier drops new outputs."""
         with self._lock:
             if self._closed:
                 return

@@ -6,7 +6,7 @@ Several pictures, large ones or a deep encoder benefit; very many small ones har
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dejakv.encoder_cache.block import Resolution
+from dejakv.encoder_cache.outputs import Resolution
 from dejakv.errors import InputError
 
 

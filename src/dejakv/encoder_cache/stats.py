@@ -1,16 +1,16 @@
-"""The cache's figures: counters by partition, and the values returned to callers."""
+"""The cache's figures: counters of each partition, and the values returned to callers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dejakv.encoder_cache.block import VisualEmbeddingBlock
+from dejakv.encoder_cache.outputs import VisualEmbeddingBlock
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of one partition. Changed only under the registry's lock."""
+    """Counters of one partition. Changed under the registry's lock alone."""
 
     hits: int = 0
     misses: int = 0
@@ -23,7 +23,6 @@ class Counters:
     encoder_seconds: float = 0.0
     encoder_seconds_saved: float = 0.0
     vram_saved_bytes: int = 0
-    waiting: int = 0
     evictions: Counter[str] = field(default_factory=Counter[str])
     refusals: Counter[str] = field(default_factory=Counter[str])
 
@@ -32,12 +31,6 @@ class Counters:
         self.hits += 1
         self.vram_saved_bytes += block.estimated_vram_bytes
         self.encoder_seconds_saved += block.encoder_seconds or 0.0
-
-    def reset(self) -> None:
-        """Resets all counters to zero, except the number of waiting callers."""
-        waiting = self.waiting
-        self.__init__()
-        self.waiting = waiting
 
 
 @dataclass(frozen=True)
@@ -116,6 +109,5 @@ def summed(counters: Iterable[Counters], **now: int) -> EncoderCacheStats:
         **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
         evictions=dict(sum((part.evictions for part in parts), Counter[str]())),
         refusals=dict(sum((part.refusals for part in parts), Counter[str]())),
-        waiting_callers=sum(part.waiting for part in parts),
         **now,
     )

@@ -1,50 +1,252 @@
 """VisualKVCache: encoder outputs computed once, shared by all requests with the same picture, sound or clip."""
 
+import hashlib
 import math
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from dejakv.encoder_cache.block import Resolution, VisualCacheResult, VisualEmbeddingBlock
-from dejakv.encoder_cache.controller import StableBlocks
+from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
-from dejakv.encoder_cache.policy import PolicyName, policy_named
-from dejakv.encoder_cache.registry import Registry
-from dejakv.encoder_cache.shelf import Shelf
-from dejakv.encoder_cache.shelves import Shelves
+from dejakv.encoder_cache.encode_once import Compute, Registry, Wanted, alone
+from dejakv.encoder_cache.outputs import Key, Outputs, PolicyName, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
-from dejakv.encoder_cache.tier import Tier
-from dejakv.encoder_cache.view import EncoderView, compute_content_hash
-from dejakv.errors import ConfigError
+from dejakv.encoder_cache.tensors import size_of
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import check_partition
 from dejakv.quotas import Parts
 from dejakv.request import DEFAULT_PARTITION
 from dejakv.store.selection import Purged, Selection
 
 
-class VisualKVCache:
+class QueueingController:
+    """Allows every eviction. Subclass it to keep a minimum of entries."""
+
+    def get_minimum_stable_blocks(self) -> int:
+        """The fewest entries that evictions may leave. Called, under the cache's lock, before each eviction."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class VisualCacheResult:
+    """The answer to one request for an encoder output.
+
+    reuse_count       how often this output has been served without the encoder, including this time
+    vram_saved_bytes  bytes of the embedding if it was served without the encoder, else 0
+    """
+
+    cache_hit: bool
+    content_hash: str
+    embedding: Any = field(repr=False)
+    reuse_count: int
+    vram_saved_bytes: int
+    dp_mode_recommended: bool
+
+
+def compute_content_hash(raw_bytes: bytes) -> str:
+    """SHA-256 of the medium's raw bytes, 64 hexadecimal digits. InputError for empty bytes: all unread files would be the same."""
+    if not isinstance(raw_bytes, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"a content hash needs bytes, not {type(raw_bytes).__name__}: pass the file's bytes")
+    if not raw_bytes:
+        raise InputError("no bytes to hash: the picture, sound or clip is empty; check how it was read")
+    return hashlib.sha256(raw_bytes).hexdigest()
+
+
+class EncoderView:
+    """Outputs of the encoder `encoder_epoch` for the tenant `partition`. Outputs of others are not found, counted or cleared.
+
+    encoder_epoch  fingerprint of the tower's and projector's weights, the processor's settings and the resolution
+                   policy (`identity.epoch_of`): the same bytes under another processor never match
+    encoder_model  a label for blocks
+    place          applied once to outputs from disk (which are on the CPU), to move them to the engine's device
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        encoder_epoch: str,
+        partition: str,
+        encoder_model: str = "",
+        place: Callable[[Any], Any] | None = None,
+    ) -> None:
+        check_partition(partition)
+        self._registry = registry
+        self.encoder_epoch = encoder_epoch
+        self.partition = partition
+        self.encoder_model = encoder_model
+        self._place = place
+
+    def compute_content_hash(self, raw_bytes: bytes) -> str:
+        """See `compute_content_hash`."""
+        return compute_content_hash(raw_bytes)
+
+    def lookup(self, content_hash: str, modality: str = "image") -> VisualEmbeddingBlock | None:
+        """The block, from memory or disk, or None. Never runs an encoder and never waits for one."""
+        key = self._key(content_hash, modality)
+        return self._registry.take(key) or self._registry.recall(self._wanted(key, None))
+
+    def wait_for(
+        self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
+    ) -> VisualEmbeddingBlock | None:
+        """The block as soon as it is available, also from another process that shares the disk tier; None after the timeout.
+
+        For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
+        """
+        return self._registry.wait_for(self._wanted(self._key(content_hash, modality), None), timeout_s, poll_s)
+
+    def store(
+        self,
+        content_hash: str,
+        modality: str,
+        embedding: Any,
+        resolution: Resolution | None = None,
+        encoder_model: str | None = None,
+        encoder_seconds: float | None = None,
+    ) -> VisualEmbeddingBlock | None:
+        """Stores an output. It replaces one of the same key, and other entries are evicted if necessary.
+
+        Returns the block; None if it was refused (larger than the budget, or the controller's minimum
+        leaves no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
+        Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
+        """
+        wanted = self._wanted(self._key(content_hash, modality), resolution, encoder_model)
+        return self._registry.store(wanted, embedding, encoder_seconds)
+
+    def get_or_compute(
+        self,
+        content_hash: str,
+        modality: str,
+        compute: Callable[[], Any],
+        resolution: Resolution | None = None,
+    ) -> Any:
+        """The embedding, computed by `compute()` if it is missing. Of concurrent callers, one computes and the others wait.
+
+        If `compute` raises, all waiting callers get its error, nothing is kept, and the next call tries again. If the
+        computing caller is interrupted (KeyboardInterrupt, cancellation), one of the waiting callers starts again.
+        """
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
+        block = self._registry.take(wanted.key) or self._registry.get([wanted], alone(compute))[0]
+        return block.embedding
+
+    async def aget_or_compute(
+        self,
+        content_hash: str,
+        modality: str,
+        compute: Callable[[], Any] | Callable[[], Awaitable[Any]],
+        resolution: Resolution | None = None,
+    ) -> Any:
+        """The same for tasks: an `async def` is awaited on this loop, any other `compute` runs in a thread.
+
+        Cancelling the caller ends its waiting; the encoder run continues, for waiting and later callers.
+        """
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
+        block = self._registry.take(wanted.key) or await self._registry.aget(wanted, compute)
+        return block.embedding
+
+    def get_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
+        """The embeddings, in order. `compute(indices)` is called at most once, for those that are missing and
+        not being computed; it returns one embedding for each index (a list, or one stacked tensor)."""
+        wanted = [self._wanted(self._key(content_hash, modality), None) for content_hash in content_hashes]
+        return [block.embedding for block in self._registry.get(wanted, compute)]
+
+    def serve(
+        self,
+        raw_bytes: bytes,
+        compute: Callable[[], Any],
+        modality: str = "image",
+        resolution: Resolution | None = None,
+        batch_image_count: int = 1,
+        encoder_depth: int = 27,
+    ) -> VisualCacheResult:
+        """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
+        content_hash = compute_content_hash(raw_bytes)
+        computed: list[bool] = []
+
+        def counted() -> Any:
+            computed.append(True)
+            return compute()
+
+        embedding = self.get_or_compute(content_hash, modality, counted, resolution)
+        block = self._registry.peek(self._key(content_hash, modality))
+        return VisualCacheResult(
+            cache_hit=not computed,
+            content_hash=content_hash,
+            embedding=embedding,
+            reuse_count=block.access_count if block is not None else int(not computed),
+            vram_saved_bytes=0 if computed else size_of(embedding),
+            dp_mode_recommended=self.get_dp_mode_recommendation(
+                batch_image_count, resolution or (512, 512), encoder_depth
+            ),
+        )
+
+    def dp_mode(
+        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
+    ) -> DpModeRecommendation:
+        """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See dp_mode.py."""
+        recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
+        self._registry.recommended(recommendation.recommended)
+        return recommendation
+
+    def get_dp_mode_recommendation(
+        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
+    ) -> bool:
+        """The same as a plain yes or no."""
+        return self.dp_mode(batch_image_count, image_resolution, encoder_depth).recommended
+
+    def remove(self, content_hash: str, modality: str = "image") -> bool:
+        """Drops one output from memory; False if it is not there."""
+        return self._registry.remove(self._key(content_hash, modality))
+
+    def clear(self) -> None:
+        """Drops this partition's entries, of all encoders, in memory and on disk, and its figures."""
+        self._registry.clear(self.partition)
+
+    def stats(self) -> EncoderCacheStats:
+        """This partition's figures."""
+        return self._registry.stats(self.partition)
+
+    def _key(self, content_hash: str, modality: str) -> Key:
+        check_key(modality, content_hash)
+        return (self.partition, self.encoder_epoch, modality, content_hash)
+
+    def _wanted(self, key: Key, resolution: Resolution | None, encoder_model: str | None = None) -> Wanted:
+        label = self.encoder_model if encoder_model is None else encoder_model
+        return Wanted(key, resolution, label, self._place)
+
+
+class VisualKVCache(EncoderView):
     """One registry of encoder outputs, one budget, several views. Thread-safe; usable from any number of event loops.
+
+    It is itself the view of a program with one encoder and one tenant (`encoder_epoch=""`, the default partition). Engines use
+    `view(encoder_epoch, partition)`.
 
     max_entries, max_vram_bytes  the budgets, for all partitions together; no admission filter: every output that fits is kept
     queueing_controller          gives the fewest entries that evictions may leave (see QueueingController)
     policy                       eviction order: "lfu" (least used first, with ageing), "lru" (least recently used) or "cost"
-                                 (fewest encoder seconds saved a byte); ties by recency. See policy.py
+                                 (fewest encoder seconds saved a byte); ties by recency. See outputs.py
     disk                         storage that outlives the process (`disk.DiskTier`), none by default
     ttl                          seconds for which an output may be used from its computation on, 0 without a limit
-    parts                        what each partition has of the budgets in proportion; None: one budget for all
+    parts                        what each partition has of the budgets in proportion, so that a full one evicts its own entries
+                                 alone; None: one budget for all
     check_finite                 refuse embeddings with NaN or infinity; False keeps them as they are
 
-    Engines use `view(encoder_epoch, partition)`. The methods of the same names here are for programs with one encoder and
-    one tenant: they act on the view of `encoder_epoch=""` and the default partition.
+    >>> import numpy
+    >>> cache = VisualKVCache(max_entries=2)
+    >>> picture = compute_content_hash(b"the bytes of a picture")
+    >>> cache.get_or_compute(picture, "image", lambda: numpy.ones((4, 8), "float32")).shape
+    (4, 8)
+    >>> cache.lookup(picture).access_count, cache.stats().encoder_runs
+    (1, 1)
     """
 
     def __init__(
         self,
         max_entries: int = 100,
         max_vram_bytes: int = 4 * 1024**3,
-        queueing_controller: StableBlocks | None = None,
+        queueing_controller: QueueingController | None = None,
         policy: PolicyName = "lfu",
         *,
-        disk: Tier | None = None,
+        disk: DiskTier | None = None,
         check_finite: bool = True,
         ttl: float = 0.0,
         parts: Parts | None = None,
@@ -60,16 +262,25 @@ class VisualKVCache:
         self.max_vram_bytes = max_vram_bytes
         self.policy = policy
         self.queueing_controller = queueing_controller
-        priority = policy_named(policy)
-        shelf = (
-            Shelves(parts.scaled(max_vram_bytes, max_entries), priority, self._minimum)
-            if parts is not None and parts.divided
-            else Shelf(max_entries, max_vram_bytes, priority, self._minimum)
+        divided = parts.scaled(max_vram_bytes, max_entries) if parts is not None and parts.divided else None
+
+        def outputs_of(partition: str) -> Outputs:
+            if divided is None:
+                return Outputs(max_entries, max_vram_bytes, policy, self._minimum)
+            part, share = divided.of(partition), divided.partitions
+            return Outputs(part.max_entries, part.max_bytes, policy, lambda: self._minimum() // share)
+
+        outputs_of(DEFAULT_PARTITION)  # checks the policy
+        registry = Registry(
+            outputs_of,
+            disk,
+            shared=divided is None,
+            max_entries=max_entries,
+            max_bytes=max_vram_bytes,
+            check_finite=check_finite,
+            ttl=ttl,
         )
-        self._registry = Registry(shelf, disk, check_finite, ttl)
-        self._default = self.view("", DEFAULT_PARTITION)
-        self._recommended = 0
-        self._recommended_lock = threading.Lock()
+        super().__init__(registry, "", DEFAULT_PARTITION)
 
     def view(
         self,
@@ -82,66 +293,9 @@ class VisualKVCache:
         """The cache as one encoder of one partition sees it; see EncoderView. Views are cheap and keep no state."""
         return EncoderView(self._registry, encoder_epoch, partition, encoder_model, place)
 
-    def compute_content_hash(self, raw_bytes: bytes) -> str:
-        """SHA-256 of the raw bytes, 64 hexadecimal digits. InputError if there are none."""
-        return compute_content_hash(raw_bytes)
-
-    def lookup(self, content_hash: str, modality: str = "image") -> VisualEmbeddingBlock | None:
-        """See `EncoderView.lookup`."""
-        return self._default.lookup(content_hash, modality)
-
-    def store(
-        self,
-        content_hash: str,
-        modality: str,
-        embedding: Any,
-        resolution: Resolution | None = None,
-        encoder_model: str = "",
-        encoder_seconds: float | None = None,
-    ) -> VisualEmbeddingBlock | None:
-        """See `EncoderView.store`. The label `encoder_model` is not part of the key: use two views for two models."""
-        return self._default.store(content_hash, modality, embedding, resolution, encoder_model, encoder_seconds)
-
-    def get_or_compute(
-        self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None = None
-    ) -> Any:
-        """See `EncoderView.get_or_compute`."""
-        return self._default.get_or_compute(content_hash, modality, compute, resolution)
-
-    async def aget_or_compute(
-        self,
-        content_hash: str,
-        modality: str,
-        compute: Callable[[], Any] | Callable[[], Awaitable[Any]],
-        resolution: Resolution | None = None,
-    ) -> Any:
-        """See `EncoderView.aget_or_compute`."""
-        return await self._default.aget_or_compute(content_hash, modality, compute, resolution)
-
-    def serve(
-        self,
-        raw_bytes: bytes,
-        compute: Callable[[], Any],
-        modality: str = "image",
-        resolution: Resolution | None = None,
-        batch_image_count: int = 1,
-        encoder_depth: int = 27,
-    ) -> VisualCacheResult:
-        """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
-        return self._default.serve(
-            raw_bytes,
-            compute,
-            modality,
-            resolution,
-            dp_mode=lambda: self.get_dp_mode_recommendation(batch_image_count, resolution or (512, 512), encoder_depth),
-        )
-
     def clear(self, partition: str | None = None) -> None:
         """Drops the entries and figures of one partition, or all, in memory and on disk."""
         self._registry.clear(partition)
-        if partition is None:
-            with self._recommended_lock:
-                self._recommended = 0
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An
@@ -151,45 +305,29 @@ class VisualKVCache:
         """
         return self._registry.purge(selection, dry_run=dry_run)
 
+    def stats(self, partition: str | None = None) -> EncoderCacheStats:
+        """The figures of one partition, or of all together (for the operator, not for tenants)."""
+        return self._registry.stats(partition)
+
+    def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
+        """The same as a dictionary with the exported names; see docs/metrics.md."""
+        return self.stats(partition).as_dict()
+
     def flush(self) -> None:
         """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""
-        if self._registry.tier is not None:
-            self._registry.tier.flush()
+        if self._registry.disk is not None:
+            self._registry.disk.flush()
 
     def close(self) -> None:
         """Flushes and closes the disk tier. What is in memory stays usable."""
-        if self._registry.tier is not None:
-            self._registry.tier.close()
+        if self._registry.disk is not None:
+            self._registry.disk.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def dp_mode(
-        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
-    ) -> DpModeRecommendation:
-        """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See dp_mode.py."""
-        recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
-        if recommendation.recommended:
-            with self._recommended_lock:
-                self._recommended += 1
-        return recommendation
-
-    def get_dp_mode_recommendation(
-        self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
-    ) -> bool:
-        """The same as a plain yes or no."""
-        return self.dp_mode(batch_image_count, image_resolution, encoder_depth).recommended
-
-    def stats(self, partition: str | None = None) -> EncoderCacheStats:
-        """The figures of one partition, or of all together (for the operator, not for tenants)."""
-        return self._registry.stats(partition, self._recommended if partition is None else 0)
-
-    def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
-        """The same as a dictionary with the exported names; see docs/metrics.md."""
-        return self.stats(partition).as_dict()
 
     def _minimum(self) -> int:
         controller = self.queueing_controller

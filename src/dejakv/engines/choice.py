@@ -10,8 +10,15 @@ EngineName = Literal["transformers", "vllm"]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A bundled or fetched model by name, a folder, or a hub id; `dtype` auto|fp32|bf16|fp16, `device` auto|cpu|cuda, `attn`
-    sdpa|eager (the last two of the transformers engine alone)."""
+    """A model, and how it is loaded.
+
+    model              name from `dejakv models`, local folder, .gguf file or hub id
+    engine             `transformers` or `vllm`
+    dtype              `auto`, `fp32`, `bf16` or `fp16`
+    device             `auto`, `cpu`, `cuda` or `cuda:N`; of the transformers engine
+    attn               attention implementation of the transformers engine: `sdpa` or `eager`
+    trust_remote_code  run Python code from the model's repository
+    """
 
     model: str
     engine: EngineName = "transformers"

@@ -7,30 +7,11 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoder_cache.disk import DiskTier
 from dejakv.engines.choice import EngineName, ModelChoice
-from dejakv.errors import ConfigError
 
 
 def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     """Loads the model, with what a cache of this config needs beside it. Raises ModelError or MissingExtraError."""
     registry = encoder_registry(cache)
-    if choice.engine == "vllm":
-        if cache.reuse == "top_layer":
-            raise ConfigError(
-                "--reuse top_layer is of the transformers engine, which has the layer-condensed model: leave --engine out, or give "
-                "--reuse blend"
-            )
-        if cache.prune != "none":
-            raise ConfigError(
-                f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
-            )
-        from dejakv.engines.vllm import VLLMEngine
-
-        return VLLMEngine.from_pretrained(
-            choice.model,
-            dtype=choice.dtype,
-            trust_remote_code=choice.trust_remote_code,
-            settings=connector_settings(cache),
-        )
     from dejakv.engines.transformers import TransformersEngine
 
     return TransformersEngine.from_pretrained(
@@ -44,43 +25,16 @@ def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     )
 
 
-def connector_settings(config: SemanticCacheConfig) -> Any:
-    """What vLLM's connector is set to for a run under this config: the pipeline finds donors and keeps the rules, so the
-    connector keeps whatever was run, and blends from the donors that it is told. A `cache_dir` has its state beside it, in a
-    folder with `-vllm` after its name."""
-    from dejakv.engines.vllm.settings import ConnectorSettings
-
-    return ConnectorSettings(
-        modes=("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
-        store_dir=_beside(config.cache_dir) if config.cache_dir else None,
-        max_bytes=config.max_bytes,
-        memory_bytes=config.memory_bytes,
-        policy=config.policy,
-        ttl=config.lifetime(config.ttl_prompts),
-        min_tokens=0,
-        min_new_tokens=0,
-        min_gain=config.min_gain,
-        lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
-        index_encoder="none",
-        copied_text=False,  # donors are named
-        blend_donors=config.blend_donors,
-        blend_quality=config.blend_quality,
-        blend_share=config.blend_share,
-        blend_map=config.blend_map,
-        blend_selector=config.blend_selector,
-        max_generation=config.max_generation,
-    )
-
-
 def state_folders(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
     """The folders in which a run leaves state for the next one."""
     folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir, cache.fusion_states_dir) if folder]
     if engine == "vllm" and cache.cache_dir:
-        folders.append(_beside(cache.cache_dir))
+        folders.append(connector_folder(cache.cache_dir))
     return folders
 
 
-def _beside(cache_dir: str) -> str:
+def connector_folder(cache_dir: str) -> str:
+    """The folder of vLLM's connector beside a run's `cache_dir`."""
     return f"{cache_dir.rstrip('/')}-vllm"
 
 

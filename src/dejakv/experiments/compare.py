@@ -1,25 +1,83 @@
-"""The same samples through every arm, interleaved in one process."""
+"""The same samples through every arm of a comparison, interleaved in one process: nothing reused, prefix reuse only, the whole cache."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from dejakv.build import build_cache
+from dejakv.cache import HierarchicalCache
+from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
+from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.arms import pipeline_for
-from dejakv.experiments.fidelity import STEPS, fidelity
-from dejakv.experiments.labels import Labels, labelled
-from dejakv.experiments.noise_floor import noise_floor
+from dejakv.experiments.fidelity import STEPS, Fidelity, Labels, fidelity, labelled, means
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
-from dejakv.experiments.sizes import sizes_of
 from dejakv.experiments.summary import Outcome, Row, exact_of
 from dejakv.experiments.watch import Watch
+from dejakv.idle import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.trust.differs import differs_of
+from dejakv.store.counters import FAILED_WRITES
+from dejakv.trust.differs import Differs, differs_of, divergence
+from dejakv.vectors.base import Closes
+
+
+def pipeline_for(
+    arm: Arm, engine: Any, config: SemanticCacheConfig, name: str = "", *, promotes: bool = False
+) -> Pipeline:
+    """One arm's pipeline. Only the `cache` arm has an encoder registry, a cache directory and semantic levels, and promotes.
+
+    name  distinguishes arms of one kind, if several caches with different settings are compared; they share no state
+    """
+    own = engine.for_arm(arm, name or arm)
+    if arm == "none":
+        return Pipeline(own)
+    if arm == "prefix":
+        return Pipeline(own, prefix_cache(config))
+    return Pipeline(own, build_cache(config, own), promotes=promotes)
+
+
+def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
+    """The prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else."""
+    plain = replace(
+        SemanticCacheConfig(),
+        exact_text=False,
+        free_order=False,
+        semantic_text=False,
+        max_bytes=config.max_bytes,
+        max_cached_blocks=config.max_cached_blocks,
+        policy=config.policy,
+    )
+    return build_cache(plain, None)
+
+
+def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
+    """Bytes of stored chunks (in the engine, if it keeps state itself), of the vectors in the indexes, and of the encoder registry; `trust` is
+    the `TrustReport`, where there is an error bound."""
+    stats = cache.store.stats()
+    held = engine.state_bytes() if engine.holds_state else stats.bytes
+    sizes: dict[str, Any] = {
+        "store_bytes": held,
+        "store_entries": stats.entries,
+        "bytes_per_chunk": round(held / stats.entries) if stats.entries else 0,
+        "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.finder.levels),
+        "evictions": dict(stats.evictions),
+        "corrupt": stats.corrupt,
+        "failed_writes": {reason: stats.refused[reason] for reason in FAILED_WRITES if stats.refused.get(reason)},
+    }
+    counts = cache.embed_counts
+    if counts:
+        sizes["hook_counts"] = counts
+    trust = cache.trust(None)
+    if trust is not None:
+        sizes["trust"] = asdict(trust)
+    return sizes
+
 
 WARM_UP = 3
 
@@ -204,3 +262,77 @@ def _idle(pipeline: Pipeline) -> None:
         pass
     if pipeline.promotes:
         pipeline.promote_one()
+
+
+@contextmanager
+def opened(settings: RunSettings) -> Iterator[Any]:
+    """The engine of these settings, closed afterwards if possible: a process can have one vLLM at a time."""
+    if settings.engine == "vllm":
+        from dejakv.experiments.vllm_engine import open_vllm
+
+        engine: Any = open_vllm(settings, settings.cache)
+    else:
+        engine = open_engine(settings, settings.cache)
+    try:
+        yield engine
+    finally:
+        if isinstance(engine, Closes):
+            engine.close()
+
+
+BATCH = 4
+"""Prompts that are computed together."""
+
+
+def noise_floor(
+    engine: Any, requests: Sequence[Request], watch: Watch, differs: Differs | None = None
+) -> dict[str, Any] | None:
+    """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
+    `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. `batch`: `kl_mean` and `first`,
+    the share of other first tokens, of `samples` text prompts in batches of at most four against each alone; None without such. None
+    for an engine without a twin."""
+    from dejakv.engines.transformers.continuation import twin_of
+    from dejakv.engines.transformers.engine import TransformersEngine  # imports torch, only if needed
+
+    if not requests or not isinstance(engine, TransformersEngine):
+        return None
+    watch.stage(f"noise floor over {len(requests)} prompts")
+    plain = engine.for_arm("none")
+    other = twin_of(plain)
+    found: list[Fidelity] = []
+    wrong: list[bool] = []
+    for request in requests:
+        prepared = plain.prepare(request)
+        full, twin = plain.full(prepared), other.full(other.prepare(request))
+        tokens = full.token_ids[:STEPS]
+        value = fidelity(full.continued(tokens), twin.continued(tokens))
+        if value is not None:
+            found.append(value)
+        if differs is not None:
+            wrong.append(differs.wrong(request, seen(full), seen(twin)))
+    return {
+        **means(found),
+        "samples": len(found),
+        "dtype": str(other.model.dtype).removeprefix("torch."),
+        "wrong": float(np.mean(wrong)) if wrong else None,
+        "batch": _in_batches(plain, requests),
+    }
+
+
+def _in_batches(engine: Any, requests: Sequence[Request]) -> dict[str, Any] | None:
+    from dejakv.engines.transformers.continuation import first_logs
+
+    prompts = [engine.prepare(request).token_ids for request in requests if not request.media]
+    pairs: list[tuple[Any, Any]] = []
+    for start in range(0, len(prompts) - 1, BATCH):
+        group = prompts[start : start + BATCH]
+        if len(group) > 1:
+            alone = [first_logs(engine.model, [prompt])[0] for prompt in group]
+            pairs += zip(alone, first_logs(engine.model, group), strict=True)
+    if not pairs:
+        return None
+    return {
+        "kl_mean": float(np.mean([divergence(one[None], other[None])[0] for one, other in pairs])),
+        "first": float(np.mean([one.argmax() != other.argmax() for one, other in pairs])),
+        "samples": len(pairs),
+    }

@@ -2,24 +2,21 @@
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dejakv.blend.blend import BlendReport, find
+from dejakv.blend.sentences import sentence_ends
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_map import Donors
 from dejakv.costs import Costs
-from dejakv.engines.base import costs_of
-from dejakv.engines.blending import run_blend
+from dejakv.decide.plan import Found, Plan, exact_plans
+from dejakv.engines.base import Completion
 from dejakv.errors import InputError
-from dejakv.find.candidates import Candidate, exact_ways
-from dejakv.find.found import Found
-from dejakv.find.ways import Plan
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport, find
-from dejakv.reuse.sentences import sentence_ends
-from dejakv.reuse.token_map import Donors
-from dejakv.store.base import Chunk, ChunkMeta
-from dejakv.store.prefix import PrefixHit
+from dejakv.store.base import Chunk, ChunkMeta, PrefixHit
 
 
 @dataclass(frozen=True)
@@ -82,14 +79,15 @@ def explain(
         engine.prepare(Request(name, text, text, sampling=sampling))
         for name, text in (("donor", donor), ("target", target))
     )
-    state = engine.run(first, sampling=Sampling(max_new_tokens=1)).capture()
+    state = engine.full(first.sampled(Sampling(max_new_tokens=1))).capture()
     if state is None:
         raise InputError("this model's state cannot be captured: choose another model")
     chunk = Chunk(ChunkMeta("donor", "default", engine.epoch, first.token_ids, donor, donor), state)
-    costs = costs_of(engine, ())  # as they were before: the runs below are the first, and slow
-    completion = run_blend(engine, second, [chunk], config)
-    full = engine.run(second)
-    report: BlendReport = completion.details["blend"]
+    costs = engine.costs()  # as they were before: the runs below are the first, and slow
+    blended = engine.blend(second, [chunk], config)
+    full = engine.full(second)
+    completion = blended if isinstance(blended, Completion) else full
+    report: BlendReport = blended.details["blend"]
     held = Donors.of(first.token_ids)
     found, needed = find(
         np.asarray(second.token_ids, dtype=np.int64),
@@ -111,21 +109,20 @@ def explain(
 
 def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None, piece: int) -> str:
     """What each way takes; a blend that was not made is not among them."""
-    ways = list(exact_ways(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs, piece))
+    ways = list(exact_plans(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs, piece))
     if report.blended:
         blend = Plan("blend", (donor,), kept=held)
         took = costs.blending(report.share * tokens, tokens, blend.loaded(tokens)) if costs else None
-        ways.append(Candidate(blend, took))
+        ways.append(replace(blend, seconds=took))
     return ", ".join(map(str, ways))
 
 
 def _computed(report: BlendReport) -> list[float]:
-    if not report.rows:
+    if not report.rows or report.active is None:
         return [1.0] * report.tokens
-    counts = np.zeros(report.tokens)
-    for rows in report.active:
-        counts[list(rows) if rows is not None else slice(None)] += 1
-    return (counts / len(report.active)).tolist()
+    computed = np.zeros(report.tokens)
+    computed[list(report.active)] = 1
+    return computed.tolist()
 
 
 def _pieces(tokenizer: Any, ids: tuple[int, ...]) -> list[str]:

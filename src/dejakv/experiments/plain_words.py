@@ -25,7 +25,7 @@ def in_plain_words(summary: dict[str, Any]) -> list[str]:
         first, same = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
         lines.append(f"First token the same in {first} of {count}, the whole answer in {same} of {count}.")
         lines.append(
-            f"This is one draw of the samples (--seed {summary.get('seed', 0)}): --seeds 5 shows how other draws differ."
+            f"This is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ."
         )
     return lines + failed
 
@@ -96,3 +96,16 @@ def no_claim(beyond: dict[str, Any]) -> str:
 def _tokens(beyond: dict[str, Any]) -> str:
     ratio = beyond["tokens_ratio"]
     return "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
+
+
+def shares_in_words(summary: dict[str, Any]) -> list[str]:
+    """The shares as lines for a terminal."""
+    prefix, anywhere = summary["share_prefix"], summary["share_anywhere"]
+    lines = [
+        f"tokens in prefix blocks of earlier prompts: {prefix:.1%} (prefix caching saves these at best)",
+        f"tokens anywhere in earlier prompts: {anywhere:.1%} (in runs of 32 or more)",
+        f"beyond prefix caching: {max(0.0, anywhere - prefix):.1%}, what reuse at any position can save at best",
+    ]
+    if not summary.get("shares_complete", True):
+        lines.append("the prompts were too many to remember all: the share found anywhere is a lower bound")
+    return lines

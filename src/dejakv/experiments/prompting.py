@@ -5,9 +5,9 @@ from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.encoders.pictures import image_id
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
+from dejakv.vectors.image import image_id
 
 PLAIN_TEMPLATE = "{context}Question: {question}\nAnswer:"
 

@@ -9,25 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.registry import DatasetOptions, begin, open_dataset, samples, told
-from dejakv.datasets.workload import WorkloadOptions
-from dejakv.encoders.base import Closes
-from dejakv.encoders.pictures import ROOT_VARIABLES, image_roots
-from dejakv.engines.open import open_engine, open_templates, takes_pictures
+from dejakv.datasets.registry import begin, told
+from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
-from dejakv.experiments.compare import check_ran, compare
-from dejakv.experiments.disagreements import as_text
-from dejakv.experiments.dry_run import dry_run
-from dejakv.experiments.earlier_run import earlier_run
+from dejakv.experiments.compare import check_ran, compare, opened
+from dejakv.experiments.data import missing, model_is_missing, read_samples, repeated, wants_pictures
+from dejakv.experiments.estimate import dry_run, measured, shares_alone
 from dejakv.experiments.output import only_run, write_run
-from dejakv.experiments.pictures import missing, with_pictures
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.samples_log import SamplesLog
+from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.shares import measured, model_is_missing, shares_alone
 from dejakv.experiments.summary import Row, summarize
+from dejakv.experiments.table import as_text
 from dejakv.experiments.watch import Silent, Watch
 from dejakv.trust.labels import LabelledHit
+from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
 
 @dataclass(frozen=True)
@@ -100,17 +96,6 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
         )
 
 
-@contextmanager
-def opened(settings: RunSettings) -> Iterator[Any]:
-    """The engine of these settings, closed afterwards if possible: a process can have one vLLM at a time."""
-    engine = open_engine(settings, settings.cache)
-    try:
-        yield engine
-    finally:
-        if isinstance(engine, Closes):
-            engine.close()
-
-
 def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Watch, resume: bool) -> RunResult:
     prompter = Prompter(
         open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
@@ -163,7 +148,7 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
     warnings: list[str] = []
     if settings.cache.media == "ignore":
         warnings.append("media=ignore: donors with other pictures were allowed, as the prototypes did")
-    summary["pictures_missing"] = missing(chosen) if _wants_pictures(settings) else 0
+    summary["pictures_missing"] = missing(chosen) if wants_pictures(settings) else 0
     if summary["pictures_missing"]:
         roots = ", ".join(map(str, image_roots(settings.cache.image_root))) or "no folder"
         warnings.append(
@@ -172,43 +157,6 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
         )
     if warnings:
         summary["warning"] = "; ".join(warnings)
-
-
-def read_samples(settings: RunSettings, beyond: int = 0) -> Iterator[Sample]:
-    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: DatasetError, also for an image root that is no folder."""
-    root = settings.cache.image_root
-    if root is not None and not Path(root).expanduser().is_dir():
-        raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
-    options = DatasetOptions(
-        path=settings.dataset_path,
-        config=settings.dataset_config,
-        split=settings.split,
-        image_root=settings.cache.image_root,
-        max_samples=settings.max_samples,
-        seed=settings.seed,
-        shuffle_seed=settings.shuffle_seed,
-    )
-    workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
-    wanted = _wants_pictures(settings)
-    dataset = open_dataset(settings.dataset, options, workload, pictures=wanted)
-    found = samples(dataset, replace(options, max_samples=settings.max_samples + beyond))
-    return with_pictures(found, image_roots(options.image_root)) if wanted else found
-
-
-def _wants_pictures(settings: RunSettings) -> bool:
-    """Whether the model is to see the pictures that records name. A folder given for a model that reads only text is told."""
-    if settings.cache_mode == "shares" or model_is_missing(settings):
-        return False
-    return bool(settings.cache.image_root) or takes_pictures(settings)
-
-
-def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
-    """The samples, and again from the second round on under ids of their own."""
-    return tuple(
-        replace(sample, id=f"{sample.id}#{number}") if number > 1 else sample
-        for number in range(1, times + 1)
-        for sample in samples
-    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`samples.jsonl` of a run: a line for each finished sample; `--resume` reads the lines of a stopped run."""
+"""`samples.jsonl` and the other files of a run: written sample by sample, continued by `--resume`, read back when it is finished."""
 
 import json
 import os
@@ -6,9 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, OutputError
-from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, read_object, replace_file, run_folder, write_settings
+from dejakv.experiments.output import (
+    SAMPLES,
+    SETTINGS,
+    SIGNED,
+    SUMMARY,
+    read_object,
+    replace_file,
+    run_folder,
+    write_settings,
+)
+from dejakv.experiments.settings import RunSettings, settings_of
 from dejakv.experiments.summary import Row
 
 _FREE = ("output", "implied", SIGNED)
@@ -100,3 +111,106 @@ def changed_settings(before: Mapping[str, Any], told: Mapping[str, Any]) -> list
     """Names of the settings, as `settings.json` has them, that differ from a run's own."""
     now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
     return sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
+
+
+def finished_settings(folder: Path) -> RunSettings:
+    """The settings of a run. Its output folder is left out: nobody writes there again by accident.
+
+    Raises: ConfigError for a folder without a run, for a stopped run, and for settings of another version.
+    """
+    finished_summary(folder)
+    told = read_object(folder / SETTINGS)
+    if not told:
+        raise ConfigError(
+            f"{str(folder)!r} has no readable {SETTINGS}, so the settings of its run are unknown: give the folder of a live run"
+        )
+    told.pop("dejakv_version", None)
+    try:
+        return settings_of({**told, "output": None})
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder / SETTINGS} cannot be used: {error} (was it written by another version?)"
+        ) from error
+
+
+def finished_summary(folder: Path) -> dict[str, Any]:
+    """`summary.json` of a run. Raises: ConfigError for a folder without a run and for a stopped run."""
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {str(folder)!r}: give the --output folder of a run")
+    summary = read_object(folder / SUMMARY)
+    if not summary and (folder / SAMPLES).exists() and (folder / SETTINGS).exists():
+        raise ConfigError(f"the run in {str(folder)!r} was stopped before its end: finish it with dejakv run --resume")
+    if "stopped_before" in summary:
+        raise ConfigError(
+            f"the run in {str(folder)!r} was stopped after {summary.get('samples', 0) + len(summary.get('not_run', ()))} of {summary['stopped_before']} samples: "
+            "finish it with dejakv run --resume"
+        )
+    if "dejakv_version" not in summary:
+        raise ConfigError(f"{str(folder)!r} has no {SUMMARY} of a run: give the --output folder of a run")
+    return summary
+
+
+def finished_rows(folder: Path) -> tuple[Row, ...]:
+    """The rows of a live run. Raises: ConfigError if `samples.jsonl` is missing or of another kind."""
+    path = folder / SAMPLES
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple([Row.from_dict(json.loads(line)) for line in lines])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as the samples of a live run ({type(error).__name__}: {error}): give a run's own folder"
+        ) from error
+
+
+REMEDY = "give another --output, or remove it first"
+
+
+def earlier_run(
+    settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
+) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
+    """Summary and rows of the finished run of these settings and samples that is in the output folder. None if nothing
+    is lost there (no run, one without a finished sample, a dry run, which measures nothing), and with `resume` for any other run
+    of these settings.
+
+    Raises: ConfigError with the remedy, for another run or a stopped one.
+    """
+    folder = Path(settings.output or "")
+    told, summary = read_object(folder / SETTINGS), read_object(folder / SUMMARY)
+    if settings.output is None or not told or not _has_samples(folder):
+        return None
+    changed = changed_settings(told, settings.named())
+    if told.get(SIGNED) != __version__ and not resume:
+        changed.append(SIGNED)
+    finished = "samples" in summary and "stopped_before" not in summary
+    rows = _whole_rows(folder) if finished else ()
+    same = not changed and [_asked(row) for row in rows] == [(one.id, one.question, one.answer) for one in chosen]
+    stateful = settings.cache.cache_dir is not None or settings.cache.fusion_cache_dir is not None
+    if finished and same and (resume or not stateful):
+        return summary, rows
+    if changed:
+        raise ConfigError(f"--output {str(folder)!r} has a run with other settings ({', '.join(changed)}): {REMEDY}")
+    if resume:
+        return None
+    if not finished:
+        raise ConfigError(f"--output {str(folder)!r} has a run that was stopped: add --resume to continue it, {REMEDY}")
+    if same:
+        raise ConfigError(
+            f"--output {str(folder)!r} has a finished run, and another one would begin with what it left in its cache folder: {REMEDY}"
+        )
+    raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
+
+
+def _has_samples(folder: Path) -> bool:
+    path = folder / SAMPLES
+    return path.exists() and path.stat().st_size > 0
+
+
+def _whole_rows(folder: Path) -> tuple[Row, ...]:
+    try:
+        return finished_rows(folder)
+    except ConfigError:  # a line was cut off by a kill
+        return ()
+
+
+def _asked(row: Row) -> tuple[str, str, str | None]:
+    return row.sample_id, row.question, row.answer

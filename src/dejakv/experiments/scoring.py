@@ -5,6 +5,8 @@ import statistics
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def normal(answer: str) -> str:
     """The answer without case, surrounding white space and a final full stop."""
@@ -49,10 +51,4 @@ def ratio_interval(over: Sequence[float], under: Sequence[float]) -> tuple[float
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of the values lie, linear between neighbours; 0 for none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return float(np.quantile(values, share)) if len(values) else 0.0

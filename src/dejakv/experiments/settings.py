@@ -1,29 +1,61 @@
-"""Settings of a run: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both."""
+"""Settings of a run: model, data, arms. Cache settings are `SemanticCacheConfig`; a preset fills both.
 
+Every setting has one name everywhere: an option of `dejakv run` (with hyphens), a key of `--set`, of a `--config` file and of a sweep.
+"""
+
+import difflib
+import json
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
-from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.workload import OPTIONS
+from dejakv.config import LEFT, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
+from dejakv.datasets.registry import OPTIONS
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.models import names
 from dejakv.presets import dataset_of, preset
-from dejakv.records import UNSOUND_LABEL
-from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping
+from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
+from dejakv.trust.settings import TrustSettings
 
 Arm = Literal["none", "prefix", "cache"]
 CacheMode = Literal["live", "dry-run", "off", "shares"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
+_PREFIX = "cache."
 
 
 @dataclass(frozen=True)
 class RunSettings(ModelChoice):
-    """Settings of one run. `seed` seeds the data set and sampling; `noise_floor` samples are computed in fp32 and in bf16.
-    `passages`, `order`, `window`, `compact_tools`: see `WorkloadOptions`. `repeat`: how often the samples come, one round after
-    the other. `promote`: after each request the cache computes one waiting prompt exactly, outside of all times, as a server does in
-    idle time. `raw_prompts`: the field `prompt` of a line of a log is sent as it stands. `implied`: what was set because of other settings, in sentences for the report."""
+    """Settings of one run.
+
+    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `folder` or `package.module:factory`. The last four need a model or a dry
+                     run
+    dataset_config   gqa: configuration on the hub
+    dataset_path     file or folder to read; repo: name of an installed package or a folder
+    split            gqa: split on the hub; None: val
+    passages         rag: passages in a prompt; None: 8
+    order            rag: order of passages: score, document, shuffled, or free (by score, and the cache may arrange them); None: score
+    window           sessions: history messages kept; 0: all
+    compact_tools    sessions: tool results kept whole, older ones become one line; None: all
+    max_samples      samples to run
+    shuffle_seed     seed to shuffle the samples with; None: not shuffled
+    chunk_source     text that is compared to find a donor: question, semantic, group, combined, prompt or a field of the sample
+    prompt_template  prompt text with {question} and {context}
+    raw_prompts      jsonl: send the field 'prompt' of a line as it stands, without a chat template
+    cache_mode       `live`, `dry-run` (no decoding), `shares` (only the tokenizer) or `off`
+    arms             arms to compare, of none (nothing reused), prefix (prefix caching) and cache
+    max_new_tokens   longest answer, in tokens
+    temperature      sampling temperature; 0: greedy
+    seed             of the data set and of sampling
+    noise_floor      samples on which the model is also compared with itself in the other one of fp32 and bf16 (transformers engine)
+    repeat           how often the samples come, one round after another
+    promote          after each request, outside of its times, compute a prompt exactly that was answered approximately, as a server does
+                     in idle time
+    output           folder for samples.jsonl and summary.json; a run in it is never replaced
+    implied          what was set because of other settings, in sentences for the report
+    cache            settings of the cache
+    """
 
     model: str = "shapes-vlm"
     dataset: str = "shapes"
@@ -66,7 +98,94 @@ class RunSettings(ModelChoice):
     def named(self) -> dict[str, Any]:
         """Every setting by name; the cache's settings have the prefix `cache.`."""
         values = {name: value for name, value in vars(self).items() if name != "cache"}
-        return {**values, **{f"cache.{name}": value for name, value in vars(self.cache).items()}}
+        return {**values, **{f"{_PREFIX}{name}": value for name, value in vars(self.cache).items()}}
+
+
+CACHE_KINDS = kinds_of(SemanticCacheConfig)
+RUN_KINDS = {name: kind for name, kind in kinds_of(RunSettings).items() if name not in ("cache", "implied")}
+PARTS = {
+    name: frozenset(item.name for item in fields(part))
+    for name, part in (
+        ("run", RunSettings), ("find", FindSettings), ("blend", ReuseSettings), ("keep", KeepSettings), ("trust", TrustSettings),
+    )
+}  # fmt: skip
+"""Parts of the settings, whose name may stand before a setting's: `blend.share` is `blend_share`, `keep.ttl` is `ttl`."""
+NOT_SETTINGS = ("name", "preset", "notes")
+"""Keys of a sweep's experiment beside its settings."""
+SWITCHES = {
+    "disable_semantic_cache": "semantic_text",
+    "disable_exact_cache": "exact_text",
+    "disable_prefix_cache": "exact_prefix",
+    "disable_copied_text": "copied_text",
+    "disable_lexical_guard": "lexical_guard",
+}
+"""Options that switch a setting off."""
+SINGULARS = {"embedding_layer": "embedding_layers", "level": "levels"}
+"""Options that are given once for each item of a list."""
+KEYS = (*NOT_SETTINGS, *sorted({*SWITCHES, *SINGULARS, *CACHE_KINDS, *RUN_KINDS}))
+
+
+def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run settings and cache settings of names and values, as a sweep, a file or the command line has them.
+
+    where  what has them, for messages
+
+    Raises: ConfigError for an unknown name, with the nearest known one, and for one that no longer exists, with what took its place.
+
+    >>> split_settings({"blend.share": 0.2, "disable_exact_cache": True, "model": "docs-lm"}, "an example")
+    ({'model': 'docs-lm'}, {'blend_share': 0.2, 'exact_text': False})
+    """
+    run_part: dict[str, Any] = {}
+    cache_part: dict[str, Any] = {}
+    for key, value in given.items():
+        name = plain_name(str(key))
+        if name in NOT_SETTINGS:
+            continue
+        if name in SWITCHES:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{where}: {name}={shown(value)} is neither true nor false: give one of them")
+            cache_part[SWITCHES[name]] = not value
+        elif name in SINGULARS:
+            cache_part[SINGULARS[name]] = value if isinstance(value, list | tuple) else [value]
+        elif name in CACHE_KINDS:
+            listed = str(CACHE_KINDS[name]).startswith("tuple[") and isinstance(value, str)
+            cache_part[name] = [value] if listed else value
+        elif name in RUN_KINDS:
+            run_part[name] = value
+        elif name in LEFT:
+            raise ConfigError(f"{where}: {name} is no setting any more: {LEFT[name]}")
+        else:
+            raise ConfigError(
+                f"{where} has the unknown setting {shown(key)}{did_you_mean(name, KEYS)}: names are the options of `dejakv run`"
+            )
+    return run_part, cache_part
+
+
+def plain_name(key: str) -> str:
+    """A setting's own name, of `blend.share`, `blend-share` or `blend_share`."""
+    part, dot, rest = key.replace("-", "_").rpartition(".")
+    if dot and part in PARTS:
+        return next((name for name in (rest, f"{part}_{rest}") if name in PARTS[part]), f"{part}.{rest}")
+    return f"{part}{dot}{rest}"
+
+
+def read_set(text: str) -> tuple[str, Any]:
+    """Name and value of a `--set NAME=VALUE`. Raises: ConfigError for what is none."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: give NAME=VALUE, such as blend.share=.2")
+    name = plain_name(key.strip())
+    kind = {**RUN_KINDS, **CACHE_KINDS, **dict.fromkeys(SWITCHES, bool), **dict.fromkeys(SINGULARS, tuple[str, ...])}
+    try:
+        return name, from_text(value.strip(), kind.get(name, str))
+    except ValueError as error:
+        raise ConfigError(f"--set {text!r} is not valid JSON ({error}): give a list like [1, 2], or 1,2") from error
+
+
+def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    """` (did you mean ...?)`, or nothing if no known name is near."""
+    near = difflib.get_close_matches(name, known, 1, 0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:
@@ -104,11 +223,6 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
             f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
         )
     config = SemanticCacheConfig.from_dict(every)
-    if config.unsound:
-        implied.append(
-            f"answers that come of another prompt's top layer begin with {UNSOUND_LABEL.strip()} if the model is an ordinary one: it "
-            "says them without having read the prompt in the layers below"
-        )
     if config.error_bound is not None and config.reuse == "exact":
         raise ConfigError(
             f"--error-bound {config.error_bound:g} bounds approximate answers, and reuse is exact: give --reuse adopt, blend or top_layer"
@@ -124,3 +238,36 @@ def _asks_for_similar(run: Mapping[str, Any], cache: Mapping[str, Any]) -> str:
         return "--embedding-layer"
     source = run.get("chunk_source", "question")
     return "" if source in ("question", "prompt") else f"--chunk-source {source}"
+
+
+def settings_of(named: Mapping[str, Any]) -> RunSettings:
+    """The settings whose `RunSettings.named` this is, also as read from JSON. Raises: ConfigError."""
+    cache = {name.removeprefix(_PREFIX): value for name, value in named.items() if name.startswith(_PREFIX)}
+    plain = {name: value for name, value in named.items() if not name.startswith(_PREFIX)}
+    return from_mapping(RunSettings, {**plain, "cache": SemanticCacheConfig.from_dict(cache)}, "a run's settings", LEFT)
+
+
+def run_command_of(named: Mapping[str, Any]) -> str:
+    """The `dejakv run` command whose settings these are (`RunSettings.named`, also as read from JSON). Defaults are left out."""
+    defaults: dict[str, Any] = json.loads(json.dumps(RunSettings().named(), default=str))
+    if any(named.get(key) != defaults.get(key) for key in ("cache.reuse", "cache.index_encoder")):
+        defaults.pop("cache.semantic_text")  # its default is another then
+    words = ["dejakv", "run", "--model", str(named.get("model", RunSettings.model))]
+    for key, value in named.items():
+        name = key.removeprefix(_PREFIX)
+        if name in ("implied", "dejakv_version", "model") or value == defaults.get(key) or value is None:
+            continue
+        words += _option(name, list(value) if isinstance(value, tuple) else value)
+    return shlex.join(words)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = {of: one for one, of in (*SWITCHES.items(), *SINGULARS.items())}.get(name, name)
+    dashed = "--" + flag.replace("_", "-")
+    if flag in SWITCHES:
+        return [dashed] if value is False else []
+    if isinstance(value, bool):
+        return [dashed] if value else ["--set", f"{name}=false"]
+    if isinstance(value, list) and name not in ("arms", "costs"):
+        return [word for item in value for word in (dashed, str(item))]
+    return [dashed, ",".join(map(str, value)) if isinstance(value, list) else str(value)]

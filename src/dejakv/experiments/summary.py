@@ -1,15 +1,15 @@
 """From the records of a run to its summary: every figure of the report is computed here."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from dejakv import __version__
-from dejakv.experiments.fidelity import Fidelity, means
-from dejakv.experiments.labels import read
+from dejakv.decide.plan import APPROXIMATE
+from dejakv.experiments.fidelity import Fidelity, means, read_hit
 from dejakv.experiments.scoring import mean_interval, percentile, ratio_interval, same, wilson
-from dejakv.records import APPROXIMATE, Record
+from dejakv.records import Record
 from dejakv.trust.labels import LabelledHit
 
 
@@ -47,7 +47,6 @@ class Outcome:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
-        values = {"label": "", **values}  # logs of 0.1.0 have none
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         record = replace(record, order=tuple(record.order))
         near = values["fidelity"]
@@ -57,14 +56,14 @@ class Outcome:
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
-            read(values.get("hit")),  # nor do they have this
+            read_hit(values.get("hit")),  # nor do they have this
             tuple(values.get("donors", ())),  # and these
         )
 
     @property
     def said(self) -> str:
-        """The text without its label: what is compared."""
-        return self.text.removeprefix(self.record.label)
+        """The text that is compared."""
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -151,16 +150,13 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "samples": len(rows),
         "not_run": not_run,
         "arms": {name: _arm(rows, name) for name in names},
-        "hit_rate": len(hits) / len(records) if records else None,
-        "hit_rate_interval": wilson(len(hits), len(records)) if records else None,
+        **_rate("hit_rate", [_is_hit(record) for record in records]),
         "prefix_hits": sum(record.method == "prefix" for record in records),
         "by_level": _by_level(hits),
         "by_method": counted(record.method for record in records),
-        "agreement": sum(judged) / len(judged) if judged else None,
-        "agreement_interval": wilson(sum(judged), len(judged)) if judged else None,
-        "agreement_first": sum(first) / len(first) if first else None,
-        "agreement_first_interval": wilson(sum(first), len(first)) if first else None,
-        **_fidelity(rows, "cache"),
+        **_rate("agreement", judged),
+        **_rate("agreement_first", first),
+        **means([near for row in rows if "cache" in row.arms and (near := row.arms["cache"].fidelity) is not None]),
         "response_cache": _response_cache(hits),
         "beyond_prefix": _beyond_prefix(rows),
         "not_used": counted(record.reason for record in records if record.reason),
@@ -173,8 +169,10 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
     return summary
 
 
-def _fidelity(rows: Sequence[Row], name: str) -> dict[str, Any]:
-    return means([near for row in rows if name in row.arms and (near := row.arms[name].fidelity) is not None])
+def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:
+    """The share of true marks, and its 95% interval under `name_interval`; None for no marks."""
+    rate, ends = (sum(marks) / len(marks), wilson(sum(marks), len(marks))) if marks else (None, None)
+    return {name: rate, f"{name}_interval": ends}
 
 
 def _is_hit(record: Record) -> bool:
@@ -185,8 +183,7 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
     outcomes = [row.arms[name] for row in rows]
     marks = [correct for row in rows if (correct := row.correct(name)) is not None]
     return {
-        "accuracy": sum(marks) / len(marks) if marks else None,
-        "accuracy_interval": wilson(sum(marks), len(marks)) if marks else None,
+        **_rate("accuracy", marks),
         "computed_tokens": sum(outcome.record.computed_tokens for outcome in outcomes),
         "prompt_tokens": sum(outcome.record.prompt_tokens for outcome in outcomes),
         "encoder_runs": sum(outcome.record.encoder_runs for outcome in outcomes),
@@ -280,7 +277,4 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 def counted(values: Iterable[str]) -> dict[str, int]:
     """How often each value occurs, the most frequent first."""
-    table: dict[str, int] = defaultdict(int)
-    for value in values:
-        table[value] += 1
-    return dict(sorted(table.items(), key=lambda item: -item[1]))
+    return dict(Counter(values).most_common())

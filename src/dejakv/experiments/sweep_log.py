@@ -1,12 +1,16 @@
-"""The log of a sweep: one line a run, in a .csv or .json file of its own."""
+"""The log of a sweep: one line a run, in a .csv or .json file of its own, and as a table for a terminal."""
 
 import csv
 import fcntl
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import make_folder, replace_file
@@ -36,7 +40,7 @@ class SweepLog:
             raise ConfigError(f"--log-file {str(path)!r}: give a name that ends with .csv or .json")
         make_folder(self.path.parent, "--log-file")
         self.lines: list[dict[str, Any]] = []
-        exists = _exists(self.path)
+        exists = os.path.lexists(self.path)
         if exists and not resume:
             raise ConfigError(
                 f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
@@ -115,7 +119,7 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        found: Any = json.loads(text) if path.suffix == ".json" else _table(text)
+        found: Any = json.loads(text) if path.suffix == ".json" else _rows(text)
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise foreign(str(error)) from error
     if not isinstance(found, list):
@@ -132,31 +136,13 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def failed_line(name: str, error: str, notes: str, settings: RunSettings) -> dict[str, Any]:
-    """An experiment that could not be run: its settings, and the reason in `error`."""
-    line: dict[str, Any] = dict.fromkeys(COLUMNS)
-    told = {"name": name, "model": settings.model, "dataset": settings.dataset, "notes": notes}
-    return line | told | {"settings": _told(settings), "error": error}
-
-
 def _told(settings: RunSettings) -> str:
     """All settings as JSON, without the folder of the output."""
     values = {key: value for key, value in settings.named().items() if key != "output"}
     return json.dumps(values, default=str, sort_keys=True)
 
 
-def _exists(path: Path) -> bool:
-    """Whether the path exists, even as a dangling link."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--log-file {shown(str(path))} cannot be used ({error}): give another name") from error
-    return True
-
-
-def _table(text: str) -> list[dict[str, Any]]:
+def _rows(text: str) -> list[dict[str, Any]]:
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if rows.fieldnames is None:
         raise ValueError("it is empty")
@@ -165,38 +151,76 @@ def _table(text: str) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def log_line(name: str, summary: Mapping[str, Any], notes: str, settings: RunSettings) -> dict[str, Any]:
-    """One experiment as one line of the log. Figures that were not measured are None, an empty cell."""
-    arms: dict[str, Any] = summary.get("arms", {})
-
-    def of(arm: str, *keys: str) -> Any:
-        value: Any = arms.get(arm)
-        for key in keys:
-            value = None if value is None else value[key]
-        return value
-
-    levels = list(summary.get("by_level", {}).values())
-    judged = sum(row["judged"] for row in levels)
-    line: dict[str, Any] = {
+def log_line(
+    name: str, summary: Mapping[str, Any] | None, notes: str, settings: RunSettings, error: str = ""
+) -> dict[str, Any]:
+    """One experiment as one line of the log. Figures that were not measured are None, an empty cell. Without a summary it has failed,
+    with an `error`."""
+    own = {
         "name": name,
-        "model": summary["model"],
-        "dataset": summary["dataset"],
-        "samples": summary["samples"],
-        "hit_rate": summary.get("hit_rate"),
-        "agreement": summary.get("agreement"),
-        "judged_hits": judged,
-        "false_hits": sum(row["false_hits"] or 0 for row in levels) if judged else None,
-        "prefix_hits": summary.get("prefix_hits"),
-        "share_prefix": summary.get("share_prefix"),
-        "share_anywhere": summary.get("share_anywhere"),
+        "model": settings.model,
+        "dataset": settings.dataset,
         "notes": notes,
         "settings": _told(settings),
     }
-    for arm in ("none", "prefix", "cache"):
-        line[f"accuracy_{arm}"] = of(arm, "accuracy")
-        line[f"computed_{arm}"] = of(arm, "computed_tokens")
-        line[f"ttft_p50_{arm}"] = of(arm, "ttft_ms", "p50")
-        line[f"ttft_p95_{arm}"] = of(arm, "ttft_ms", "p95")
-    line["encoder_runs_none"] = of("none", "encoder_runs")
-    line["encoder_runs_cache"] = of("cache", "encoder_runs")
+    if summary is None:
+        return {**dict.fromkeys(COLUMNS), **own, "error": error}
+    arms: dict[str, Any] = summary.get("arms", {})
+    levels = list(summary.get("by_level", {}).values())
+    judged = sum(row["judged"] for row in levels)
+    line = {
+        **summary,
+        **own,
+        "judged_hits": judged,
+        "false_hits": sum(row["false_hits"] or 0 for row in levels) if judged else None,
+    }
+    for arm, figures in arms.items():
+        line |= {f"accuracy_{arm}": figures["accuracy"], f"computed_{arm}": figures["computed_tokens"]}
+        line |= {f"encoder_runs_{arm}": figures["encoder_runs"]}
+        line |= {f"ttft_{name}_{arm}": figures["ttft_ms"][name] for name in ("p50", "p95")}
     return {column: line.get(column) for column in COLUMNS}
+
+
+def show(lines: Iterable[Mapping[str, Any]], console: Console) -> None:
+    """Prints a row an experiment, with its error if it failed."""
+    table = Table(title="sweep")
+    for title in ("experiment", "hit rate", "agree", "false", "computed", "TTFT ms"):
+        table.add_column(title, justify="left" if title == "experiment" else "right", no_wrap=title != "experiment")
+    failed: list[str] = []
+    for line in lines:
+        name = str(line["name"])
+        if line["error"]:
+            table.add_row(name, "failed")
+            failed.append(f"{name}: {line['error']}")
+            continue
+        table.add_row(
+            name, _share(line["hit_rate"]), _share(line["agreement"]), _text(line["false_hits"]),
+            _ratio(line["computed_cache"], line["computed_none"]), _text(line["ttft_p50_cache"]),
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "agree: answers equal to those of full computation; false: hits with another answer; computed: share of the prompts' tokens "
+        "that the cache computed; TTFT: median of the cache", soft_wrap=True, style="dim",
+    )  # fmt: skip
+    for text in failed:
+        console.print(f"failed: {text}", soft_wrap=True, markup=False, highlight=False)
+
+
+def number(value: Any) -> float | None:
+    """A figure of a row, which a CSV gives as text; None if it was not measured."""
+    return None if value in (None, "") else float(value)
+
+
+def _share(value: Any) -> str:
+    found = number(value)
+    return "-" if found is None else f"{found:.1%}"
+
+
+def _text(value: Any) -> str:
+    found = number(value)
+    return "-" if found is None else f"{found:g}"
+
+
+def _ratio(part: Any, whole: Any) -> str:
+    some, all = number(part), number(whole)
+    return f"{some / all:.1%}" if some is not None and all else "-"

@@ -1,17 +1,17 @@
-"""The summary as tables for a terminal."""
+"""The summary of a run as tables for a terminal: arms, levels, what was not used, and the answers that the cache changed."""
 
-from collections.abc import Sequence
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from dejakv.experiments.disagreements import disagreements as changed_answers
-from dejakv.experiments.disagreements import side_by_side
 from dejakv.experiments.plain_words import in_plain_words, is_faster, no_claim, not_run_in_words
-from dejakv.experiments.shares import in_words
+from dejakv.experiments.plain_words import shares_in_words as in_words
 from dejakv.experiments.summary import Row
-from dejakv.experiments.unused import unused_table
 
 
 def show(
@@ -236,3 +236,67 @@ def _count(value: int | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
+
+
+_MOST = 8
+_LONGEST = 120
+
+
+def unused_table(reasons: Mapping[str, int]) -> Table | None:
+    """A row a guard or rule, from `not_used` of a summary (reason to requests, most frequent first); None for no reason."""
+    if not reasons:
+        return None
+    groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for reason, count in reasons.items():
+        who, colon, why = reason.partition(": ")
+        groups[who if colon else "other"].append((why if colon else reason, count))
+    table = Table(title="found and not used")
+    for name in ("refused by", "requests", "most frequent reason"):
+        table.add_column(name, justify="right" if name == "requests" else "left")
+    ordered = sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))
+    for who, found in ordered[:_MOST]:
+        why = max(found, key=lambda item: item[1])[0]
+        more = f" (and {len(found) - 1} other reasons)" if len(found) > 1 else ""
+        table.add_row(who, str(sum(count for _, count in found)), f"{why[:_LONGEST]}{more}")
+    return table
+
+
+_WIDTH = 120
+_QUESTION = 160
+
+
+def changed_answers(rows: Iterable[Row]) -> list[Row]:
+    """The rows whose `cache` answer differs from the exact one, in the order of the run."""
+    return [row for row in rows if row.agrees("cache") is False]
+
+
+def side_by_side(rows: Sequence[Row]) -> RenderableType:
+    """One block a row: question, both answers, and the origin of the cached one. For a rich console."""
+    return Group(*(_block(row) for row in rows))
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """All disagreements of a run as plain text, `disagreements.txt`."""
+    changed = changed_answers(rows)
+    if not changed:
+        return "No answer of the cache arm differs from full computation's.\n"
+    buffer = io.StringIO()
+    Console(file=buffer, width=_WIDTH, color_system=None).print(side_by_side(changed))
+    return buffer.getvalue()
+
+
+def _block(row: Row) -> Table:
+    record = row.arms["cache"].record
+    score = "" if record.score is None else f", score {record.score:.3f}"
+    table = Table(title=Text(f"{row.sample_id}: {_short(row.question)}"), title_justify="left", expand=True)
+    table.add_column("computed in full", ratio=1)
+    table.add_column(f"with the cache: {record.provenance}{score}", ratio=1)
+    table.add_row(Text(row.exact.text if row.exact is not None else ""), Text(row.arms["cache"].text))
+    if row.answer is not None:
+        table.caption = Text(f"expected: {row.answer}")
+    return table
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _QUESTION else f"... {flat[-_QUESTION:]}"

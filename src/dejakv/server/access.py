@@ -2,9 +2,9 @@
 
 from starlette.requests import Request as HttpRequest
 
-from dejakv.retention import asks_no_store
-from dejakv.server.gate import Caller
-from dejakv.server.refusals import RefusedError
+from dejakv.http.errors import RefusedError
+from dejakv.http.keys import Caller
+from dejakv.request import asks_no_store
 from dejakv.server.service import Service
 
 

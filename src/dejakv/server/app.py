@@ -9,9 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from dejakv import __version__
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import check_top_layer
-from dejakv.engines.choice import ModelChoice
+from dejakv.cache import check_top_layer
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.pipeline import Pipeline
 from dejakv.server import (
@@ -26,10 +24,10 @@ from dejakv.server import (
 )
 from dejakv.server.bodies import Bodies
 from dejakv.server.figures import registry_of
-from dejakv.server.gate import Gate, Keys
+from dejakv.server.gate import Gate, callers_of
 from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem, PurgeRequest
 from dejakv.server.service import Service
-from dejakv.server.settings import SIM_THRESHOLD, ServerSettings
+from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -54,19 +52,12 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
 
     Raises: ConfigError for wrong settings, ModelError for the model: at start, not at the first request.
     """
-    settings = settings or ServerSettings()
-    keys = Keys(settings)
-    choice = ModelChoice(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        attn=settings.attn,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    config = cache_config(settings, keys.partitions)
-    engine = engine or open_engine(choice, config)
+    settings = settings or ServerSettings.read()
+    keys = callers_of(settings)
+    config = settings.cache(keys.partitions)
+    engine = engine or open_engine(settings, config)
     check_top_layer(engine, config)
-    templates = open_templates(choice)
+    templates = open_templates(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,31 +84,3 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     for routes in (home_page, docs_page, routes_generate, routes_openai, routes_cache, routes_ops):
         app.include_router(routes.router)
     return app
-
-
-def cache_config(settings: ServerSettings, partitions: int = 1) -> SemanticCacheConfig:
-    """The cache of a server: the whole prompt is compared, by the served model's own embeddings unless `index_encoder` names another."""
-    return SemanticCacheConfig(
-        reuse=settings.reuse,
-        similarity_threshold=SIM_THRESHOLD,
-        index_encoder=settings.index_encoder,
-        semantic_text=True,  # requests choose `adopt` themselves
-        cross_encoder=settings.cross_encoder,
-        paraphrase_threshold=settings.paraphrase_threshold,
-        max_cached_blocks=settings.max_items,
-        max_bytes=settings.max_bytes,
-        partitions=partitions,
-        quotas=settings.quotas,
-        encoder_bytes=settings.encoder_bytes,
-        cache_dir=settings.cache_dir,
-        blend_quality=settings.blend_quality,
-        blend_share=settings.blend_share,
-        prune=settings.prune,
-        max_generation=settings.max_generation,
-        costs=settings.costs,
-        ttl=settings.ttl,
-        ttl_prompts=settings.ttl_prompts,
-        ttl_rows=settings.ttl_rows,
-        ttl_encoder=settings.ttl_encoder,
-        **vars(settings.trust),
-    )

@@ -1,22 +1,26 @@
-"""A request's body: read within limits of size and time, checked while it arrives, and parsed only afterwards."""
+"""A request's body as a checked model, and the bytes of all bodies together."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from dejakv.server.json_scan import JsonScan, TooMuchError
-from dejakv.server.refusals import ClientGoneError, RefusedError
+from dejakv.http.bodies import Limits, read_body
+from dejakv.http.errors import RefusedError
 from dejakv.server.settings import ServerSettings
 
 Model = TypeVar("Model", bound=BaseModel)
 _STEP = 64 * 1024
 _LONGEST_MESSAGE = 300
+_SETTINGS = {
+    "max_bytes": "--max-body-bytes",
+    "max_values": "DEJAKV_MAX_JSON_VALUES",
+    "max_depth": "DEJAKV_MAX_JSON_DEPTH",
+    "seconds": "DEJAKV_BODY_SECONDS",
+}
 _UNION_MEMBERS = ("str", "constrained-str")
 """As pydantic writes them into the place of an error, beside `list[...]`."""
 
@@ -26,6 +30,9 @@ class Bodies:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
+        self.limits = Limits(
+            settings.max_body_bytes, settings.max_json_values, settings.max_json_depth, settings.body_seconds, _SETTINGS
+        )
         self.held = 0
 
     @contextmanager
@@ -63,7 +70,7 @@ def body_of(model: type[Model], invalid: int = 422) -> Callable[[HttpRequest], A
     async def checked(http: HttpRequest) -> AsyncIterator[Model]:
         bodies: Bodies = http.app.state.bodies
         with bodies.share() as take:
-            yield await _parsed(model, await _read(http, bodies.settings, take), invalid)
+            yield await _parsed(model, await read_body(http.scope, http.receive, bodies.limits, take), invalid)
 
     return checked
 
@@ -72,43 +79,6 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     """The OpenAPI description of a route with such a dependency."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-async def _read(http: HttpRequest, settings: ServerSettings, take: Callable[[int], None]) -> bytes:
-    length = http.headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit()):
-        raise RefusedError(400, "Content-Length is not a number: send the body's size in bytes")
-    if len(length) > 15 or int(length) > settings.max_body_bytes:
-        raise _too_large(settings)
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" or http.headers.get("content-encoding", "identity") != "identity":
-        raise RefusedError(415, "the body must be plain JSON: send 'Content-Type: application/json' and no encoding")
-    scan = JsonScan(settings.max_json_depth, settings.max_json_values)
-    raw = bytearray()
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            async for piece in http.stream():
-                if len(raw) + len(piece) > settings.max_body_bytes:
-                    raise _too_large(settings)
-                take(len(piece))
-                raw += piece
-                for start in range(0, len(piece), _STEP):
-                    scan.feed(piece[start : start + _STEP])
-                    await asyncio.sleep(0)  # others may continue
-    except TimeoutError as error:
-        raise RefusedError(
-            408,
-            f"the body was not complete after {settings.body_seconds:g} seconds (DEJAKV_BODY_SECONDS): send it faster",
-            {"Connection": "close"},
-        ) from error
-    except TooMuchError as error:
-        raise RefusedError(
-            413,
-            f"the body has {error}: send less, or raise DEJAKV_MAX_JSON_DEPTH or DEJAKV_MAX_JSON_VALUES at the server",
-        ) from error
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
-    return bytes(raw)
 
 
 async def _parsed(model: type[Model], raw: bytes, invalid: int) -> Model:
@@ -143,12 +113,4 @@ def _not_json(why: str) -> str:
     return (
         f"the body is not valid JSON ({why}): correct it at that place (names and texts in double quotes, no comma after the "
         "last item); `python -m json.tool` shows the mistakes of a file"
-    )
-
-
-def _too_large(settings: ServerSettings) -> RefusedError:
-    return RefusedError(
-        413,
-        f"the body is larger than this server's limit of {settings.max_body_bytes} bytes: send less, or raise "
-        "--max-body-bytes at the server",
     )

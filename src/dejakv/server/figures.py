@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dejakv.engines.base import encoder_outputs_of
 from dejakv.metrics import CacheCollector
 from dejakv.server.worker import Worker
 
@@ -41,7 +40,7 @@ def registry_of(worker: Worker) -> CollectorRegistry:
     registry.register(ServerCollector(worker))
     cache = worker.pipeline.cache
     audits = cache.audits if cache is not None else None
-    encoder = encoder_outputs_of(worker.pipeline.engine)
+    encoder = worker.pipeline.engine.encoder_cache
     registry.register(
         CacheCollector(
             encoder=encoder.stats if encoder is not None else None,

@@ -1,70 +1,29 @@
 """The first step of a request: its headers are counted and its API key is checked before its body is read."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
-from dejakv.api_keys import ApiKeys, bearer_key
-from dejakv.errors import ConfigError
+from dejakv.http.errors import Receive, RefusedError, Scope, Send
+from dejakv.http.keys import ApiKeys, Caller, Callers, bearer_key
 from dejakv.server.docs_page import ASSETS
-from dejakv.server.refusals import RefusedError, problem
+from dejakv.server.problems import problem
 from dejakv.server.settings import ServerSettings
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", *(f"/docs/{name}" for name in ASSETS)})
 """Paths that need no key; without one they reveal nothing about requests."""
 
 
-@dataclass(frozen=True)
-class Caller:
-    """The caller of a request. The operator has no partition if API keys are required."""
-
-    partition: str | None
-    operator: bool = False
-
-
-class Keys:
-    """The owner of each key. Raises ConfigError for invalid keys."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self._tenants = ApiKeys.load(settings.api_keys, settings.api_keys_file, settings.partition_secret)
-        self._operator = ApiKeys([settings.operator_key] if settings.operator_key is not None else [])
-        if not self._operator.required:
-            return
-        if not self.required:
-            raise ConfigError(
-                "DEJAKV_OPERATOR_KEY is set without API keys, so it protects nothing: give DEJAKV_API_KEYS or "
-                "--api-keys-file too, or unset it"
-            )
-        if self._tenants.partition_of(settings.operator_key) is not None:
-            raise ConfigError("DEJAKV_OPERATOR_KEY is one of the API keys: give the operator another key")
-
-    @property
-    def required(self) -> bool:
-        return self._tenants.required
-
-    @property
-    def partitions(self) -> int:
-        """Number of tenants that divide the cache's budgets."""
-        return self._tenants.partitions
-
-    def caller(self, key: str | None) -> Caller | None:
-        """None for a missing or unknown key."""
-        if not self.required:
-            return Caller(self._tenants.partition_of(None), operator=True)
-        if self._operator.required and self._operator.partition_of(key) is not None:
-            return Caller(None, operator=True)
-        partition = self._tenants.partition_of(key)
-        return Caller(partition) if partition is not None else None
+def callers_of(settings: ServerSettings) -> Callers:
+    """The owner of each key. Raises: ConfigError for invalid keys."""
+    file = Path(settings.api_keys_file).expanduser() if settings.api_keys_file is not None else None
+    return Callers(ApiKeys.load(settings.api_keys, file, settings.partition_secret), settings.operator_key)
 
 
 class Gate:
     """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body identifies the caller."""
 
-    def __init__(self, app: Any, keys: Keys, settings: ServerSettings) -> None:
+    def __init__(self, app: Any, keys: Callers, settings: ServerSettings) -> None:
         self.app = app
         self._keys = keys
         self._settings = settings

@@ -8,8 +8,8 @@ from fastapi.responses import HTMLResponse
 from starlette.requests import Request as HttpRequest
 
 from dejakv import __version__
+from dejakv.http.keys import Caller
 from dejakv.server.access import caller_of, service_of
-from dejakv.server.gate import Caller
 from dejakv.server.service import Service
 
 router = APIRouter(include_in_schema=False)

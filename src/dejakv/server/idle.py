@@ -39,7 +39,7 @@ class Idle:
     def run(self) -> None:
         """Runs one errand."""
         began = time.monotonic()
-        self._pipeline.run_errand()
+        self._pipeline.settle_one()
         self._ran = began, time.monotonic()
         self._resting = False
 

@@ -1,13 +1,15 @@
-"""The socket, bound before the model is loaded, and the uvicorn server on it."""
+"""What `dejakv serve` runs: a socket, bound before the model is loaded, uvicorn on it, and an error at the start as one line."""
 
 import socket
 from typing import Any
 
 import uvicorn
 
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, DejaKVError
 from dejakv.server.protocol import protocol_of
 from dejakv.server.settings import ServerSettings
+
+_FAILED = "lifespan.startup.failed"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -39,3 +41,35 @@ def server_of(app: Any, settings: ServerSettings, **more: Any) -> uvicorn.Server
             **more,
         )
     )
+
+
+class Startup:
+    """An ASGI application around another one, whose error at the start is kept and not logged as a traceback. `failure`: the error of DejaKV with which its start ended, if it did."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.failure: DejaKVError | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See the ASGI specification. Errors other than DejaKV's are reported and raised as the inner application does."""
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        held: list[Any] = []
+
+        async def hold(message: Any) -> None:
+            if message["type"] == _FAILED:  # with a traceback as text; which error it was is known once it is raised
+                held.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, hold)
+        except BaseException as error:
+            if held and isinstance(error, DejaKVError):
+                self.failure = error
+                await send({"type": _FAILED, "message": ""})
+                return
+            for message in held:
+                await send(message)
+            raise

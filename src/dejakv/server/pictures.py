@@ -8,9 +8,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
+from dejakv.http.errors import ClientGoneError
 from dejakv.pictures import PictureLimits, checked
 from dejakv.request import Media
-from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 
 

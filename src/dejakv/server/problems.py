@@ -8,10 +8,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import DejaKVError, InputError
+from dejakv.http.errors import ClientGoneError, RefusedError, error_object
 from dejakv.server.jobs import Cancelled, QueueFullError
-from dejakv.server.refusals import ClientGoneError, RefusedError, problem
 
 log = logging.getLogger("dejakv.server")
+
+
+def problem(
+    status: int,
+    message: str,
+    headers: dict[str, str] | None = None,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+) -> JSONResponse:
+    """OpenAI's error object, which every endpoint uses."""
+    return JSONResponse(error_object(status, message, param, code), status, headers)
 
 
 def install(app: FastAPI, retry_after: int) -> None:

@@ -3,12 +3,11 @@
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 
-from dejakv.engines.base import encoder_outputs_of
 from dejakv.errors import InputError
+from dejakv.http.errors import RefusedError
+from dejakv.http.keys import Caller
 from dejakv.server.access import caller_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes
-from dejakv.server.gate import Caller
-from dejakv.server.refusals import RefusedError
 from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
 from dejakv.server.service import Service
 from dejakv.store.selection import Purged, Selection
@@ -73,7 +72,7 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
     assert cache is not None
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
     trust = cache.trust(caller.partition)
-    registry = encoder_outputs_of(service.worker.pipeline.engine)
+    registry = service.worker.pipeline.engine.encoder_cache
     return CacheStats(
         entries=store.entries if caller.operator else None,
         bytes=store.bytes if caller.operator else None,
@@ -95,7 +94,7 @@ def _clear(service: Service, partition: str) -> int:
     cache = service.worker.pipeline.cache
     assert cache is not None
     service.forget_names(partition)
-    registry = encoder_outputs_of(service.worker.pipeline.engine)
+    registry = service.worker.pipeline.engine.encoder_cache
     if registry is not None:
         registry.clear(partition)
     return cache.clear(partition)

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 
+from dejakv.decide.plan import APPROXIMATE
 from dejakv.pipeline import Answer
-from dejakv.records import APPROXIMATE
 from dejakv.request import Request, Sampling
 from dejakv.server.access import no_store_of, partition_of, service_of
 from dejakv.server.bodies import body_of, takes

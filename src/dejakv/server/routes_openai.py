@@ -7,17 +7,16 @@ from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
+from dejakv.http.errors import RefusedError
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import no_store_of, partition_of, service_of
 from dejakv.server.answers import finish_reason, provenance, usage_of
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.chat import conversation, render
 from dejakv.server.pictures import pictures_of
-from dejakv.server.refusals import RefusedError
 from dejakv.server.schemas import NEUTRAL, ChatRequest, CompletionRequest, OpenAIRequest
 from dejakv.server.service import Service
-from dejakv.server.stops import cut
-from dejakv.server.stream import EventStream, sse
+from dejakv.server.stream import EventStream, cut, sse
 
 router = APIRouter(tags=["openai"])
 

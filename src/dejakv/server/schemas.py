@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dejakv.parts import MAX_PARTS
+from dejakv.part_order import MAX_PARTS
 from dejakv.request import ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 

@@ -8,12 +8,11 @@ from typing import Any
 from cachetools import FIFOCache
 from starlette.requests import Request as HttpRequest
 
-from dejakv.engines.base import LimitsContext, no_top_layer
+from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import InputError
+from dejakv.http.errors import ClientGoneError
 from dejakv.pipeline import Answer
-from dejakv.records import APPROXIMATE
 from dejakv.request import Media, Order, Request, ReuseMode, Sampling
-from dejakv.server.refusals import ClientGoneError
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import Worker
 from dejakv.store.selection import Purged, Selection
@@ -60,7 +59,7 @@ class Service:
                 f"{reuse} is approximate, and this server allows only exact reuse (DEJAKV_ALLOW_APPROXIMATE=false): ask for "
                 "reuse 'exact', or leave it out"
             )
-        if reuse == "top_layer" and (reason := no_top_layer(self.worker.pipeline.engine)):
+        if reuse == "top_layer" and (reason := self.worker.pipeline.engine.no_top_layer()):
             raise InputError(f"reuse 'top_layer': {reason}. Ask for reuse 'blend' or 'exact'")
         self.check_length(len(prompt))
         if (
@@ -75,7 +74,7 @@ class Service:
     def check_length(self, characters: int) -> None:
         """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""
         engine = self.worker.pipeline.engine
-        context = engine.context if isinstance(engine, LimitsContext) else 1 << 20
+        context = engine.context
         if characters > context * LONGEST_TOKEN:
             raise InputError(
                 f"the prompt has {characters} characters, far over the model's context of {context} tokens: send less"

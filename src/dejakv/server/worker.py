@@ -52,7 +52,7 @@ class Worker:
     def close(self, seconds: float) -> None:
         """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
         self._queue.close()
-        self.pipeline.stop_errands()
+        self.pipeline.stop_settling()
         self._thread.join(seconds)
         if self._thread.is_alive():
             for job in self._queue.empty():

@@ -7,22 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dejakv.engines.transformers.shared_kv import SharedKVPrefill as SharedKVPrefill
-    from dejakv.index.lsh import LSHIndex as LSHIndex
-    from dejakv.sim_llm.entry import TaskCacheEntry as TaskCacheEntry
+    from dejakv.sim_llm.inference import AdaptiveThreshold as AdaptiveThreshold
     from dejakv.sim_llm.inference import SimLLMInference as SimLLMInference
-    from dejakv.sim_llm.manager import InterTaskKVManager as InterTaskKVManager
     from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse as LlamaForCausalLMWithKVReuse
-    from dejakv.sim_llm.threshold import AdaptiveThreshold as AdaptiveThreshold
+    from dejakv.sim_llm.tasks import InterTaskKVManager as InterTaskKVManager
+    from dejakv.sim_llm.tasks import TaskCacheEntry as TaskCacheEntry
+    from dejakv.vectors.lsh import LSHIndex as LSHIndex
 
 _HOMES = {
-    "AdaptiveThreshold": "threshold",
-    "InterTaskKVManager": "manager",
-    "LSHIndex": "dejakv.index.lsh",
+    "AdaptiveThreshold": "inference",
+    "InterTaskKVManager": "tasks",
+    "LSHIndex": "dejakv.vectors.lsh",
     "LlamaForCausalLMWithKVReuse": "model",
-    "SharedKVPrefill": "dejakv.engines.transformers.shared_kv",
     "SimLLMInference": "inference",
-    "TaskCacheEntry": "entry",
+    "TaskCacheEntry": "tasks",
 }
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "InterTaskKVManager",
     "LSHIndex",
     "LlamaForCausalLMWithKVReuse",
-    "SharedKVPrefill",
     "SimLLMInference",
     "TaskCacheEntry",
 ]

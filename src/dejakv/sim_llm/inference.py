@@ -1,14 +1,16 @@
 """Text in, text out: a model, its cache of tasks, and what both did."""
 
+import bisect
 import threading
 import time
+from collections import deque
 from typing import Any
 
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, InputError
+from dejakv.experiments.scoring import wilson
 from dejakv.records import UNSOUND_LABEL
-from dejakv.sim_llm.manager import InterTaskKVManager
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
-from dejakv.sim_llm.threshold import AdaptiveThreshold
+from dejakv.sim_llm.tasks import InterTaskKVManager
 
 
 class TaskAnswer(str):
@@ -25,6 +27,47 @@ class TaskAnswer(str):
     @property
     def reused(self) -> bool:
         return self.result.donor is not None
+
+
+class AdaptiveThreshold:
+    """Feedback is the similarity of a hit and whether its answer was right. Thread-safe.
+
+    max_error  share of hits that may be wrong. The threshold is the lowest observed similarity from which on the 95% upper
+               bound (Wilson) of the wrong share is at most this
+    start      the threshold until enough is known, and when no similarity is safe enough
+    window     labels remembered, the newest
+    """
+
+    def __init__(self, max_error: float = 0.05, start: float = 0.95, window: int = 1000) -> None:
+        if not 0.0 < max_error < 1.0:
+            raise ConfigError(
+                f"max_error={max_error} is no share of hits: give a number between 0 and 1 (0.05 is usual)"
+            )
+        if not -1.0 <= start <= 1.0:
+            raise ConfigError(f"start={start} is no cosine: give a number from -1 to 1")
+        if window < 1:
+            raise ConfigError(f"window={window} remembers nothing: give at least 1")
+        self.max_error, self.start = max_error, start
+        self._labels: deque[tuple[float, bool]] = deque(maxlen=window)
+
+    def observe(self, similarity: float, right: bool) -> float:
+        """Learns a label; the threshold from now on. Raises: InputError for what is no cosine."""
+        if not -1.001 <= similarity <= 1.001:
+            raise InputError(f"a similarity of {similarity} is no cosine: give what the search returned")
+        self._labels.append((similarity, right))
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """The threshold."""
+        labels = sorted(self._labels.copy())  # another thread may add one meanwhile
+        scores = [score for score, _ in labels]
+        for at in sorted({bisect.bisect_left(scores, score) for score in scores}):
+            above = labels[at:]
+            wrong = sum(not right for _, right in above)
+            if wilson(wrong, len(above))[1] <= self.max_error:
+                return scores[at]
+        return self.start
 
 
 class SimLLMInference:

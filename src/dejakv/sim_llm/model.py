@@ -7,21 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
+from dejakv.blend.settings import TOP_LAYER_TAIL
+from dejakv.blend.token_map import Donors
+from dejakv.blend.top_layer import MATCHINGS, TakenRows, take_rows
 from dejakv.engines.transformers.loading import no_bars
-from dejakv.engines.transformers.top_layer import UNSOUND
-from dejakv.engines.transformers.unsound import filled_below, taken_of, top_layer_kv
+from dejakv.engines.transformers.top_layer import UNSOUND, moved_rows
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
+from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache, held
 from dejakv.models.lckv.layout import layout_of
-from dejakv.reuse.quality import TOP_LAYER_TAIL
-from dejakv.reuse.token_map import Donors
-from dejakv.reuse.top_layer import MATCHINGS, TakenRows, take_rows
-from dejakv.sim_llm.entry import TaskCacheEntry
-from dejakv.sim_llm.manager import InterTaskKVManager, check_threshold
-from dejakv.sim_llm.similarity import TaskSimilarity
-from dejakv.sim_llm.top_layer import Task, TopLayerReuse
+from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry, TaskSimilarity
+from dejakv.sim_llm.unsound import filled_below, taken_of, top_layer_kv
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ class LlamaForCausalLMWithKVReuse:
         tail: int = TOP_LAYER_TAIL,
         unsound: bool = False,
     ) -> None:
-        self.sound = layout_of(model) is not None
+        self.layout = layout_of(model)
+        self.sound = self.layout is not None
         if not self.sound and not unsound:
             raise ModelError(
                 f"{type(model).__name__} cannot take the top layer's KV of a similar task: {UNSOUND}. Use a layer-condensed model "
@@ -68,7 +68,6 @@ class LlamaForCausalLMWithKVReuse:
         if tail < 1:
             raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
         self.model, self.tokenizer, self.matching, self.tail = model.eval(), tokenizer, matching, tail
-        self.reuse = TopLayerReuse(model) if self.sound else None
         self.similarity = TaskSimilarity(similarity, self.embed_tokens, encoder)
         self._watch = ModelWatch(model, tokenizer, None, str(model.config._attn_implementation))
         self.manager: InterTaskKVManager | None = None
@@ -117,9 +116,7 @@ class LlamaForCausalLMWithKVReuse:
         """A manager that fits this model, connected. `options`: see `InterTaskKVManager`."""
         size, device = self.similarity.dim, str(self.model.device)
         self.set_kv_manager(
-            InterTaskKVManager(
-                size, max_cache_size, check_threshold(similarity_threshold), device=device, epoch=self.epoch, **options
-            )
+            InterTaskKVManager(size, max_cache_size, similarity_threshold, device=device, epoch=self.epoch, **options)
         )
         return self.manager
 
@@ -206,7 +203,7 @@ class LlamaForCausalLMWithKVReuse:
         """Whether a prompt takes any row of a donor. Of one without token ids it is not known."""
         if not donor:
             return True
-        if self.reuse is None:
+        if self.layout is None:
             return taken_of(len(ids), len(donor), self.tail) > 0
         return len(self._rows(ids, donor).computed) < len(ids)
 
@@ -215,22 +212,80 @@ class LlamaForCausalLMWithKVReuse:
 
     def _group(
         self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
-    ) -> list[tuple[TaskResult, Any]]:
-        """Results, and on a miss the state to keep."""
-        if self.reuse is None:
+    ) -> list[tuple[TaskResult, KV | None]]:
+        """Results of prompts that are all hits or all misses, and on a miss the state to keep. They run as one batch, padded on the left."""
+        if self.layout is None:
             return [self._ordinary(ids, entry, most, options) for ids, entry in zip(prompts, entries, strict=True)]
-        plans = [entry and self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
-        tasks = [Task(*one) for one in zip(prompts, entries, plans, strict=True)]
-        inputs = self.reuse.prepare(tasks, self._pad(len(tasks)))
-        cache, longest = inputs["past_key_values"], inputs["input_ids"].shape[1]
-        computed = longest if cache.given is None else cache.given.rows.shape[1]
-        out = self.model.generate(**inputs, max_new_tokens=most, **self._decoding(options))
-        made: list[tuple[TaskResult, Any]] = []
+        longest = max(len(ids) for ids in prompts)
+        blank = [longest - len(ids) for ids in prompts]
+        blank_id, device = self._pad(len(prompts)), self.model.device
+        given = self._given(prompts, entries, blank, longest) if entries[0] is not None else None
+        cache = LCKVCache(self.layout, given)
+        out = self.model.generate(
+            torch.tensor(
+                [[blank_id] * left + list(ids) for left, ids in zip(blank, prompts, strict=True)], device=device
+            ),
+            attention_mask=torch.tensor([[0] * left + [1] * (longest - left) for left in blank], device=device),
+            past_key_values=cache,
+            max_new_tokens=most,
+            **self._decoding(options),
+        )
+        computed = longest if given is None else given.rows.shape[1]
+        made: list[tuple[TaskResult, KV | None]] = []
         for row, (ids, entry) in enumerate(zip(prompts, entries, strict=True)):
             tokens = self._until_end(out[row, longest:].tolist())
-            kv = self.reuse.state(cache, row, len(ids), longest) if entry is None else None
+            kv = self._state(cache, row, len(ids), longest) if entry is None else None
             made.append((self._result(tokens, entry, ids, min(computed, len(ids))), kv))
         return made
+
+    def _given(
+        self, prompts: list[tuple[int, ...]], entries: list[TaskCacheEntry], blank: list[int], longest: int
+    ) -> GivenRows:
+        """The donors' rows `[batch, heads, longest, dim]` of each stored layer, in the prompts' order, keys turned to their positions.
+        As many rows are computed of each prompt as the neediest one asks for: to compute a known row is harmless."""
+        assert self.layout is not None
+        plans = [self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
+        computed = [set((plan.computed + left).tolist()) for plan, left in zip(plans, blank, strict=True)]
+        most = max(map(len, computed))
+        index = [
+            sorted([*own, *[i for i in range(longest - 1, -1, -1) if i not in own][: most - len(own)]])
+            for own in computed
+        ]
+        stacks = [self._moved(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
+
+        def batch(slot: int, part: int) -> torch.Tensor:
+            rows = [stack[slot][part] for stack in stacks]
+            return torch.stack([pad(one, (0, 0, left, 0)) for one, left in zip(rows, blank, strict=True)])
+
+        layers = enumerate(self.layout.task_layers)
+        return GivenRows(
+            {layer: (batch(slot, 0), batch(slot, 1)) for slot, layer in layers},
+            torch.tensor(index, device=self.model.device),
+        )
+
+    def _moved(self, entry: TaskCacheEntry, plan: TakenRows) -> list[KV]:
+        assert self.layout is not None
+        keys, values = (part.to(self.model.device) for part in entry.top_layer_kv)
+        config = self.model.config
+        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
+        got = (keys.shape[0], keys.shape[1], keys.shape[3])
+        if want != got or keys.dtype != self.model.dtype:
+            raise ModelError(
+                f"the task's state is of another model: (layers, heads, dim) {got} in {keys.dtype}, this model has {want} "
+                f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
+            )
+        return moved_rows(self.model, torch.stack([keys, values]), plan, np.arange(keys.shape[2]))
+
+    def _state(self, cache: LCKVCache, row: int, tokens: int, longest: int) -> KV:
+        """Keys and values `[layers, kv heads, tokens, dim]` that a similar task may take, of one prompt of a batch; copies."""
+        assert self.layout is not None
+        parts: list[list[torch.Tensor]] = [[], []]
+        for layer in self.layout.task_layers:
+            kv = held(cache, layer)
+            assert kv is not None
+            for part, tensor in zip(parts, kv, strict=True):
+                part.append(tensor[row, :, longest - tokens : longest])
+        return torch.stack(parts[0]), torch.stack(parts[1])
 
     def _ordinary(self, ids: tuple[int, ...], entry: Any, most: int, options: dict[str, Any]) -> tuple[TaskResult, Any]:
         prompt = torch.tensor([ids], device=self.model.device)

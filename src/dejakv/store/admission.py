@@ -3,14 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
-from dejakv.store.base import Chunk, Store, StoreStats
-from dejakv.store.counters import Counters
-from dejakv.store.wrapper import WrapperStore
 
 Clock = Callable[[], float]
 
@@ -76,41 +73,3 @@ class Gate:
                 return "rate"
             self._allowance -= nbytes
         return None
-
-
-class AdmittingStore(WrapperStore):
-    """A store that takes only prompts that an `Admission` admits; all other behaviour is the inner store's."""
-
-    def __init__(self, inner: Store, rules: Admission, clock: Clock = time.monotonic) -> None:
-        super().__init__(inner)
-        self._gate = Gate(rules, clock)
-        self._counters = Counters()
-
-    def wants(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether this prompt's state should be captured. Ask before capturing: it counts as a sight of the prompt, and a no
-        also as a refusal."""
-        reason = self._gate.unwanted(id, tokens)
-        if reason is not None:
-            self._counters.refused(partition, reason)
-        return reason is None
-
-    def put(self, chunk: Chunk) -> bool:
-        meta = chunk.meta
-        reason = self._gate.unwanted(meta.id, meta.num_tokens) or self._gate.overrate(chunk.tensor.nbytes)
-        if reason is not None:
-            self._counters.refused(meta.partition, reason)
-            return False
-        return self.inner.put(chunk)
-
-    def put_part(self, chunk: Chunk) -> bool:
-        """A prompt is admitted with its first part; the others are booked."""
-        meta = chunk.meta
-        if self._gate.overrate(chunk.tensor.nbytes, refuse=not meta.rows_from) is not None:
-            self._counters.refused(meta.partition, "rate")
-            return False
-        return super().put_part(chunk)
-
-    def stats(self, partition: str | None = None) -> StoreStats:
-        inner = self.inner.stats(partition)
-        own = self._counters.stats(partition, entries=0, bytes=0)
-        return replace(inner, refused={**inner.refused, **own.refused})

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from dejakv.store.base import ChunkMeta
+
 Clock = Callable[[], float]
 
 SKEW = 5.0
@@ -14,6 +16,20 @@ clock, or this one was set back since."""
 def is_older(created: float, seconds: float, now: float) -> bool:
     """Whether what was made at `created` is `seconds` old, or of an unknown age because it is from the future."""
     return not -SKEW <= now - created < seconds
+
+
+def is_expired(meta: ChunkMeta, now: float) -> bool:
+    return meta.ttl > 0 and is_older(meta.created, meta.ttl, now)
+
+
+def remaining(meta: ChunkMeta, now: float) -> float:
+    """Seconds that an entry has left, 0 for one without a limit; never less than a tiny time for one with a limit."""
+    return max(1e-9, meta.created + meta.ttl - now) if meta.ttl else 0.0
+
+
+def shortest(*lifetimes: float | None) -> float:
+    """The shortest of several limits in seconds; 0 and None are no limits."""
+    return min((one for one in lifetimes if one), default=0.0)
 
 
 class SteadyClock:

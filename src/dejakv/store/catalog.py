@@ -1,98 +1,155 @@
-"""The metadata of a store on disk: one SQLite database in WAL mode, shared by all processes that use the folder.
+"""Which segments there are: an index over their headers in SQLite, which can be made again from the objects at any time.
 
-Every change is one short `BEGIN IMMEDIATE` transaction, so that a killed process leaves either all of it or nothing.
-Triggers keep the totals and a journal of removed ids, from which other processes learn of removals. The statements are in
-`catalog_rows` and `catalog_tree`.
+Every change is one `BEGIN IMMEDIATE` transaction, so that a killed process leaves all of it or nothing. One database is shared by
+all processes that use a folder; that of a store in memory is in memory.
+
+A record is the description of a prompt, of rows of a blend, or of a named tensor. `links` says which rows of which segments it
+consists of: when a segment leaves, so do its records. A segment that no record needs any more still serves as a prefix.
 """
 
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from dejakv.store.catalog_rows import COLUMNS, Row, Unreadable, row_of
+import numpy as np
+
+from dejakv.identity import BLOCK_TOKENS as BLOCK
+from dejakv.store.age import SKEW
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
-from dejakv.store.schema import check_schema
+from dejakv.store.keys import SIZE, Keys
+from dejakv.store.segment import NEVER, Segment
 
-VERSION = 2
+PolicyName = Literal["lru", "lfu"]
+POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
+"""The order in which entries are evicted: least recently used, or least often used and of those the least recently."""
+VERSION = 3
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
 """Readers never wait for a writer, only for a process that recovers the log of a killed one."""
 _WRITES_PER_CHECKPOINT = 64
-_SCHEMA = """
-CREATE TABLE chunks (
-    id TEXT PRIMARY KEY, partition TEXT NOT NULL, epoch TEXT NOT NULL, meta BLOB NOT NULL,
-    file TEXT NOT NULL, file_bytes INTEGER NOT NULL, checksum TEXT NOT NULL, nbytes INTEGER NOT NULL,
-    hits INTEGER NOT NULL, last_used INTEGER NOT NULL,
-    parent TEXT NOT NULL DEFAULT '', node INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX by_partition ON chunks (partition, nbytes);
-CREATE INDEX by_lru ON chunks (last_used);
-CREATE INDEX by_lfu ON chunks (hits, last_used);
-CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
+_MANY = 500
+_JOURNAL_ROWS = 10_000
+TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed"}
+_TABLES = """
+CREATE TABLE segments (
+    n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, partition TEXT NOT NULL, epoch TEXT NOT NULL,
+    kind TEXT NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL, prefix BLOB NOT NULL, keys BLOB NOT NULL,
+    ids BLOB NOT NULL, record TEXT NOT NULL, nbytes INTEGER NOT NULL, created REAL NOT NULL, due REAL NOT NULL,
+    used INTEGER NOT NULL, hits INTEGER NOT NULL);
+CREATE TABLE blocks (key BLOB PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (
+    n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, partition TEXT NOT NULL, epoch TEXT NOT NULL,
+    kind TEXT NOT NULL, nbytes INTEGER NOT NULL, created REAL NOT NULL, due REAL NOT NULL, used INTEGER NOT NULL,
+    hits INTEGER NOT NULL, about BLOB NOT NULL);
+CREATE TABLE links (
+    record INTEGER NOT NULL, segment INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,
+    PRIMARY KEY (record, segment)) WITHOUT ROWID;
+CREATE TABLE totals (partition TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE clock (used INTEGER NOT NULL, token TEXT NOT NULL);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL);
-"""
-_PARENTS = """
-CREATE INDEX by_parent ON chunks (parent) WHERE parent != '';
-CREATE TRIGGER added AFTER INSERT ON chunks BEGIN
-    UPDATE totals SET entries = entries + (new.node = 0), bytes = bytes + new.nbytes; END;
-CREATE TRIGGER dropped AFTER DELETE ON chunks BEGIN
-    UPDATE totals SET entries = entries - (old.node = 0), bytes = bytes - old.nbytes;
+CREATE INDEX segments_used ON segments (used);
+CREATE INDEX segments_due ON segments (due) WHERE due < 1e18;
+CREATE INDEX segments_prefix ON segments (prefix);
+CREATE INDEX segments_partition ON segments (partition);
+CREATE INDEX records_used ON records (used);
+CREATE INDEX records_due ON records (due) WHERE due < 1e18;
+CREATE INDEX records_partition ON records (partition);
+CREATE INDEX links_segment ON links (segment);
+CREATE TRIGGER segment_added AFTER INSERT ON segments BEGIN
+    INSERT INTO totals VALUES (new.partition, 0, new.nbytes) ON CONFLICT DO UPDATE SET bytes = bytes + new.nbytes; END;
+CREATE TRIGGER segment_gone AFTER DELETE ON segments BEGIN
+    UPDATE totals SET bytes = bytes - old.nbytes WHERE partition = old.partition; END;
+CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
+    INSERT INTO totals VALUES (new.partition, 1, new.nbytes)
+    ON CONFLICT DO UPDATE SET entries = entries + 1, bytes = bytes + new.nbytes; END;
+CREATE TRIGGER record_gone AFTER DELETE ON records BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.nbytes WHERE partition = old.partition;
     INSERT INTO removed (id) VALUES (old.id); END;
 """
-"""What version 2 does differently."""
-_FROM_1 = """
-ALTER TABLE chunks ADD COLUMN parent TEXT NOT NULL DEFAULT '';
-ALTER TABLE chunks ADD COLUMN node INTEGER NOT NULL DEFAULT 0;
-DROP TRIGGER added;
-DROP TRIGGER dropped;
-"""
-_REASONS = {
-    sqlite3.SQLITE_FULL: "full",
-    sqlite3.SQLITE_READONLY: "read_only",
-    sqlite3.SQLITE_BUSY: "busy",
-    sqlite3.SQLITE_LOCKED: "busy",
-}
+
+
+class NoRoom(Exception):
+    """What is put does not fit the budget, whatever leaves."""
 
 
 @dataclass(frozen=True)
-class RemovedElsewhere:
-    """Prompts that other processes removed, and entries that they changed. `complete` is False if the journal no longer names
-    all of them."""
+class Piece:
+    """Rows `start` to `stop - 1` of a prompt: the first of the segment number `n`, which has rows up to `end`."""
 
-    ids: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    complete: bool = True
+    n: int
+    name: str
+    start: int
+    stop: int
+    end: int
+    due: float = NEVER
+    record: str = ""
+
+
+@dataclass(frozen=True)
+class RecordRow:
+    """A record's row, its description still encoded."""
+
+    n: int
+    id: str
+    partition: str
+    epoch: str
+    about: bytes
+
+
+@dataclass
+class Gone:
+    """What a transaction removes: records as (id, partition, kind), and names of segments whose objects are still there."""
+
+    records: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    objects: list[str] = field(default_factory=list[str])
+    nbytes: int = 0
+
+    def __iadd__(self, other: "Gone") -> "Gone":
+        self.records += other.records
+        self.objects += other.objects
+        self.nbytes += other.nbytes
+        return self
 
 
 class Catalog:
     """Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer, of this or another
-    process. Methods raise `sqlite3.Error`, which the store interprets.
+    process. Methods raise `sqlite3.Error`. Those that take `sql` are used within a `transaction`.
 
+    path                 None: in memory
     admit, noted_damage  see `Connection`
     """
 
-    def __init__(self, path: Path, *, admit: Callable[[], None], noted_damage: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        admit: Callable[[], None] = lambda: None,
+        noted_damage: Callable[[], None] = lambda: None,
+    ) -> None:
         self._noted_damage = noted_damage
-        self._reader = Connection(path, _READ_SECONDS, admit=admit, noted_damage=noted_damage)
         self._writer = Connection(path, _WRITE_SECONDS, admit=admit, noted_damage=noted_damage)
-        self._journal_lock = threading.Lock()
+        self._reader = self._writer
+        if path is not None:
+            self._reader = Connection(path, _READ_SECONDS, admit=admit, noted_damage=noted_damage)
+        self._journal = threading.Lock()
         self._version = (-1, -1)
         self._seen = 0
-        self._removed: list[str] = []
-        self._changed: list[str] = []
+        self._news: list[tuple[str, bool]] = []
         self._complete = True
         self._writes = 0
         try:
-            with self._writer.use() as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                _prepare(connection)
-                self._seen = _last_removed(connection)
-                connection.execute("COMMIT")
+            with self._writer.use() as sql:
+                sql.execute("BEGIN IMMEDIATE")
+                _prepare(sql)
+                self._seen = _last_removed(sql)
+                self.token = str(sql.execute("SELECT token FROM clock").fetchone()[0])
+                sql.execute("COMMIT")
         except BaseException:
             self.close()
             raise
@@ -101,162 +158,461 @@ class Catalog:
     def transaction(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
         """Commits everything inside, or nothing if it raises. One writer at a time, across all processes.
 
-        wait  False: raises at once (`busy`) if another writer is at work
+        wait  False: raises at once if another writer is at work
         """
-        with self._writer.use(wait=wait) as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._writer.use(wait=wait) as sql:
+            sql.execute("BEGIN IMMEDIATE")
             try:
-                self._read_journal(connection)
-                yield connection
-                self._commit(connection)
+                self._read_journal(sql)
+                yield sql
+                self._commit(sql)
             except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                if sql.in_transaction:
+                    sql.execute("ROLLBACK")
                 raise
             self._writes += 1
             if self._writes % _WRITES_PER_CHECKPOINT == 0:
-                self._checkpoint(connection, "PASSIVE")
+                try:  # if it fails, the commit is still safe in the log
+                    sql.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                except sqlite3.Error as error:
+                    logger.warning("the log of the catalog cannot be shortened now: %s", error)
+                    if is_damage(error):
+                        self._noted_damage()
 
-    def shorten_log(self) -> None:
-        """Writes the log back into the catalog and frees its space, as far as possible."""
-        with self._writer.use() as connection:
-            self._checkpoint(connection, "TRUNCATE")
+    def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._reader.use() as sql:
+            return sql.execute(query, values).fetchall()
 
     def empty_log(self) -> None:
         """Writes the log back into the catalog and leaves nothing in it. Raises: sqlite3.Error if others read it all the while."""
         until = time.monotonic() + _WRITE_SECONDS
-        with self._writer.use() as connection:
+        with self._writer.use() as sql:
             # SQLite waits for readers, but not for a checkpoint of another process.
-            while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            while sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 if time.monotonic() > until:
                     raise sqlite3.OperationalError("another process has been reading the catalog for too long")
                 time.sleep(0.01)
-
-    def row(self, id: str) -> Row | Unreadable | None:
-        with self._reader.use() as connection:
-            found = connection.execute(f"SELECT {COLUMNS} FROM chunks WHERE id = ?", (id,)).fetchone()
-        return row_of(found) if found else None
-
-    def file_of(self, number: int) -> str | None:
-        """The file of the row of that number."""
-        with self._reader.use() as connection:
-            found = connection.execute("SELECT file FROM chunks WHERE rowid = ?", (number,)).fetchone()
-        return found[0] if found else None
-
-    def rows(
-        self, partition: str | None, epoch: str | None, page: int = 256, *, after: int = -1
-    ) -> Iterator[Row | Unreadable]:
-        """All rows of higher numbers than `after`, fetched in pages without a lock between them."""
-        while True:
-            with self._reader.use() as connection:
-                found = connection.execute(
-                    f"SELECT {COLUMNS} FROM chunks WHERE rowid > :after AND (:partition IS NULL OR"
-                    " partition = :partition) AND (:epoch IS NULL OR epoch = :epoch) ORDER BY rowid LIMIT :page",
-                    {"after": after, "partition": partition, "epoch": epoch, "page": page},
-                ).fetchall()
-            if not found:
-                return
-            after = found[-1][0]
-            yield from map(row_of, found)
-
-    def has_children(self, id: str) -> bool:
-        """Whether the rows of other entries are in this one."""
-        with self._reader.use() as connection:
-            return connection.execute("SELECT 1 FROM chunks WHERE parent = ? LIMIT 1", (id,)).fetchone() is not None
-
-    def totals(self, partition: str | None = None) -> tuple[int, int]:
-        """Entries and bytes; counted where the row that has them is damaged, which the next write repairs."""
-        with self._reader.use() as connection:
-            kept = connection.execute("SELECT entries, bytes FROM totals").fetchone() if partition is None else None
-            if kept is not None and all(type(number) is int and number >= 0 for number in kept):
-                return kept
-            return connection.execute(
-                "SELECT coalesce(sum(node = 0), 0), cast(coalesce(sum(nbytes), 0) AS INTEGER) FROM chunks WHERE ? IS NULL OR partition = ?",
-                (partition, partition),
-            ).fetchone()
-
-    def removed_elsewhere(self) -> RemovedElsewhere:
-        """Entries removed by other processes since the last call. Cheap if nothing has changed."""
-        with self._reader.use() as connection:
-            version = (self._reader.openings, connection.execute("PRAGMA data_version").fetchone()[0])
-            if version != self._version:
-                self._read_journal(connection)
-                self._version = version
-            if not self._removed and not self._changed and self._complete:
-                return RemovedElsewhere()
-            with self._journal_lock:
-                found = RemovedElsewhere(tuple(self._removed), tuple(self._changed), self._complete)
-                self._removed, self._changed, self._complete = [], [], True
-        return found
 
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
 
-    def _commit(self, connection: sqlite3.Connection) -> None:
-        # This transaction's own removals are not news from elsewhere. They are marked as seen before the commit and without
-        # keeping the lock, for which readers would wait: until the commit they cannot see them anyway.
-        last = _last_removed(connection)
-        with self._journal_lock:
+    # What is there
+
+    def longest(self, keys: Keys, most: int, now: float, *, further: bool = True) -> list[Piece]:
+        """The longest prefix of at most `most` tokens that is stored without a gap, first rows first.
+
+        further  also rows inside the block where the prompt leaves all others, of prompts without media
+        """
+        known: dict[bytes, tuple[int, str, int, int, float, str]] = {}
+
+        def look(wanted: Sequence[bytes]) -> None:
+            for at in range(0, len(wanted), _MANY):
+                part = wanted[at : at + _MANY]
+                query = (
+                    "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b JOIN segments s ON s.n = b.n"
+                    f" WHERE b.key IN ({','.join('?' * len(part))}) AND {_alive('s')}"
+                )
+                known.update({row[0]: row[1:] for row in self.read(query, (*part, now, now + SKEW))})
+
+        top = most // BLOCK
+        look(keys.full[1 : top + 1])
+        deepest = next((i for i in range(top, 0, -1) if keys.full[i] in known), 0)
+        tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= most]
+        look([keys.at(end) for end in tails])
+        ends = [end for end in reversed(tails) if keys.at(end) in known]
+        limit = most
+        for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
+            if end > limit or keys.at(end) not in known:
+                continue
+            pieces: list[Piece] = []
+            at = end
+            while at:
+                key = keys.at(at)
+                if key not in known and at % BLOCK:
+                    look([key])
+                if key not in known:
+                    break
+                n, name, start, stop, due, record = known[key]
+                pieces.append(Piece(n, name, start, at, stop, due, record))
+                at = start
+            if not at:
+                pieces.reverse()
+                return self._further(keys, pieces, most, now) if further and not keys.spans else pieces
+            limit = at - 1  # what needs the missing rows is of no use
+        return []
+
+    def _further(self, keys: Keys, pieces: list[Piece], most: int, now: float) -> list[Piece]:
+        last = pieces[-1]
+        end = last.stop
+        if end % BLOCK or end >= most:
+            return pieces
+        query = (
+            "SELECT n, name, start, stop, due, record, ids FROM segments WHERE n = ? UNION ALL SELECT * FROM (SELECT n, name, start,"
+            f" stop, due, record, ids FROM segments s WHERE prefix = ? AND {_alive('s')} ORDER BY n DESC LIMIT 4)"
+        )
+        best, extra = 0, last
+        for n, name, start, stop, due, record, ids in self.read(query, (last.n, keys.at(end), now, now + SKEW)):
+            held = np.frombuffer(ids, "<u4")[end - start :][
+                : min(most - end, BLOCK - 1)
+            ]  # none of a segment with media
+            same = held == keys.ids[end : end + len(held)]
+            length = len(same) if same.all() else int(same.argmin())
+            if length > best:
+                best, extra = length, Piece(n, name, max(start, last.start), end + length, stop, due, record)
+        if not best:
+            return pieces
+        if extra.n == last.n:
+            return [*pieces[:-1], extra]
+        return [*pieces, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
+
+    def chain(self, tokens: int, key: bytes, now: float) -> list[Piece]:
+        """The pieces of a prefix of so many tokens, by its key; none if there is a gap."""
+        query = (
+            "SELECT s.n, s.name, s.start, s.stop, s.due, s.record, s.prefix FROM blocks b JOIN segments s ON s.n = b.n"
+            f" WHERE b.key = ? AND {_alive('s')}"
+        )
+        pieces: list[Piece] = []
+        while tokens:
+            found = self.read(query, (key, now, now + SKEW))
+            if not found or not found[0][2] < tokens <= found[0][3]:
+                return []
+            n, name, start, end, due, record, key = found[0]
+            pieces.append(Piece(n, name, start, tokens, end, due, record))
+            tokens = start
+        return pieces[::-1]
+
+    def pieces(self, record: int) -> list[Piece]:
+        """What the rows of a record, by its number, are in, first rows first; none once another has replaced it."""
+        query = (
+            "SELECT s.n, s.name, l.start, l.stop, s.stop, s.due, s.record FROM links l JOIN segments s ON s.n = l.segment"
+            " WHERE l.record = ? ORDER BY l.start"
+        )
+        return [Piece(*row) for row in self.read(query, (record,))]
+
+    def record(self, id: str, now: float) -> RecordRow | None:
+        query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {_alive('r')}"
+        found = self.read(query, (id, now, now + SKEW))
+        return RecordRow(*found[0]) if found else None
+
+    def records(
+        self, partition: str | None, epoch: str | None, now: float, *, after: int = 0, page: int = 256
+    ) -> Generator[RecordRow]:
+        """All of higher numbers than `after`, fetched in pages without a lock between them."""
+        query = (
+            f"SELECT n, id, partition, epoch, about FROM records r WHERE n > ?3 AND (?4 IS NULL OR partition = ?4)"
+            f" AND (?5 IS NULL OR epoch = ?5) AND {_alive('r', '?1', '?2')} ORDER BY n LIMIT ?6"
+        )
+        while True:
+            found = self.read(query, (now, now + SKEW, after, partition, epoch, page))
+            if not found:
+                return
+            after = found[-1][0]
+            for row in found:
+                yield RecordRow(*row)
+
+    def next_due(self) -> float | None:
+        """When the next entry expires."""
+        query = "SELECT min(due) FROM (SELECT min(due) AS due FROM records WHERE due < 1e18 UNION ALL SELECT min(due) FROM segments WHERE due < 1e18)"
+        return self.read(query)[0][0]
+
+    def totals(self, partition: str | None = None) -> tuple[int, int]:
+        """Entries and bytes."""
+        with self._reader.use() as sql:
+            return _totals(sql, partition)
+
+    # Changes
+
+    def add_segment(self, sql: sqlite3.Connection, segment: Segment) -> int:
+        """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
+        keys = dict.fromkeys(segment.keys)
+        values = (
+            segment.name, segment.partition, segment.epoch, segment.kind, segment.start, segment.stop, segment.prefix,
+            b"".join(keys), b"" if segment.spans else segment.ids, segment.record, segment.nbytes, segment.created, segment.due,
+            _tick(sql),
+        )  # fmt: skip
+        sql.execute(
+            "INSERT INTO segments (name, partition, epoch, kind, start, stop, prefix, keys, ids, record, nbytes, created, due, used,"
+            f" hits) VALUES ({','.join('?' * len(values))}, 0)",
+            values,
+        )
+        n = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+        sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in keys))
+        return n
+
+    def add_record(
+        self,
+        sql: sqlite3.Connection,
+        about: bytes,
+        columns: tuple[str, str, str, str],
+        created: float,
+        due: float,
+        pieces: Sequence[Piece],
+    ) -> Gone:
+        """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces."""
+        before = sql.execute("SELECT n FROM records WHERE id = ?", (columns[0],)).fetchone()
+        held = [n for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", before[:1])] if before else []
+        if before:
+            self._delete_records(sql, [before[0]])
+        values = (*columns, len(about), created, due, _tick(sql), 0, about)
+        sql.execute(
+            "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
+            values,
+        )
+        n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
+        sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, p.n, p.start, p.stop) for p in pieces))
+        # What a prompt has all of is its own text too, and stays as long as it does.
+        whole = [(due, p.n) for p in pieces if p.stop == p.end]
+        sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
+        loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
+        return self._delete_segments(sql, loose)
+
+    def touch(self, sql: sqlite3.Connection, uses: Mapping[tuple[str, tuple[int, ...]], int]) -> None:
+        """Notes uses of records, by id, and of their segments: the end first, so that the beginning is the last to leave."""
+        for (id, chain), hits in uses.items():
+            clock = _tick(sql, len(chain) + 1)
+            if id:
+                sql.execute("UPDATE records SET used = ?, hits = hits + ? WHERE id = ?", (clock, hits, id))
+            query = "UPDATE segments SET used = ?, hits = hits + ? WHERE n = ?"
+            sql.executemany(query, [(clock - place, hits, n) for place, n in enumerate(chain)])
+
+    def evict(self, sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
+        """Removes segments and the records that need them; other segments of these stay, as prefixes."""
+        numbers = list(segments)
+        records = _linked(sql, "record", "segment", numbers)
+        gone = self._delete_records(sql, records)
+        gone += self._delete_segments(sql, numbers)
+        return gone
+
+    def remove(
+        self, sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True
+    ) -> Gone:
+        """Removes records with their segments, but for those that other records have all of; and segments with their records.
+
+        Records that had some rows of what leaves are gone too (see `torn`), unless `tear` is False."""
+        gone_records, gone_segments = set(records), set(segments)
+        fresh = set(gone_records)
+        gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
+        fresh |= more
+        while fresh:
+            own = set(_linked(sql, "segment", "record", fresh)) - gone_segments
+            leave = {s for s in own if not self.needed(sql, s, gone_records)}
+            gone_segments |= leave
+            fresh = set(_linked(sql, "record", "segment", leave)) - gone_records if tear else set[int]()
+            gone_records |= fresh
+        gone = self._delete_records(sql, gone_records)
+        gone += self._delete_segments(sql, gone_segments)
+        return gone
+
+    def torn(self, sql: sqlite3.Connection, records: Collection[int]) -> list[tuple[int, int]]:
+        """Segments that leave with these records although others have their first rows: their numbers, and how far others go."""
+        found: list[tuple[int, int]] = []
+        for s in set(_linked(sql, "segment", "record", records)):
+            if not self.needed(sql, s, records):
+                query = "SELECT record, stop FROM links WHERE segment = ?"
+                stops = [stop for record, stop in sql.execute(query, (s,)) if record not in records]
+                if stops:
+                    found.append((s, max(stops)))
+        return found
+
+    def move_links(self, sql: sqlite3.Connection, old: int, new: int, records: Collection[int]) -> None:
+        """Lets all records but these have their rows from another segment."""
+        found = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (old,)) if n not in records]
+        query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
+        sql.executemany(query, [(new, old, record) for record in found])
+
+    def make_room(
+        self,
+        sql: sqlite3.Connection,
+        order: str,
+        max_bytes: int,
+        max_entries: int,
+        partition: str | None = None,
+        keep: Collection[int] = (),
+        keep_record: str = "",
+    ) -> Gone:
+        """Evicts until a budget is met. Raises: NoRoom if that takes what is to be kept."""
+        gone = Gone()
+        of = "(?1 IS NULL OR partition = ?1)"
+        over = _totals(sql, partition)[0] - max_entries if max_entries else 0
+        if over > 0:
+            query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
+            gone += self.remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
+        while max_bytes and (over := _totals(sql, partition)[1] - max_bytes) > 0:
+            victims: list[int] = []
+            for n, size in sql.execute(f"SELECT n, nbytes FROM segments WHERE {of} ORDER BY {order}", (partition,)):
+                if over <= 0:
+                    break
+                if n not in keep:
+                    victims.append(n)
+                    over -= size + _described_by(sql, n)
+            if victims:
+                gone += self.evict(sql, victims)
+                continue
+            query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
+            records = [n for (n,) in sql.execute(query, (partition, keep_record))]
+            if not records:
+                raise NoRoom
+            gone += self._delete_records(sql, records)
+        return gone
+
+    def expired(self, sql: sqlite3.Connection, now: float) -> tuple[list[int], list[int]]:
+        """Records and segments whose time is over, or that come from the future."""
+        records = sql.execute(f"SELECT n FROM records r WHERE due < 1e18 AND NOT {_alive('r')}", (now, now + SKEW))
+        found = [n for (n,) in records.fetchall()]
+        segments = sql.execute(f"SELECT n FROM segments s WHERE due < 1e18 AND NOT {_alive('s')}", (now, now + SKEW))
+        return found, [n for (n,) in segments.fetchall()]
+
+    def below(self, sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
+        """Segments that go on where these end, or inside of them, and those that go on there, without those that records need."""
+        found: set[int] = set()
+        waiting = list(segments)
+        while waiting:
+            row = sql.execute("SELECT keys FROM segments WHERE n = ?", (waiting.pop(),)).fetchone()
+            for at in range(0, len(row[0]) if row else 0, SIZE):
+                query = (
+                    "SELECT n FROM segments s WHERE prefix = ? AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+                )
+                new = {n for (n,) in sql.execute(query, (row[0][at : at + SIZE],))} - found
+                found |= new
+                waiting += new
+        return found
+
+    def removed_elsewhere(self) -> tuple[list[tuple[str, bool]], bool]:
+        """Ids of records that other processes removed since the last call, with whether they are back already; and False if the
+        journal no longer names all of them. Cheap if nothing has changed."""
+        with self._reader.use() as sql:
+            version = (self._reader.openings, sql.execute("PRAGMA data_version").fetchone()[0])
+            if version != self._version:
+                self._read_journal(sql)
+                self._version = version
+            if not self._news and self._complete:
+                return [], True
+            with self._journal:
+                news, complete = self._news, self._complete
+                self._news, self._complete = [], True
+        return news, complete
+
+    def needed(self, sql: sqlite3.Connection, segment: int, without: Collection[int]) -> bool:
+        """Whether another record has all rows of a segment."""
+        query = "SELECT l.record FROM links l JOIN segments s ON s.n = l.segment WHERE s.n = ? AND l.stop = s.stop"
+        return any(record not in without for (record,) in sql.execute(query, (segment,)))
+
+    def _delete_records(self, sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
+        gone = Gone()
+        for n in numbers:
+            row = sql.execute("SELECT id, partition, kind, nbytes FROM records WHERE n = ?", (n,)).fetchone()
+            if row is not None:
+                gone.records.append(row[:3])
+                gone.nbytes += row[3]
+                sql.execute("DELETE FROM records WHERE n = ?", (n,))
+                sql.execute("DELETE FROM links WHERE record = ?", (n,))
+        if gone.records:
+            sql.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (_JOURNAL_ROWS,))
+        return gone
+
+    def _delete_segments(self, sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
+        gone = Gone()
+        for n in numbers:
+            row = sql.execute("SELECT name, keys, nbytes FROM segments WHERE n = ?", (n,)).fetchone()
+            if row is not None:
+                gone.objects.append(row[0])
+                gone.nbytes += row[2]
+                keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
+                sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
+                sql.execute("DELETE FROM segments WHERE n = ?", (n,))
+                sql.execute("DELETE FROM links WHERE segment = ?", (n,))
+        return gone
+
+    def _commit(self, sql: sqlite3.Connection) -> None:
+        # This transaction's own removals are no news from elsewhere. They are marked as seen before the commit, without keeping
+        # the lock for which readers would wait: until the commit they cannot see them anyway.
+        last = _last_removed(sql)
+        with self._journal:
             before, self._seen = self._seen, max(self._seen, last)
         try:
-            connection.execute("COMMIT")
+            sql.execute("COMMIT")
         except BaseException:
-            with self._journal_lock:
+            with self._journal:
                 self._seen, self._version = before, (-1, -1)
             raise
 
-    def _checkpoint(self, connection: sqlite3.Connection, kind: str) -> None:
-        # If it fails, the commit is still safe in the log.
-        try:
-            connection.execute(f"PRAGMA wal_checkpoint({kind})")
-        except sqlite3.Error as error:
-            logger.warning("the log of the catalog cannot be shortened now: %s", error)
-            if is_damage(error):
-                self._noted_damage()
-
-    def _read_journal(self, connection: sqlite3.Connection) -> None:
-        with self._journal_lock:
-            found = connection.execute(
-                "SELECT seq, id, id IN (SELECT id FROM chunks WHERE node = 0) FROM removed WHERE seq > ? ORDER BY seq",
-                (self._seen,),
-            ).fetchall()
+    def _read_journal(self, sql: sqlite3.Connection) -> None:
+        with self._journal:
+            query = "SELECT seq, id, id IN (SELECT id FROM records) FROM removed WHERE seq > ? ORDER BY seq"
+            found = sql.execute(query, (self._seen,)).fetchall()
             if found:
                 self._complete = self._complete and found[0][0] == self._seen + 1
                 self._seen = found[-1][0]
-                self._removed.extend(id for _, id, back in found if not back)
-                self._changed.extend(id for _, id, back in found if back)
+                self._news += [(id, bool(back)) for _, id, back in found]
 
 
 def reason_of(error: sqlite3.Error) -> str:
     """The reason of a failed write, as counted in refusals: `full`, `read_only`, `busy` or `error`."""
-    return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
+    reasons = {
+        sqlite3.SQLITE_FULL: "full",
+        sqlite3.SQLITE_READONLY: "read_only",
+        sqlite3.SQLITE_BUSY: "busy",
+        sqlite3.SQLITE_LOCKED: "busy",
+    }
+    return reasons.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
 
 
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one by one: `executescript` would commit the running transaction."""
+def _alive(table: str, now: str = "?", latest: str = "?") -> str:
+    """What is not expired: a value for the present, and one for the latest time at which it can have been made."""
+    return f"({table}.due > {now} AND ({table}.due >= 1e18 OR {table}.created <= {latest}))"
+
+
+def _totals(sql: sqlite3.Connection, partition: str | None) -> tuple[int, int]:
+    query = "SELECT coalesce(sum(entries), 0), coalesce(sum(bytes), 0) FROM totals WHERE ?1 IS NULL OR partition = ?1"
+    return sql.execute(query, (partition,)).fetchone()
+
+
+def _described_by(sql: sqlite3.Connection, segment: int) -> int:
+    """Bytes of the records that need a segment."""
+    query = "SELECT coalesce(sum(r.nbytes), 0) FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
+    return sql.execute(query, (segment,)).fetchone()[0]
+
+
+def _linked(sql: sqlite3.Connection, wanted: str, given: str, numbers: Iterable[int]) -> list[int]:
+    return [n for number in numbers for (n,) in sql.execute(f"SELECT {wanted} FROM links WHERE {given} = ?", (number,))]
+
+
+def _last_removed(sql: sqlite3.Connection) -> int:
+    return sql.execute("SELECT coalesce(max(seq), 0) FROM removed").fetchone()[0]
+
+
+def _tick(sql: sqlite3.Connection, by: int = 1) -> int:
+    sql.execute("UPDATE clock SET used = used + ?", (by,))
+    return sql.execute("SELECT used FROM clock").fetchone()[0]
+
+
+def _prepare(sql: sqlite3.Connection) -> None:
+    """Creates the tables of a new catalog. Raises: Damaged for one with others."""
+    version = sql.execute("PRAGMA user_version").fetchone()[0]
+    found = {row[0] for row in sql.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'trigger')")}
+    if version == VERSION:
+        wanted = {
+            "segments",
+            "blocks",
+            "records",
+            "links",
+            "totals",
+            "clock",
+            "removed",
+            "segment_added",
+            "segment_gone",
+        }
+        if not wanted <= found or not sql.execute("SELECT 1 FROM clock").fetchone():
+            raise Damaged("the catalog lacks a table")
+        return
+    if version or found:
+        raise Damaged(f"the catalog says it is of version {version}")
     statement = ""
-    for line in script.splitlines():
+    for line in _TABLES.splitlines():
         statement += line + "\n"
         if sqlite3.complete_statement(statement):
-            yield statement
+            sql.execute(statement)
             statement = ""
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    """Creates the tables of a new catalog, and brings those of version 1 up to date.
-
-    Raises: sqlite3.DatabaseError for a catalog of another version, and Damaged for one with other tables or triggers.
-    """
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, 1, VERSION):
-        raise Damaged(f"the catalog says it is of version {version}")
-    if version != VERSION:
-        for statement in _statements((_FROM_1 if version else _SCHEMA) + _PARENTS):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-    check_schema(connection, _SCHEMA + _PARENTS)
-
-
-def _last_removed(connection: sqlite3.Connection) -> int:
-    return connection.execute("SELECT coalesce(max(seq), 0) FROM removed").fetchone()[0]
+    sql.execute("INSERT INTO clock VALUES (1, lower(hex(randomblob(16))))")
+    sql.execute(f"PRAGMA user_version = {VERSION}")

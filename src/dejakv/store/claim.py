@@ -1,28 +1,43 @@
 """Decides which folders are stores, and which may become one. Nothing is opened, swept or removed in any other folder.
 
-A folder is a store if it has DejaKV's marker. A folder of 0.1.0 has none; it is recognised by its catalog and gets one. An
-empty folder becomes a store. Any other is refused.
+A folder is a store if it has DejaKV's marker, or nothing but what a store has: then it gets one. An empty folder becomes a store. Any
+other is refused.
 """
 
 import fcntl
+import json
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dejakv.errors import StoreError
 from dejakv.store import names
+from dejakv.store.catalog import TABLES
 from dejakv.store.connection import connect
 from dejakv.store.counters import logger
 from dejakv.store.directory import Directory, is_our_file
-from dejakv.store.marker import Marker, read_marker, write_marker
+from dejakv.store.names import MARKER, NEW_MARKER
 
-_CATALOG_VERSIONS = (1, 2)
-"""Of catalogs that may stand in a folder without a marker: made by 0.1.0, or left when a damaged marker was removed."""
-_LEGACY_TABLES = {"chunks", "totals", "removed"}
+FORMAT = 3
+"""Of the whole folder. Formats 1 and 2 had a file for each prompt, or for what prompts shared."""
+_FORMATS = (1, 2, FORMAT)
+_MAX_BYTES = 4096
+_TABLES_OF = {version: {"chunks", "totals", "removed"} for version in (1, 2)} | {FORMAT: TABLES}
 _LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Content of the marker."""
+
+    id: str
+    format: int = FORMAT
 
 
 @contextmanager
@@ -52,9 +67,9 @@ def identify(directory: Directory) -> Marker | None:
     if not found:
         return None
     stranger = _stranger(directory, found)
-    if stranger is None and _has_legacy_catalog(directory):
-        logger.info("the store in %s was made by an older version and gets a marker", directory.path)
-        return write_marker(directory)
+    if stranger is None and _has_state(directory):
+        logger.info("the store in %s had lost its marker", directory.path)
+        return write_marker(directory, 2 if names.OLD_CHUNKS in found else FORMAT)
     raise StoreError(
         f"{directory.path} holds other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is not a cache of "
         "DejaKV and is left alone: give a new or empty folder for the cache"
@@ -100,26 +115,44 @@ def _is_store_below(directory: Directory, name: str) -> bool:
         return below is not None and any(is_our_file(below.status(file)) for file in (names.MARKER, names.CATALOG))
 
 
+def _has_state(directory: Directory) -> bool:
+    """Whether there is a catalog of ours: a database of that name alone may be anybody's."""
+    if not is_our_file(directory.status(names.CATALOG)):
+        return False
+    # Without a log it is opened in a mode that creates no files beside it.
+    log = directory.status(names.CATALOG_PARTS[1])
+    mode = "ro" if log is not None and log.st_size else "ro&immutable=1"
+    try:
+        with closing(connect(directory.path / names.CATALOG, mode)) as sql:
+            version = sql.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name for (name,) in sql.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        logger.warning("%s is not recognised as a catalog: %s", directory.path / names.CATALOG, error)
+        return False
+    return tables - {"sqlite_sequence"} == _TABLES_OF.get(version)
+
+
 def _stranger(directory: Directory, found: list[str]) -> str | None:
-    """A file there that an old version cannot have written, if any."""
+    """A file there that no store has, if any."""
     files = {*names.CATALOG_PARTS, names.DAMAGED}
     for name in found:
         if name in files or names.is_evidence(name):
             if not is_our_file(directory.status(name)):
                 return name
-        elif name == names.CHUNKS:
+        elif name in (names.SEGMENTS, names.OLD_CHUNKS):
             with directory.inside(name) as chunks:
                 groups = chunks.names() if chunks else [""]
                 for group in groups:
                     with (chunks or directory).inside(group) as inner:
                         members = inner.names() if inner and names.is_group(group) else [""]
-                    strange = [member for member in members if not names.is_chunk(f"{group}/{member}")]
+                    known = names.name_of if name == names.SEGMENTS else names.old_name_of
+                    strange = [member for member in members if known(group, member) is None]
                     if strange:
                         return os.path.join(name, group, strange[0])
-        elif name in (names.TEMPORARY, names.QUARANTINE):
-            known = names.is_temporary if name == names.TEMPORARY else names.is_set_aside
+        elif name in (names.TEMPORARY, names.OLD_QUARANTINE):
+            fits = names.is_temporary if name == names.TEMPORARY else names.is_old_set_aside
             with directory.inside(name) as inner:
-                strange = [member for member in (inner.names() if inner else [""]) if not known(member)]
+                strange = [member for member in (inner.names() if inner else [""]) if not fits(member)]
             if strange:
                 return os.path.join(name, strange[0])
         else:
@@ -127,17 +160,56 @@ def _stranger(directory: Directory, found: list[str]) -> str | None:
     return None
 
 
-def _has_legacy_catalog(directory: Directory) -> bool:
-    if not is_our_file(directory.status(names.CATALOG)):
-        return False
-    # Without a log it is opened in a mode that creates no files beside it.
-    log = directory.status(names.CATALOG_PARTS[1])
-    mode = "ro" if log is not None and log.st_size else "ro&immutable=1"
+def read_marker(directory: Directory) -> Marker | None:
+    """The marker of a folder, or None if it has none.
+
+    Raises: StoreError if it belongs to another user, is damaged, or has a format unknown to this version.
+    """
+    status = directory.status(MARKER)
+    if status is None:
+        return None
+    if not is_our_file(status):
+        raise StoreError(
+            f"{directory.path / MARKER} is not a file that only you may change, so somebody else may have made this cache: "
+            "give another folder"
+        )
+    descriptor = directory.open_file(MARKER, os.O_RDONLY)
     try:
-        with closing(connect(directory.path / names.CATALOG, mode)) as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
-        logger.warning("%s is not recognised as a catalog: %s", directory.path / names.CATALOG, error)
-        return False
-    return version in _CATALOG_VERSIONS and tables >= _LEGACY_TABLES and tables <= _LEGACY_TABLES | {"sqlite_sequence"}
+        raw = os.read(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        said: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    match said:
+        case {"format": int(number), "id": str(id)} if number in _FORMATS:
+            return Marker(id, number)
+        case {"format": int(number)} if number > FORMAT:
+            raise StoreError(
+                f"the store in {directory.path} has format {number}, made by a newer DejaKV; this one knows {FORMAT}: "
+                "update DejaKV, or give another folder"
+            )
+        case _:
+            raise StoreError(
+                f"{directory.path / MARKER} is damaged: remove this one file, so that the store is recognised by what is in it, "
+                "or give another folder"
+            )
+
+
+def write_marker(directory: Directory, format: int = FORMAT) -> Marker:
+    """Makes a folder a store. Call it while no other process can. Raises: OSError."""
+    marker = Marker(secrets.token_hex(16), format)
+    directory.remove(NEW_MARKER)  # left by a process killed here
+    descriptor = directory.open_file(NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.write(descriptor, _text(marker))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(NEW_MARKER, MARKER, src_dir_fd=directory.descriptor, dst_dir_fd=directory.descriptor)
+    return marker
+
+
+def _text(marker: Marker) -> bytes:
+    return json.dumps(asdict(marker)).encode() + b"\n"

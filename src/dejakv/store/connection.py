@@ -56,15 +56,17 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 class Connection:
-    """Opened on first use.
+    """Opened on first use. `path`: None for a database in memory, which goes on in a child of `fork` as it is.
 
     wait          seconds that a statement waits for another process's lock
     admit         called before each opening; raises sqlite3.Error if the catalog may not be opened
     noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so the caller must remember it
     """
 
-    def __init__(self, path: Path, wait: float, *, admit: Callable[[], None], noted_damage: Callable[[], None]) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path | None, wait: float, *, admit: Callable[[], None], noted_damage: Callable[[], None]
+    ) -> None:
+        self.path = path
         self._wait = wait
         self._admit = admit
         self._noted_damage = noted_damage
@@ -105,6 +107,10 @@ class Connection:
             self._closed = True
             self.disconnect()
 
+    def __del__(self) -> None:
+        if getattr(self, "_connection", None) is not None:
+            self.disconnect()
+
     def disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -114,7 +120,10 @@ class Connection:
         if self._closed:
             raise sqlite3.ProgrammingError("the store is closed")
         self._admit()
-        connection = connect(self._path, "rw", self._wait)
+        if self.path is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        else:
+            connection = connect(self.path, "rw", self._wait)
         try:
             for setting in (
                 "trusted_schema = OFF",
@@ -135,7 +144,7 @@ class Connection:
 def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
     """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
 
-    Text that is not UTF-8 is decoded to surrogates instead of an error: `catalog_rows.row_of` checks for them.
+    Text that is not UTF-8 is decoded to surrogates instead of an error: `records.decode_meta` checks for them.
     """
     uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
@@ -157,7 +166,8 @@ def _before_fork() -> None:
     for connection in list(_all):
         connection.lock.acquire()
         _held.append(connection)
-        connection.disconnect()
+        if connection.path is not None:
+            connection.disconnect()
 
 
 def _after_fork() -> None:

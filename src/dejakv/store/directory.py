@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from dejakv.errors import StoreError
+
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 NOT_FOR_OTHERS = 0o022
@@ -33,6 +35,15 @@ class Directory:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.descriptor)
         return Directory(self.path / name, os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=self.descriptor))
+
+    def own(self, name: str) -> "Directory":
+        """A directory of this user in this one, made if it is missing. Raises: StoreError for a link or another user's."""
+        status = self.status(name)
+        if status is not None and not (stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
+            raise StoreError(
+                f"{self.path / name} is a link or another user's folder, and is not followed: remove it, or give another folder"
+            )
+        return self.sub(name, make=True)
 
     @contextmanager
     def inside(self, name: str) -> Generator["Directory | None"]:

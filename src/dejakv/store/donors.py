@@ -4,26 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dejakv.store.base import Chunk, ChunkMeta, LoadsParts, Rows, Store
-from dejakv.store.codec import CorruptChunk
-from dejakv.store.parts import joined
-
-
-def load_parts(store: Store, id: str, rows: Rows) -> Sequence[Chunk] | None:
-    """Chunks that hold at least these rows."""
-    if isinstance(store, LoadsParts):
-        return store.get_parts(id, rows)
-    chunk = store.get(id)
-    return None if chunk is None else (chunk,)
+from dejakv.store.base import Chunk, ChunkMeta, CorruptChunk, Rows, joined
+from dejakv.store.store import Store
 
 
 def load_beginning(store: Store, meta: ChunkMeta, tokens: int) -> Chunk | None:
     """The state of a prompt's first `tokens` tokens, or of more; None if it cannot be read."""
-    parts = load_parts(store, meta.id, [(0, tokens)])
+    parts = store.get_parts(meta.id, [(0, tokens)])
     if not parts:
         return None
-    if len(parts) == 1 and not parts[0].meta.rows_from:
-        return Chunk(meta, parts[0].tensor, [(0, tokens)])
+    if len(parts) == 1 and not parts[0].first:
+        return Chunk(meta, parts[0].tensor, [(0, parts[0].tensor.shape[3])])
     try:
         tensor = joined(parts, 0, tokens)
     except CorruptChunk:
@@ -38,7 +29,7 @@ class Donor(Protocol):
     def meta(self) -> ChunkMeta: ...
 
     def read(self, rows: Rows) -> Sequence[Chunk] | None:
-        """Chunks that hold at least these rows, each those from its `rows_from` on; None if they cannot be read."""
+        """Chunks that hold at least these rows, each those from its `first` on; None if they cannot be read."""
         ...
 
     def whole(self) -> Chunk | None:
@@ -54,7 +45,7 @@ class StoredDonor:
     meta: ChunkMeta
 
     def read(self, rows: Rows) -> Sequence[Chunk] | None:
-        return load_parts(self.store, self.meta.id, rows)
+        return self.store.get_parts(self.meta.id, rows)
 
     def whole(self) -> Chunk | None:
         return self.store.get(self.meta.id)

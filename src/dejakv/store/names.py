@@ -1,69 +1,61 @@
 """The names in a store's folder. Files with other names were not written by the store, and are never opened or removed.
 
 <folder>/dejakv-store.json  the marker that makes the folder a store
-<folder>/catalog.sqlite     description of each chunk
-<folder>/chunks/ab/...      one safetensors file a chunk
+<folder>/catalog.sqlite     the index, with the descriptions of prompts
+<folder>/segments/ab/...    one safetensors file a segment
 <folder>/temporary/...      files that are being written
-<folder>/quarantine/...     damaged files, a few of the latest
 <folder>/tp-0-of-2/...      separate stores, one for each tensor-parallel rank
-<folder>/trust.sqlite       evidence on approximate answers (`dejakv.trust.disk`); trust-1.sqlite and so on after damage
+<folder>/trust.sqlite       evidence on approximate answers (`dejakv.trust.ledger`); trust-1.sqlite and so on after damage
 <folder>/trust-....lock     held by a process that waits for labels
 """
 
 import re
-import secrets
-
-from dejakv.identity import digest_of
 
 MARKER = "dejakv-store.json"
 NEW_MARKER = "dejakv-store.json.new"
 CATALOG = "catalog.sqlite"
 CATALOG_PARTS = (CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm")
 DAMAGED = f"{CATALOG}.damaged"
-CHUNKS = "chunks"
+SEGMENTS = "segments"
 TEMPORARY = "temporary"
-QUARANTINE = "quarantine"
+OLD_CHUNKS = "chunks"
+OLD_QUARANTINE = "quarantine"
+"""Of the formats 1 and 2."""
 
-_CHUNK = re.compile(r"(?P<group>[0-9a-f]{2})/(?P=group)[0-9a-f]{30}-[0-9a-f]{8}\.safetensors")
+_OLD_CHUNK = re.compile(r"(?P<group>[0-9a-f]{2})/(?P=group)[0-9a-f]{30}-[0-9a-f]{8}\.safetensors")
+_SEGMENT = re.compile(r"[0-9a-f]{32}\.safetensors")
 _GROUP = re.compile(r"[0-9a-f]{2}")
-_SET_ASIDE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?")
+_OLD_SET_ASIDE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?")
 _EVIDENCE = re.compile(r"trust(-[1-9])?\.sqlite(-wal|-shm|-journal)?|trust-[0-9a-f]{16}\.lock")
 _RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
 
 
-def new_chunk(id: str) -> str:
-    """A path below `chunks` that no other file has, in one of 256 subfolders."""
-    stem = digest_of(id)[:32]
-    return f"{stem[:2]}/{stem}-{secrets.token_hex(4)}.safetensors"
+def file_of(segment: str) -> tuple[str, str]:
+    """Folder below `segments` and name of a segment's file."""
+    return segment[:2], f"{segment}.safetensors"
 
 
-def temporary_of(chunk: str) -> str:
-    """The temporary name of a chunk's file while it is written."""
-    return chunk.replace("/", "-")
+def name_of(group: str, file: str) -> str | None:
+    """The segment in a file of this folder, if it is one."""
+    return file.removesuffix(".safetensors") if _SEGMENT.fullmatch(file) and file.startswith(group) else None
 
 
-def owner_of(partition: str) -> str:
-    """The mark of a partition on files set aside, so that clearing the partition finds them."""
-    # Text from a damaged row may be invalid Unicode.
-    return digest_of(partition.encode(errors="surrogateescape"))[:16]
-
-
-def is_chunk(name: str) -> bool:
-    """Whether it is a path of `new_chunk`."""
-    return _CHUNK.fullmatch(name) is not None
+def old_name_of(group: str, file: str) -> str | None:
+    """The path of a chunk of an older format, below `chunks`, if it is one."""
+    return path if _OLD_CHUNK.fullmatch(path := f"{group}/{file}") else None
 
 
 def is_group(name: str) -> bool:
-    """Whether it is a subfolder of `chunks`."""
+    """Whether it is a subfolder of `segments`, or of `chunks`."""
     return _GROUP.fullmatch(name) is not None
 
 
 def is_temporary(name: str) -> bool:
-    return is_chunk(name.replace("-", "/", 1))
+    return bool(_SEGMENT.fullmatch(name) or _OLD_CHUNK.fullmatch(name.replace("-", "/", 1)))
 
 
-def is_set_aside(name: str) -> bool:
-    return _SET_ASIDE.fullmatch(name) is not None
+def is_old_set_aside(name: str) -> bool:
+    return _OLD_SET_ASIDE.fullmatch(name) is not None
 
 
 def evidence(number: int) -> str:

@@ -1,25 +1,32 @@
-"""One call that opens the store described by settings."""
+"""Opens the store that settings describe."""
 
+import os
+import sqlite3
+import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, StoreError
 from dejakv.quotas import Parts, named_parts
 from dejakv.settings import refuse_redis
 from dejakv.store import names
-from dejakv.store.admission import Admission, AdmittingStore
-from dejakv.store.base import Store
-from dejakv.store.claim import entrance, identify
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
-from dejakv.store.eviction import Budget, PolicyName
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.memory import MemoryStore
-from dejakv.store.quota import shared_out
-from dejakv.store.tiered import Fill, TieredStore
+from dejakv.store.admission import Admission
+from dejakv.store.age import Clock
+from dejakv.store.age import now as steady
+from dejakv.store.catalog import Catalog, PolicyName
+from dejakv.store.claim import FORMAT, entrance, identify, write_marker
+from dejakv.store.connection import connect, is_damage
+from dejakv.store.counters import logger
+from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
+from dejakv.store.filesystem import refuse_network
+from dejakv.store.in_use import InUse
+from dejakv.store.objects import Folder, InFront, Objects
+from dejakv.store.store import Budget, Store
 
 _MEMORY = "memory://"
+Fill = Literal["write", "read"]
 
 
 def open_store(
@@ -36,42 +43,61 @@ def open_store(
     max_write_rate: int = 0,
     partitions: int = 1,
     quotas: Sequence[str] = (),
+    clock: Clock = steady,
+    background: bool = True,
 ) -> Store:
-    """A store of chunks; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
+    """A store of computed state; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
 
-    folder_or_url  None or `memory://` keeps chunks in this process's memory; a folder keeps them on disk, where it must be
-                   empty, missing or a store
-    max_bytes, max_entries  budgets; beyond them `policy` (`lru` or `lfu`) evicts
+    folder_or_url  None or `memory://` keeps state in this process's memory; a folder keeps it on disk, where it must be
+                   empty, missing or a store. It is created with mode 0700
+    max_bytes, max_entries  budgets of all processes together; beyond them `policy` (`lru` or `lfu`) evicts
     memory_bytes   of a store on disk, the part also kept in memory (0: none)
-    memory_fill    when a chunk enters memory: on writing or on the first read
+    memory_fill    when state enters memory: on writing or on the first read
     redis_url      refused: Redis is no longer a store
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
     quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
+    clock, background  see `Store`
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit.
+
+    >>> store = open_store(max_bytes=1 << 30)
+    >>> store.stats().entries
+    0
+    >>> store.close()
     """
-    Budget(max_bytes, max_entries)  # refuses negative ones
-    parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
-    rules = Admission(min_tokens, second_sight, max_write_rate)
     if redis_url is not None:
         refuse_redis("redis://")
     if isinstance(folder_or_url, str):
         refuse_redis(folder_or_url)
+    Budget(max_bytes, max_entries, policy)  # refuses negative ones before they are divided
+    parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
+    budget = Budget(max_bytes, max_entries, policy, parts)
+    rules = Admission(min_tokens, second_sight, max_write_rate)
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
-    store: Store
+    more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock, "background": background}
     if folder_or_url is None or url == _MEMORY:
-        store = MemoryStore(max_bytes, max_entries, policy)
-    elif url is not None:
+        return Store(**more)
+    if url is not None:
         raise ConfigError(f"the store {url!r} is of an unknown kind: give a folder or {_MEMORY}")
-    else:
-        store = DiskStore(folder_or_url, max_bytes, max_entries, policy)
-        if memory_bytes:
-            front = MemoryStore(memory_bytes, max_entries, policy, in_front=True)
-            front = shared_out(front, parts.scaled(memory_bytes, max_entries), policy, in_front=True)
-            store = TieredStore(front, store, memory_fill)
-    store = ExpiringStore(DeltaStore(shared_out(store, parts, policy)))
-    return store if rules == Admission() else AdmittingStore(store, rules)
+    return _open_folder(Path(folder_or_url), memory_bytes, memory_fill, more)
+
+
+def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
+    """The store of a cache's settings. `memory_fill` and errors: as `open_store`."""
+    return open_store(
+        config.cache_dir,
+        max_bytes=config.max_bytes,
+        max_entries=config.max_cached_blocks,
+        policy=config.policy,
+        memory_bytes=config.memory_bytes,
+        memory_fill=memory_fill,
+        min_tokens=config.min_tokens,
+        second_sight=config.second_sight,
+        max_write_rate=config.max_write_rate,
+        partitions=config.partitions,
+        quotas=config.quotas,
+    )
 
 
 def folders_of(folder: str | Path) -> list[Path]:
@@ -92,18 +118,119 @@ def folders_of(folder: str | Path) -> list[Path]:
     return found
 
 
-def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
-    """The store of a cache's settings. `memory_fill` and errors: as `open_store`."""
-    return open_store(
-        config.cache_dir,
-        max_bytes=config.max_bytes,
-        max_entries=config.max_cached_blocks,
-        policy=config.policy,
-        memory_bytes=config.memory_bytes,
-        memory_fill=memory_fill,
-        min_tokens=config.min_tokens,
-        second_sight=config.second_sight,
-        max_write_rate=config.max_write_rate,
-        partitions=config.partitions,
-        quotas=config.quotas,
-    )
+def format_of(folder: Path) -> int:
+    """The format of the store in a folder. Raises: StoreError if it is none."""
+    with entrance(folder) as directory:
+        marker = identify(directory)
+    return FORMAT if marker is None else marker.format
+
+
+def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, Any]) -> Store:
+    refuse_network(folder)
+    try:
+        with entrance(folder, make=True) as inside:
+            marker = identify(inside)
+            if marker is not None and marker.format != FORMAT:
+                raise StoreError(
+                    f"the store in {folder} has format {marker.format}, of an older DejaKV, and this one reads {FORMAT}: remove it "
+                    f"with `dejakv cache purge --cache-dir {folder} --all`, or give another folder"
+                )
+            _make_private(inside)
+            if marker is None:
+                write_marker(inside)
+            return _open_inside(inside, memory_bytes, fill, more)
+    except BlockingIOError as error:
+        raise StoreError(f"the store in {folder} is being deleted by another process: try again") from error
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"{folder} cannot be a cache folder ({error}): give a folder you may write to, with free space"
+        ) from error
+
+
+def _open_inside(inside: Directory, memory_bytes: int, fill: Fill, more: dict[str, Any]) -> Store:
+    root = Directory.open(inside.path)
+    try:
+        in_use = InUse(root)
+        try:
+            files = Folder(root)
+            files.sweep()
+            objects: Objects = InFront(files, memory_bytes, fill) if memory_bytes else files
+
+            def release() -> None:
+                in_use.close()
+                root.close()
+
+            return _with_catalog(root, in_use, objects, more | {"release": release})
+        except BaseException:
+            in_use.close()
+            raise
+    except BaseException:
+        root.close()
+        raise
+
+
+def _with_catalog(root: Directory, in_use: InUse, objects: Objects, more: dict[str, Any]) -> Store:
+    """The store with its catalog, which is made again from the objects if it is missing or damaged."""
+
+    def note_damage() -> None:
+        try:
+            os.close(root.open_file(names.DAMAGED, os.O_WRONLY | os.O_CREAT))
+        except OSError as error:
+            logger.warning("the damage of the catalog of %s cannot be recorded: %s", root.path, error)
+
+    def store() -> Store:
+        catalog = Catalog(root.path / names.CATALOG, admit=in_use.renew, noted_damage=note_damage)
+        try:
+            return Store(objects, catalog, **more)
+        except BaseException:
+            catalog.close()
+            raise
+
+    for name in (*names.CATALOG_PARTS, names.DAMAGED):
+        status = root.status(name)
+        if status is not None and not is_our_file(status):
+            raise StoreError(
+                f"{root.path / name} is not a file that only you may change, so somebody else may have made this cache: give "
+                "another folder"
+            )
+    cause: object = "it was found damaged when it was last used"
+    known = root.status(names.CATALOG) is not None
+    if known and root.status(names.DAMAGED) is None:
+        try:
+            return store()
+        except sqlite3.Error as error:
+            if not is_damage(error) and not _says_read_only_but_is_not(root, error):
+                raise
+            cause = error
+    if not in_use.alone():
+        raise StoreError(
+            f"the catalog of {root.path} is missing or damaged ({cause}) and other processes use it: end them, or give "
+            "another folder"
+        )
+    if known:
+        logger.warning("the catalog of %s is made again from the stored objects: %s", root.path, cause)
+    for name in (*names.CATALOG_PARTS, names.DAMAGED):
+        root.remove(name)
+    # SQLite creates the file, and no descriptor of it is ever closed here: see `connection`.
+    connect(root.path / names.CATALOG, "rwc").close()
+    os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
+    made = store()
+    in_use.share()
+    return made
+
+
+def _make_private(directory: Directory) -> None:
+    mode = stat.S_IMODE(os.fstat(directory.descriptor).st_mode)
+    if mode & NOT_FOR_OTHERS:
+        logger.warning(
+            "others could write to %s: files in it that others own or may change are not read",
+            directory.path,
+        )
+    if mode & 0o077:
+        os.fchmod(directory.descriptor, 0o700)
+
+
+def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
+    """With one damaged byte in the header SQLite takes a file for one that only a newer version may write."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)

@@ -1,6 +1,7 @@
 """Deleting a store: name by name, and only files that a store can have written."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from dejakv.errors import StoreError
@@ -44,12 +45,13 @@ def _purge_alone(directory: Directory) -> int:
 
 def _purge(directory: Directory) -> int:
     removed = _purge_ranks(directory)
-    with directory.inside(names.CHUNKS) as chunks:
-        removed += _purge_chunks(chunks) if chunks else 0
-    for name, known in ((names.TEMPORARY, names.is_temporary), (names.QUARANTINE, names.is_set_aside)):
+    for name, known in ((names.SEGMENTS, names.name_of), (names.OLD_CHUNKS, names.old_name_of)):
+        with directory.inside(name) as groups:
+            removed += _purge_groups(groups, known) if groups else 0
+        directory.remove_directory(name)
+    for name, fits in ((names.TEMPORARY, names.is_temporary), (names.OLD_QUARANTINE, names.is_old_set_aside)):
         with directory.inside(name) as files:
-            removed += sum(files.remove(n) for n in files.names() if known(n)) if files else 0
-    for name in (names.CHUNKS, names.TEMPORARY, names.QUARANTINE):
+            removed += sum(files.remove(n) for n in files.names() if fits(n)) if files else 0
         directory.remove_directory(name)
     removed += sum(map(directory.remove, filter(names.is_evidence, directory.names())))
     # The marker is removed last: an interrupted purge leaves a store.
@@ -72,10 +74,10 @@ def _purge_rank(directory: Directory, name: str) -> int:
     return removed
 
 
-def _purge_chunks(chunks: Directory) -> int:
+def _purge_groups(groups: Directory, known: Callable[[str, str], str | None]) -> int:
     removed = 0
-    for group in filter(names.is_group, chunks.names()):
-        with chunks.inside(group) as files:
-            removed += sum(files.remove(n) for n in files.names() if names.is_chunk(f"{group}/{n}")) if files else 0
-        chunks.remove_directory(group)
+    for group in filter(names.is_group, groups.names()):
+        with groups.inside(group) as files:
+            removed += sum(files.remove(n) for n in files.names() if known(group, n)) if files else 0
+        groups.remove_directory(group)
     return removed

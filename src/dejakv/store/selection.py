@@ -1,12 +1,17 @@
-"""Which entries a purge takes, and what it takes with them."""
+"""Which entries a purge takes, and what was made from them and leaves with them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dejakv.errors import InputError
+from dejakv.identity import common_prefix
 from dejakv.store.age import is_older
-from dejakv.store.base import KV, NODE, ROWS, ChunkMeta
-from dejakv.store.lineage import continuing, derived
+from dejakv.store.base import KV, ROWS, ChunkMeta
+
+DONORS = "donors"
+"""Entry of the `metadata` of rows: ids of the chunks whose state went into them."""
+PROMPT = "prompt"
+"""Entry of the `metadata` of rows: key of the prompt that was blended, whose own text they hold."""
 
 Medium = tuple[str, str]
 """Partition and digest of a picture, sound or clip."""
@@ -63,9 +68,9 @@ class Purged:
 
     prompts          exact state of prompts
     rows             runs of rows that blends had computed
-    parts            nodes: rows that only removed prompts had in common
+    parts            segments of prompts that had left before, or were never finished
     encoder_outputs  outputs of encoders, and states of fusion modules
-    bytes            of tensors. Rows that other prompts need stay, and do not count
+    bytes            of objects and descriptions. Rows that other prompts need stay, and do not count
     ids, media       what it was, for what belongs to it elsewhere
     """
 
@@ -96,16 +101,13 @@ class Purged:
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
-    """The entries that a purge removes, those that need others' rows before them; nodes leave with their last child.
-
-    With a prompt everything that was made from it leaves, and with a named donor also what begins with it. A node without children
-    is of a prompt that is being stored, or whose process was killed meanwhile.
-    """
+    """The entries that a purge removes. With a prompt everything that was made from it leaves, and with a named donor also what
+    begins with it."""
     fit = {meta.id: meta for meta in metas if selection.takes(meta.partition, meta.epoch, meta.created, now)}
     if selection.donors or selection.media:
         named = set(selection.donors)
         roots = [meta for id, meta in fit.items() if id in named]
-        roots += [meta for root in roots if root.kind in (KV, NODE) for meta in continuing(fit.values(), root)]
+        roots += [meta for root in roots if root.kind == KV for meta in _continuing(fit.values(), root)]
         sources = named | {meta.id for meta in roots}
         roots += [meta for meta in fit.values() if _belongs(meta, sources, selection.media)]
         fit = {meta.id: meta for meta in roots}
@@ -115,41 +117,56 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
         first = list(fit)
     every = {meta.id: meta for meta in metas}
     fit |= {id: every[id] for id in derived(metas, *first)}
-    parents = {meta.parent for meta in metas}
-    wanted = (meta for meta in fit.values() if meta.kind != NODE or meta.id not in parents)
-    return sorted(wanted, key=lambda meta: -meta.rows_from)
+    return list(fit.values())
 
 
-def counted(metas: Sequence[ChunkMeta], gone: Iterable[ChunkMeta]) -> Purged:
-    """What removing entries amounts to: nodes leave with their last child, and prompts that have others leave their rows."""
-    left = {meta.id: meta for meta in metas}
-    children: dict[str, set[str]] = {}
-    for meta in metas:
-        if meta.parent:
-            children.setdefault(meta.parent, set()).add(meta.id)
+def counted(metas: Iterable[ChunkMeta]) -> Purged:
+    """What the removal of these entries amounts to, but for bytes."""
     purged = Purged()
-    as_nodes: set[str] = set()
-    for meta in gone:
-        purged += _one(meta)
-        as_nodes.add(meta.id)
-        current: ChunkMeta | None = left.get(meta.id)
-        while current is not None and not children.get(current.id) and (current.kind == NODE or current.id in as_nodes):
-            del left[current.id]
-            purged = replace(purged, parts=purged.parts + (current.kind == NODE), bytes=purged.bytes + current.nbytes)
-            children.get(current.parent, set()).discard(current.id)
-            current = left.get(current.parent)
+    for meta in metas:
+        media = frozenset((meta.partition, span.digest) for span in meta.spans)
+        kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1)}
+        purged += replace(kinds.get(meta.kind, Purged(encoder_outputs=1)), ids=frozenset({meta.id}), media=media)
     return purged
+
+
+def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
+    """Ids of the chunks of rows that hold text of these prompts or were computed from their state, directly or through others,
+    each before those made from it."""
+    made_from: dict[str, list[str]] = {}
+    for meta in metas:
+        if meta.kind == ROWS:
+            for source in (*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")):
+                made_from.setdefault(source, []).append(meta.id)
+    found: dict[str, None] = {}
+    waiting = list(sources)
+    while waiting:
+        for id in made_from.get(waiting.pop(0), ()):
+            if id not in found:
+                found[id] = None
+                waiting.append(id)
+    return list(found)
+
+
+def _continuing(metas: Iterable[ChunkMeta], source: ChunkMeta) -> list[ChunkMeta]:
+    """The prompts of its partition and epoch that begin with all of it: they hold its text, and their first rows are its."""
+    length = source.num_tokens
+    return [
+        meta
+        for meta in metas
+        if meta.kind == KV
+        and (meta.partition, meta.epoch) == (source.partition, source.epoch)
+        and meta.num_tokens > length
+        and common_prefix(
+            source.token_ids, meta.token_ids, source.spans, [span for span in meta.spans if span.start < length]
+        )
+        == length
+    ]
 
 
 def _belongs(meta: ChunkMeta, prompts: set[str], media: frozenset[Medium]) -> bool:
     """Whether an encoder output is of these media, or a fusion state of these prompts."""
-    if meta.kind in (KV, NODE, ROWS):
+    if meta.kind in (KV, ROWS):
         return False
     about = meta.metadata
     return (meta.partition, about.get("content_hash")) in media or about.get("chunk") in prompts
-
-
-def _one(meta: ChunkMeta) -> Purged:
-    media = frozenset((meta.partition, span.digest) for span in meta.spans)
-    kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1), NODE: Purged()}
-    return replace(kinds.get(meta.kind, Purged(encoder_outputs=1)), ids=frozenset({meta.id}), media=media)

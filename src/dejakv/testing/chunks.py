@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from dejakv.identity import exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.store import Store
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "I64": np.int64}
 

@@ -1,7 +1,7 @@
 """Conformance suites for the encoder cache: its tiers, and whatever claims to be a view of one.
 
 class TestMine(TierTests):
-    def make(self) -> Tier: return MyTier()
+    def make(self) -> DiskTier: return MyTier()
 """
 
 import threading
@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.encoder_cache.block import VisualEmbeddingBlock
-from dejakv.encoder_cache.eviction import Key
-from dejakv.encoder_cache.tier import Tier
-from dejakv.encoder_cache.view import EncoderView
+from dejakv.encoder_cache import DiskTier, EncoderView, VisualEmbeddingBlock
+from dejakv.encoder_cache.outputs import Key
 from dejakv.errors import InputError
 
 KEY: Key = ("tenant", "epoch", "image", "a" * 64)
@@ -37,7 +35,7 @@ def block_of(embedding: Any, seconds: float | None = 0.5) -> VisualEmbeddingBloc
 class TierTests:
     """What every tier must do. `make` returns a new, empty tier each time."""
 
-    def make(self) -> Tier:
+    def make(self) -> DiskTier:
         raise NotImplementedError("a conformance suite needs `make`: return an empty tier")
 
     @pytest.fixture
@@ -46,18 +44,16 @@ class TierTests:
         yield tier
         tier.close()
 
-    def test_empty_tier_has_nothing(self, tier: Tier) -> None:
-        recalled = tier.load(KEY)
-        assert recalled.block is None
-        assert not recalled.corrupt
+    def test_empty_tier_has_nothing(self, tier: DiskTier) -> None:
+        assert tier.load(KEY) == (None, False)
 
     @pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4", "|u1", "<i8", "<i4", "|b1"])
     @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8), (1, 1)])
-    def test_what_was_saved_comes_back(self, tier: Tier, dtype: str, shape: tuple[int, ...]) -> None:
+    def test_what_was_saved_comes_back(self, tier: DiskTier, dtype: str, shape: tuple[int, ...]) -> None:
         embedding = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
         tier.save(KEY, block_of(embedding))
         tier.flush()
-        block = tier.load(KEY).block
+        block = tier.load(KEY)[0]
         assert block is not None
         assert block.embedding.dtype == embedding.dtype
         np.testing.assert_array_equal(block.embedding, embedding)
@@ -66,46 +62,46 @@ class TierTests:
         assert block.estimated_vram_bytes == embedding.nbytes
         assert block.access_count == 0
 
-    def test_what_comes_back_is_the_callers_own(self, tier: Tier) -> None:
+    def test_what_comes_back_is_the_callers_own(self, tier: DiskTier) -> None:
         tier.save(KEY, block_of(np.ones((2, 4), np.float32)))
         tier.flush()
-        first = tier.load(KEY).block
+        first = tier.load(KEY)[0]
         assert first is not None
         first.embedding[:] = 7
-        second = tier.load(KEY).block
+        second = tier.load(KEY)[0]
         assert second is not None
         assert second.embedding.max() == 1
 
     @pytest.mark.parametrize("field", range(4))
-    def test_any_other_key_finds_nothing(self, tier: Tier, field: int) -> None:
+    def test_any_other_key_finds_nothing(self, tier: DiskTier, field: int) -> None:
         tier.save(KEY, block_of(np.ones((2, 4), np.float32)))
         tier.flush()
         partition, epoch, modality, content_hash = (
             {2: "video"}.get(field, part + "x") if number == field else part for number, part in enumerate(KEY)
         )
         other = (partition, epoch, modality, content_hash)
-        assert tier.load(other).block is None
-        assert tier.load(KEY).block is not None
+        assert tier.load(other)[0] is None
+        assert tier.load(KEY)[0] is not None
 
-    def test_the_later_block_of_a_key_stays(self, tier: Tier) -> None:
+    def test_the_later_block_of_a_key_stays(self, tier: DiskTier) -> None:
         for value in (1, 2):
             tier.save(KEY, block_of(np.full((2, 4), value, np.float32)))
         tier.flush()
-        block = tier.load(KEY).block
+        block = tier.load(KEY)[0]
         assert block is not None
         assert block.embedding.max() == 2
 
-    def test_clear_forgets_one_partition_even_what_was_just_saved(self, tier: Tier) -> None:
+    def test_clear_forgets_one_partition_even_what_was_just_saved(self, tier: DiskTier) -> None:
         other = ("other", *KEY[1:])
         tier.save(KEY, block_of(np.ones((2, 4), np.float32)))
         tier.save(other, block_of(np.ones((2, 4), np.float32)))
         tier.clear("tenant")
-        assert tier.load(KEY).block is None
-        assert tier.load(other).block is not None
+        assert tier.load(KEY)[0] is None
+        assert tier.load(other)[0] is not None
         tier.clear(None)
-        assert tier.load(other).block is None
+        assert tier.load(other)[0] is None
 
-    def test_a_closed_tier_is_closed_once_and_drops_what_it_is_given(self, tier: Tier) -> None:
+    def test_a_closed_tier_is_closed_once_and_drops_what_it_is_given(self, tier: DiskTier) -> None:
         tier.close()
         tier.close()
         tier.save(KEY, block_of(np.ones((2, 4), np.float32)))

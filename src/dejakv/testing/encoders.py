@@ -10,9 +10,9 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from dejakv.encoders.base import ImageEncoder, TextEncoder, Vector
 from dejakv.errors import InputError
 from dejakv.request import Media
+from dejakv.vectors.base import ImageEncoder, TextEncoder, Vector
 
 ATOL = 1e-4
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dejakv.encoders.base import Closes
-from dejakv.engines.base import Blends, Completion, Engine, FollowsWeights, HoldsState, Prepared, Start
+from dejakv.blend.settings import BlendConfig
+from dejakv.engines.base import Completion, Engine, Plan, Prepared
 from dejakv.errors import InputError, ModelChangedError
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig, BlendReport
 from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.open import open_store
+from dejakv.vectors.base import Closes
 
 TEXT = " ".join(f"the {colour} {thing} is in the {place} ." for colour, thing, place in [
     ("red", "ball", "garden"), ("old", "book", "kitchen"), ("small", "key", "office"), ("green", "lamp", "hall"),
@@ -47,11 +48,11 @@ class EngineTests:
 
     def prepared(self, engine: Engine, topic: int) -> Prepared:
         """A prompt under the engine's epoch, as a pipeline hands it over."""
-        made = engine.prepare(Request(f"r{topic}", self.text(topic), self.text(topic)))
+        made = engine.prepare(Request(f"r{topic}", self.text(topic), self.text(topic), sampling=self.sampling))
         return replace(made, epoch=engine.epoch)
 
     def whole(self, engine: Engine, topic: int) -> Completion:
-        return engine.run(self.prepared(engine, topic), sampling=self.sampling)
+        return engine.full(self.prepared(engine, topic))
 
     def test_it_has_a_name_and_an_epoch_that_stays(self, engine: Engine) -> None:
         assert engine.name
@@ -90,14 +91,12 @@ class EngineTests:
 
     def test_sampling_is_repeatable_by_its_seed(self, engine: Engine) -> None:
         warm = replace(self.sampling, temperature=1.5, seed=7)
-        runs = [engine.run(self.prepared(engine, 1), sampling=warm).token_ids for _ in range(2)]
+        runs = [engine.full(self.prepared(engine, 1).sampled(warm)).token_ids for _ in range(2)]
         assert runs[0] == runs[1]
 
     def test_every_token_is_streamed_and_the_pieces_make_the_text(self, engine: Engine) -> None:
         heard: list[tuple[int, str]] = []
-        done = engine.run(
-            self.prepared(engine, 3), sampling=self.sampling, on_token=lambda token, text: heard.append((token, text))
-        )
+        done = engine.full(self.prepared(engine, 3), on_token=lambda token, text: heard.append((token, text)))
         assert tuple(token for token, _ in heard) == done.token_ids
         assert "".join(text for _, text in heard).strip() == done.text.strip()
 
@@ -119,7 +118,7 @@ class EngineTests:
         chunk = self.captured(engine, 4)
         done = self.whole(engine, 4)
         for held in (1, chunk.meta.num_tokens // 2, chunk.meta.num_tokens - 1):
-            again = engine.run(self.prepared(engine, 4), start=Start(chunk, held), sampling=self.sampling)
+            again = self.begun(engine, self.prepared(engine, 4), chunk, held)
             assert again.token_ids == done.token_ids
             assert again.computed_tokens == done.prompt_tokens - held
 
@@ -128,26 +127,25 @@ class EngineTests:
         pairs = zip(chunk.meta.token_ids, prepared.token_ids, strict=False)
         common = next(place for place, (one, other) in enumerate(pairs) if one != other)
         assert common > 8, "texts of a suite begin alike"
-        again = engine.run(prepared, start=Start(chunk, common), sampling=self.sampling)
+        again = self.begun(engine, prepared, chunk, common)
         assert again.token_ids == self.whole(engine, 6).token_ids
 
     def test_a_changed_model_is_noticed_before_anything_is_computed(self, engine: Engine) -> None:
-        if not isinstance(engine, FollowsWeights):
+        if type(engine).weights_changed is Engine.weights_changed:
             pytest.skip("this engine does not follow its weights")
         heard: list[int] = []
         with pytest.raises(ModelChangedError):
             engine.run(
                 replace(self.prepared(engine, 1), epoch="another"),
-                sampling=self.sampling,
                 on_token=lambda token, _: heard.append(token),
             )
         assert not heard
 
     def test_a_blend_from_the_prompts_own_state_answers_the_same(self, engine: Engine) -> None:
-        if not isinstance(engine, Blends):
+        if type(engine).blend is Engine.blend:
             pytest.skip("this engine does not blend")
         chunk, whole = self.captured(engine, 7), self.whole(engine, 7)
-        done = engine.blend(self.prepared(engine, 7), [chunk], BlendConfig(share=0.0), sampling=self.sampling)
+        done = engine.blend(self.prepared(engine, 7), [chunk], BlendConfig(share=0.0))
         assert isinstance(done, Completion)
         report = done.details["blend"]
         assert report.blended
@@ -155,12 +153,12 @@ class EngineTests:
         assert done.computed_tokens < done.prompt_tokens
 
     def test_what_cannot_be_blended_is_told_with_the_reason(self, engine: Engine) -> None:
-        if not isinstance(engine, Blends):
+        if type(engine).blend is Engine.blend:
             pytest.skip("this engine does not blend")
         chunk = self.captured(engine, 7)
         foreign = Chunk(replace(chunk.meta, epoch="another"), chunk.tensor)
-        done = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig(), sampling=self.sampling)
-        report = done if isinstance(done, BlendReport) else done.details["blend"]
+        done = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig())
+        report = done.details["blend"]
         assert not report.blended
         assert report.reason
 
@@ -173,12 +171,20 @@ class EngineTests:
         assert text.shape == rows.shape[1:]
         assert float(np.linalg.norm(text)) == pytest.approx(1.0, abs=1e-4)
 
+    def begun(self, engine: Engine, prepared: Prepared, chunk: Chunk, held: int) -> Completion:
+        """A prompt's run from its first `held` tokens in a chunk."""
+        store = open_store()
+        store.put(chunk)
+        ran = engine.run(prepared, Plan("prefix", (chunk.meta,), None, held), store)
+        assert isinstance(ran, Completion), ran.reason
+        return ran
+
     def captured(self, engine: Engine, topic: int) -> Chunk:
         """A prompt's own state as a chunk: `[2, layers, kv_heads, tokens, head_dim]`."""
-        if isinstance(engine, HoldsState):
+        if engine.holds_state:
             pytest.skip("this engine keeps its state")
         prepared = self.prepared(engine, topic)
-        tensor = engine.run(prepared, sampling=self.sampling).capture()
+        tensor = engine.full(prepared).capture()
         if tensor is None:
             pytest.skip("this engine hands out no state")
         assert tensor.shape[0] == 2

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dejakv.decide.guards.base import Guard, judge
+from dejakv.decide.levels.base import Level, Match, Query
 from dejakv.errors import ConfigError, InputError
-from dejakv.guards.base import Guard
-from dejakv.guards.chain import judge
-from dejakv.index.base import VectorIndex
-from dejakv.levels.base import Level, Match, Query
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
+from dejakv.vectors.base import VectorIndex
 
 Case = tuple[Request, ChunkMeta, Match]
 

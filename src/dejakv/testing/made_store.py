@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from dejakv.store.base import Store
+from dejakv.store.store import Store
 
 
 class MadeStore:
     """A suite over a store that its subclass makes.
 
-    make_store  a store with the given budgets; the same folder again is the same store
+    make_store  a store with the given settings of `open_store`; the same folder again is the same store
     """
 
-    def make_store(self, folder: Path, *, max_bytes: int = 0, max_entries: int = 0, policy: Any = "lru") -> Store:
+    def make_store(self, folder: Path, **settings: Any) -> Store:
         raise NotImplementedError
 
     @pytest.fixture

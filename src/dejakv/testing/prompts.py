@@ -1,15 +1,14 @@
 """Prompts that begin alike, with state as a model would give it, for tests of what shares it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dejakv.identity import exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Store, Tensor, as_node
-from dejakv.store.parts import beginning_of, cut
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.store import Store
 from dejakv.testing.chunks import same_bits
 
 PREAMBLE = tuple(range(1000, 1040))
@@ -57,17 +56,11 @@ def turns(count: int, *, length: int = 20, first: int = 0) -> list[Chunk]:
     return chunks
 
 
-def part(chunk: Chunk, parent: Chunk | None = None, *, tokens: int = 0, node: bool = False) -> Chunk:
-    """A chunk's rows after those of its parent, or those of its first tokens as a node."""
-    meta = beginning_of(chunk.meta, tokens) if tokens else chunk.meta
-    return cut(chunk, as_node(meta) if node else meta, parent.meta if parent else None, meta.num_tokens)
-
-
 def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
-    """A prompt's state in parts, as `TakesParts.put_part` takes them."""
+    """A prompt's state in parts, its first rows first."""
     data, dtype = chunk.tensor.data, chunk.tensor.dtype
     return [
-        Chunk(replace(chunk.meta, rows_from=start), Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype))
+        Chunk(chunk.meta, Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype), [(start, end)])
         for start, end in pairwise((0, *ends))
     ]
 
@@ -89,5 +82,5 @@ def check_whole(store: Store, chunks: Sequence[Chunk]) -> None:
         assert found is not None
         assert found.rows is None
         assert same_bits(found.tensor, chunk.tensor)
-        assert (found.meta.parent, found.meta.rows_from, found.meta.nbytes) == ("", 0, chunk.tensor.nbytes)
+        assert found.meta.nbytes == chunk.tensor.nbytes
         assert (found.meta.token_ids, found.meta.prompt) == (chunk.meta.token_ids, chunk.meta.prompt)

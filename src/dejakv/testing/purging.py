@@ -1,4 +1,4 @@
-"""The conformance suite of purges, for a store under a `DeltaStore`."""
+"""The conformance suite of purges, for a store under a `Store`."""
 
 import time
 from typing import Any
@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.store.base import NODE, ROWS, Chunk, ChunkMeta, Store, Tensor
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.lineage import DONORS, PROMPT
-from dejakv.store.purging import purge
-from dejakv.store.selection import Purged, Selection
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
+from dejakv.store.store import Store
 from dejakv.testing.made_store import MadeStore
 from dejakv.testing.prompts import PREAMBLE, check_whole, deliveries, ids, prompt_chunk, turns
 
@@ -25,13 +23,9 @@ def rows_chunk(name: str, *, donors: tuple[str, ...], prompt: str = "", partitio
 
 
 class PurgingTests(MadeStore):
-    """What a purge must do with every store. Subclass it with the `make_store` of the store below."""
+    """What a purge must do with every store. Subclass it with `make_store`."""
 
-    @pytest.fixture
-    def deltas(self, store: Store) -> DeltaStore:
-        return DeltaStore(store)
-
-    def test_a_donor_leaves_with_all_that_was_made_from_it(self, deltas: DeltaStore) -> None:
+    def test_a_donor_leaves_with_all_that_was_made_from_it(self, store: Store) -> None:
         donor, later = turns(2)
         beside = prompt_chunk((*PREAMBLE, *range(5000, 5030)))
         first = rows_chunk("r1", donors=(donor.meta.id,))
@@ -39,49 +33,49 @@ class PurgingTests(MadeStore):
         own = rows_chunk("r3", donors=("somebody",), prompt=later.meta.id)
         foreign = rows_chunk("r4", donors=(beside.meta.id,))
         for chunk in (donor, later, beside, first, second, own, foreign):
-            assert deltas.put(chunk)
+            assert store.put(chunk)
         selection = Selection(donors=(donor.meta.id,))
-        before = purge(deltas, selection, dry_run=True)
-        assert len(ids(deltas)) == 7
-        purged = purge(deltas, selection)
+        before = store.purge(selection, dry_run=True)
+        assert len(ids(store)) == 7
+        purged = store.purge(selection)
         assert purged == before
         assert (purged.prompts, purged.rows, purged.encoder_outputs) == (2, 3, 0)
-        assert ids(deltas) == {beside.meta.id, foreign.meta.id}
-        check_whole(deltas, [beside])
-        assert [deltas.get(chunk.meta.id) for chunk in (donor, later, first, second, own)] == [None] * 5
-        assert purge(deltas, selection) == Purged()
+        assert ids(store) == {beside.meta.id, foreign.meta.id}
+        check_whole(store, [beside])
+        assert [store.get(chunk.meta.id) for chunk in (donor, later, first, second, own)] == [None] * 5
+        assert store.purge(selection) == Purged()
 
-    def test_what_was_made_from_an_evicted_donor_is_still_found(self, deltas: DeltaStore) -> None:
+    def test_what_was_made_from_an_evicted_donor_is_still_found(self, store: Store) -> None:
         donor = turns(1)[0]
         made = rows_chunk("r1", donors=(donor.meta.id,))
-        deltas.put(donor)
-        deltas.put(made)
-        deltas.delete(donor.meta.id)
-        assert deltas.get(made.meta.id) is not None
-        assert purge(deltas, Selection(donors=(donor.meta.id,))).rows == 1
-        assert ids(deltas) == set()
+        store.put(donor)
+        store.put(made)
+        store.delete(donor.meta.id)
+        assert store.get(made.meta.id) is not None
+        assert store.purge(Selection(donors=(donor.meta.id,))).rows == 1
+        assert ids(store) == set()
 
-    def test_prompts_that_continue_a_purged_one_stay_whole(self, deltas: DeltaStore) -> None:
+    def test_prompts_that_continue_a_purged_one_stay_whole(self, store: Store) -> None:
         old, young = (
             prompt_chunk(chunk.meta.token_ids, created=created)
             for chunk, created in zip(turns(2), (time.time() - 100, time.time()), strict=True)
         )
-        assert deltas.put(old)
-        assert deltas.put(young)
-        purged = purge(deltas, Selection(older_than=50))
-        assert (purged.prompts, purged.parts, purged.bytes) == (1, 0, 0)
-        assert ids(deltas) == {young.meta.id}
-        check_whole(deltas, [young])
-        # The rows that stayed leave with the last prompt that needs them.
-        assert purge(deltas, Selection()).parts == 1
-        assert list(deltas.inner.metas()) == []
+        assert store.put(old)
+        assert store.put(young)
+        purged = store.purge(Selection(older_than=50))
+        assert (purged.prompts, purged.parts) == (1, 0)
+        assert purged.bytes < old.tensor.nbytes, "its rows are also the other's"
+        assert ids(store) == {young.meta.id}
+        check_whole(store, [young])
+        assert store.purge(Selection()).prompts == 1
+        assert (list(store.metas()), store.stats().bytes) == ([], 0)
 
-    def test_what_is_from_the_future_is_old(self, deltas: DeltaStore) -> None:
+    def test_what_is_from_the_future_is_old(self, store: Store) -> None:
         ahead, here = prompt_chunk((1, 2, 3), created=time.time() + 3600), prompt_chunk((4, 5), created=time.time())
-        deltas.put(ahead)
-        deltas.put(here)
-        assert purge(deltas, Selection(older_than=50)).prompts == 1
-        assert ids(deltas) == {here.meta.id}
+        store.put(ahead)
+        store.put(here)
+        assert store.purge(Selection(older_than=50)).prompts == 1
+        assert ids(store) == {here.meta.id}
 
     @pytest.mark.parametrize(
         ("selection", "left"),
@@ -93,39 +87,51 @@ class PurgingTests(MadeStore):
             (Selection("nobody"), {("a", "e1"), ("a", "e2"), ("b", "e1"), ("b", "e2")}),
         ],
     )
-    def test_partitions_and_epochs(self, deltas: DeltaStore, selection: Selection, left: set[tuple[str, str]]) -> None:
+    def test_partitions_and_epochs(self, store: Store, selection: Selection, left: set[tuple[str, str]]) -> None:
         for partition in "ab":
             for epoch in ("e1", "e2"):
                 for last in (1, 2):
-                    assert deltas.put(prompt_chunk((*PREAMBLE, *[last] * 20), partition=partition, epoch=epoch))
-        nodes = sum(meta.kind == NODE for meta in deltas.inner.metas())
-        purged = purge(deltas, selection)
-        assert {(meta.partition, meta.epoch) for meta in deltas.metas()} == left
-        assert (purged.prompts, purged.parts) == (8 - 2 * len(left), nodes - len(left))
+                    assert store.put(prompt_chunk((*PREAMBLE, *[last] * 20), partition=partition, epoch=epoch))
+        purged = store.purge(selection)
+        assert {(meta.partition, meta.epoch) for meta in store.metas()} == left
+        assert (purged.prompts, purged.parts) == (8 - 2 * len(left), 0)
+        assert (store.stats().bytes == 0) == (not left)
 
-    def test_another_tenants_donor_is_not_purged(self, deltas: DeltaStore) -> None:
+    def test_another_tenants_donor_is_not_purged(self, store: Store) -> None:
         theirs = prompt_chunk((1, 2, 3), partition="b")
-        deltas.put(theirs)
-        assert purge(deltas, Selection("a", donors=(theirs.meta.id,))) == Purged()
-        check_whole(deltas, [theirs])
+        store.put(theirs)
+        assert store.purge(Selection("a", donors=(theirs.meta.id,))) == Purged()
+        check_whole(store, [theirs])
 
-    def test_parts_of_a_prompt_that_was_never_finished_leave_too(self, deltas: DeltaStore) -> None:
+    def test_parts_of_a_prompt_that_was_never_finished_leave_too(self, store: Store) -> None:
         """A process that is killed while it stores a long prompt leaves rows, and their tokens, that no prompt needs."""
         unfinished, other = prompt_chunk((*PREAMBLE, *range(200))), prompt_chunk((1, 2, 3), partition="b")
         for part in deliveries(unfinished, (64, 128, 240))[:2]:
-            assert deltas.put_part(part)
-        assert deltas.put(other)
+            assert store.put(part)
+        assert store.put(other)
         selection = Selection("p")
-        before = purge(deltas, selection, dry_run=True)
-        assert purge(deltas, selection) == before
+        before = store.purge(selection, dry_run=True)
+        assert store.purge(selection) == before
         assert (before.prompts, before.parts) == (0, 2)
         assert before.bytes > 0
-        assert [meta.id for meta in deltas.inner.metas()] == [other.meta.id]
+        assert ids(store) == {other.meta.id}
+        assert store.find("p", "e", unfinished.meta.token_ids) is None
 
-    def test_a_donor_leaves_with_an_unfinished_prompt_that_begins_with_it(self, deltas: DeltaStore) -> None:
+    def test_a_donor_leaves_with_an_unfinished_prompt_that_begins_with_it(self, store: Store) -> None:
         donor, unfinished = prompt_chunk(PREAMBLE), prompt_chunk((*PREAMBLE, *range(200)))
-        assert deltas.put(donor)
+        assert store.put(donor)
         for part in deliveries(unfinished, (64, 128, 240))[:2]:
-            assert deltas.put_part(part)
-        assert purge(deltas, Selection(donors=(donor.meta.id,))).prompts == 1
-        assert list(deltas.inner.metas()) == []
+            assert store.put(part)
+        assert store.purge(Selection(donors=(donor.meta.id,))).prompts == 1
+        assert (list(store.metas()), store.stats().bytes) == ([], 0)
+
+    def test_what_others_share_inside_of_a_segment_is_kept_for_them(self, store: Store) -> None:
+        gone, stays = (prompt_chunk((*PREAMBLE, *range(60), *range(n, n + 90))) for n in (3000, 4000))
+        for chunk in (gone, stays):
+            assert store.put(chunk)
+        assert store.purge(Selection(donors=(gone.meta.id,)), dry_run=True).prompts == 1
+        assert store.purge(Selection(donors=(gone.meta.id,))).prompts == 1
+        check_whole(store, [stays])
+        hit = store.find("p", "e", gone.meta.token_ids)
+        assert hit is not None
+        assert hit[0].tokens == 100, "no row of its own is left"

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from dejakv.identity import Span
-from dejakv.store.base import Chunk, Store, Tensor
+from dejakv.store.base import Chunk, Tensor
+from dejakv.store.store import Store
 from dejakv.testing.chunks import DTYPES, make_chunk, same_bits, size_in
 from dejakv.testing.made_store import MadeStore
 
 
 class StoreTests(MadeStore):
-    """What every `dejakv.store.base.Store` must do."""
+    """What every `dejakv.store.Store` must do."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_a_chunk_comes_back_as_it_went_in(self, store: Store, dtype: str) -> None:

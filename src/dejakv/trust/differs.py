@@ -4,10 +4,12 @@ Both answers are greedy, whatever the request samples with: two samples of one d
 of a request that is sampled is one on the greedy answer to its prompt.
 """
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,11 @@ from dejakv.dotted import named
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import Request
 from dejakv.settings import shown
-from dejakv.trust.tool_calls import tool_calls
+
+_MARKS = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=")
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -33,89 +39,27 @@ class Seen:
     computed: int | None = None
 
 
-class Differs(Protocol):
-    """Compares a full and a reused answer to one request.
+@dataclass(frozen=True)
+class Differs:
+    """Compares a full and a reused answer to one request. What `wrong` raises counts as wrong.
 
-    tokens  of how many tokens an answer must be; None: of as many as the request asks for
-    logits  whether `Seen.continued` is asked, so that an answer that is known will not do
+    wrong   `(request, full, reused)`: whether the reused answer is wrong
+    tokens  length of the answers to compare; None: what the request asks for
+    logits  whether `Seen.continued` is read, so that an answer known as text will not do
     """
 
-    @property
-    def tokens(self) -> int | None: ...
-
-    @property
-    def logits(self) -> bool: ...
-
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        """Whether the reused answer is wrong. What it raises counts as wrong."""
-        ...
-
-
-@dataclass(frozen=True)
-class FirstTokenDiffers:
-    """Another first token."""
-
-    tokens: int | None = 1
-    logits: bool = False
-
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        return full.token_ids[:1] != reused.token_ids[:1]
-
-
-@dataclass(frozen=True)
-class AnswerDiffers:
-    """Another text."""
-
+    wrong: Callable[[Request, Seen, Seen], bool]
     tokens: int | None = None
     logits: bool = False
 
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        return full.text != reused.text
 
-
-@dataclass(frozen=True)
-class ToolDiffers:
-    """A tool call became prose or prose a tool call, or tools, their arguments or their order are others. The order of an argument's
-    keys does not matter, and prose beside calls does not either."""
-
-    tokens: int | None = None
-    logits: bool = False
-
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        return tool_calls(full.text) != tool_calls(reused.text)
-
-
-@dataclass(frozen=True)
-class DistributionDiffers:
-    """The first token's distribution diverges from full computation's by more than `most` nats (Kullback and Leibler)."""
-
-    most: float
-    tokens: int | None = 1
-    logits: bool = True
-
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        given = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
-        wanted, got = full.continued(given), reused.continued(given)
-        if wanted is None or got is None:
-            raise InputError(
-                "the engine gives no log probabilities of this prompt: choose another way to differ than kl, or another engine"
-            )
-        return not float(divergence(wanted[:1], got[:1])[0]) <= self.most  # what is no number is wrong
-
-
-@dataclass(frozen=True)
-class OwnDiffers:
-    """Whatever a function of the user's says of `(request, full_text, reused_text)`: true if the reused answer is wrong."""
-
-    function: Callable[[Request, str, str], object]
-    tokens: int | None = None
-    logits: bool = False
-
-    def wrong(self, request: Request, full: Seen, reused: Seen) -> bool:
-        return bool(self.function(request, full.text, reused.text))
-
-
-NAMED: dict[str, Differs] = {"first": FirstTokenDiffers(), "answer": AnswerDiffers(), "tool": ToolDiffers()}
+NAMED = {
+    "first": Differs(lambda _, full, reused: full.token_ids[:1] != reused.token_ids[:1], tokens=1),
+    "answer": Differs(lambda _, full, reused: full.text != reused.text),
+    "tool": Differs(lambda _, full, reused: tool_calls(full.text) != tool_calls(reused.text)),
+}
+"""Another first token; another text; other tool calls, or prose in place of calls. The order of an argument's keys does not matter, and
+neither does prose beside calls."""
 
 
 def differs_of(text: str) -> Differs:
@@ -124,9 +68,10 @@ def differs_of(text: str) -> Differs:
         return NAMED[text]
     kind, colon, value = text.partition(":")
     if kind == "kl" and colon:
-        return DistributionDiffers(_nats(text, value))
+        return _distribution(_nats(text, value))
     if colon and kind and value:
-        return OwnDiffers(named(text, "--differs"))
+        judge = named(text, "--differs")
+        return Differs(lambda request, full, reused: bool(judge(request, full.text, reused.text)))
     raise ConfigError(
         f"--differs {shown(text)} is unknown: give {', '.join(NAMED)}, kl:NATS (such as kl:0.05) or package.module:function"
     )
@@ -142,7 +87,88 @@ def _nats(text: str, value: str) -> float:
     return nats
 
 
+def _distribution(most: float) -> Differs:
+    """The first token's distribution diverges from full computation's by more than `most` nats."""
+
+    def wrong(_request: Request, full: Seen, reused: Seen) -> bool:
+        given = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
+        wanted, got = full.continued(given), reused.continued(given)
+        if wanted is None or got is None:
+            raise InputError(
+                "the engine gives no log probabilities of this prompt: choose another way to differ than kl, or another engine"
+            )
+        return not float(divergence(wanted[:1], got[:1])[0]) <= most  # what is no number is wrong
+
+    return Differs(wrong, tokens=1, logits=True)
+
+
 def divergence(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
     """Kullback-Leibler divergence of `got` from `wanted` at each token, `[tokens]`, in nats, from two arrays
     `[tokens, vocabulary]` of log probabilities."""
     return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
+
+
+class ToolCall(NamedTuple):
+    """A tool's name and its arguments as JSON with sorted keys. A call that cannot be read has no name, and its text."""
+
+    name: str
+    arguments: str
+
+
+def tool_calls(text: str) -> tuple[ToolCall, ...]:
+    """The calls of an answer in their order; empty for prose. Never raises.
+
+    Calls are JSON objects that name a tool and its arguments: alone, in a list or a `tool_calls` object, in a code fence, behind
+    `[TOOL_CALLS]` or `<|python_tag|>`, between `<tool_call>` tags; and `<function=NAME>` with JSON or `<parameter=KEY>` tags.
+
+    >>> tool_calls('Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
+    (ToolCall(name='weather', arguments='{"city": "Bonn"}'),)
+    """
+    calls = [ToolCall(match[1], _tagged(match[2])) for match in _FUNCTION.finditer(text)]
+    rest = _FUNCTION.sub("", text)
+    calls += [call for value in _values(rest) for call in _calls_in(value)]
+    if not calls and (mark := _MARKS.search(text)) is not None:
+        return (ToolCall("", text[mark.start() :].strip()),)
+    return tuple(calls)
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON objects in a text, the outermost ones."""
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            yield value
+        at = text.find("{", end)
+
+
+def _calls_in(value: Any) -> Iterator[ToolCall]:
+    if isinstance(value, list):
+        for item in cast(list[Any], value):
+            yield from _calls_in(item)
+    elif isinstance(value, dict):
+        found = cast(dict[str, Any], value)
+        name, given = found.get("name"), found.get("arguments", found.get("parameters"))
+        if isinstance(name, str) and given is not None:
+            yield ToolCall(name, _arguments(given))
+            return
+        for item in found.values():
+            yield from _calls_in(item)
+
+
+def _arguments(given: Any) -> str:
+    """In one spelling. OpenAI's form has them as JSON in a string."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return given.strip()
+    return json.dumps(given, sort_keys=True)
+
+
+def _tagged(inside: str) -> str:
+    found = {name: value.strip() for name, value in _PARAMETER.findall(inside)}
+    return json.dumps(found, sort_keys=True) if found else _arguments(inside)

@@ -14,12 +14,26 @@ Hits that are not labelled bet nothing. So a label that is lost for a reason tha
 
 All f are fixed, so that the wealth follows from four counts. The largest, 1, is certain: without a wrong answer its wealth is
 (1 - delta)^-n, the most that any valid test can have.
+
+One class of hits has a `State`: the labels of each rule as counts, and how many rules are open. Rule k's error is the mean over its bands
+0..k, so if it is above delta, some band's is. Two tests of "rule k's error is delta or more" are averaged, which is a test again: that
+of all its labelled hits, weighted, and the least of its bands' own. The first is the quicker while nothing is open; the second
+afterwards, when strict bands have few labels and the next one has many.
 """
 
+import math
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from dejakv.identity import digest_of
+from dejakv.trust import drift
+from dejakv.trust.features import RISK_VERSION
+from dejakv.trust.rules import FIRST, PILOT, band_of, cutoffs_of, open_rules, weights_of
+from dejakv.trust.settings import TrustSettings
 
 BETS: tuple[tuple[float, float], ...] = ((1.0, 0.5), (0.75, 0.15), (0.5, 0.25), (0.25, 0.1))
 """Fractions, and the part of the wealth that begins on each. `1 - p / delta` is the best one for a share p of wrong answers."""
@@ -57,3 +71,226 @@ def _log_product(labels: ArrayLike, wrong: ArrayLike, odds: NDArray[Any], weight
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = np.where(bad > 0, bad * np.log1p(-stake), 0.0)
     return good * np.log1p(stake * odds) + lost
+
+
+def labels_needed(
+    delta: float, confidence: float = 0.95, wrong_share: float = 0.0, *, weight: float = FIRST
+) -> int | None:
+    """Labels of one rule after which it opens if `wrong_share` of them is wrong, spread evenly; None if a million are not enough.
+
+    Where some are wrong, half of all streams take fewer, about. `weight`: the part of alpha that the rule is tested with; 1: it is the
+    only one. Default: the strictest rule's, which is the largest of several.
+    """
+    needed, count = -math.log((1 - confidence) * weight), 1
+    while count <= 1_000_000:
+        labels = np.arange(count, 2 * count)
+        enough = log_wealth(labels, np.floor(wrong_share * labels), delta) >= needed
+        if enough.any():
+            return int(labels[enough.argmax()])
+        count *= 2
+    return None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """delta and the log of the wealth that is needed, and the probabilities of being labelled without and with an open rule."""
+
+    delta: float
+    needed: float
+    explore: float
+    audit: float
+
+    @classmethod
+    def of(cls, settings: TrustSettings) -> "Terms":
+        """Of settings that have a bound."""
+        assert settings.error_bound is not None
+        return cls(settings.error_bound, settings.needed, settings.explore_share, settings.audit_share)
+
+    @property
+    def light(self) -> float:
+        """Weight of a label whose hit was likelier to be labelled than others of the same rule."""
+        return min(self.explore, self.audit) / max(self.explore, self.audit)
+
+    def is_light(self, band: int, rule: int, opened: int) -> bool:
+        """Whether a hit of this band weighs less in the evidence for a rule, drawn while the first `opened` rules were open.
+
+        Only where a rule has hits of both kinds: those that an open rule covers, and others.
+        """
+        return 0 < opened <= rule and (self.explore > self.audit) == (band >= opened) and self.explore != self.audit
+
+
+EVIDENCE_VERSION = 2
+"""Raised with every change of the rule that turns labels into evidence."""
+
+
+def fingerprint(settings: TrustSettings) -> str:
+    """A digest of the settings that evidence depends on. Evidence of other settings is not used: a bound chosen by the evidence would
+    not hold."""
+    terms = (settings.error_bound, settings.confidence, settings.explore_share, settings.audit_share, settings.differs)
+    return digest_of("terms", *map(repr, (EVIDENCE_VERSION, RISK_VERSION, *terms)))[:32]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Labels and wrong ones among them: of one band, and of the rule that ends with it, by weight."""
+
+    band: int = 0
+    band_wrong: int = 0
+    full: int = 0
+    full_wrong: int = 0
+    light: int = 0
+    light_wrong: int = 0
+    best: float = 0.0
+    """Log of the most evidence that the rule has had."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of a class's would-be hits since it began, through all rounds.
+
+    explored, explored_wrong  labelled while no rule covered them
+    audited, wrong            served, labelled, and of these wrong
+    served                    served in all
+    refused                   computed in full, in all
+    lost                      drawn to be labelled, and dropped before that began; of those that were served, in `wrong` too
+    stale                     labels that came after an alarm had ended their round
+    alarms                    how often drift closed the gate
+    """
+
+    explored: int = 0
+    explored_wrong: int = 0
+    audited: int = 0
+    wrong: int = 0
+    served: int = 0
+    refused: int = 0
+    lost: int = 0
+    stale: int = 0
+    alarms: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Both together."""
+        return Counts(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def _token() -> str:
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True)
+class State:
+    """round    a name for this collection of evidence
+    pilot    risks of the first hits; `cutoffs` and `tallies` are empty until there are enough
+    opened   rules up to the loosest that is open
+    drift    statistics of `drift`
+    """
+
+    round: str = field(default_factory=_token)
+    pilot: tuple[float, ...] = ()
+    cutoffs: tuple[float, ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    opened: int = 0
+    drift: tuple[float, ...] = field(default_factory=drift.begin)
+    counts: Counts = field(default_factory=Counts)
+
+    def piloted(self, risk: float) -> "State":
+        """With one more hit of the pilot."""
+        if self.cutoffs:
+            return self
+        pilot = (*self.pilot, risk)
+        if len(pilot) < PILOT:
+            return replace(self, pilot=pilot)
+        cutoffs = cutoffs_of(pilot)
+        return replace(self, pilot=(), cutoffs=cutoffs, tallies=(Tally(),) * len(cutoffs))
+
+    def counted(self, counts: Counts) -> "State":
+        return replace(self, counts=self.counts.plus(counts))
+
+    @property
+    def warned(self) -> bool:
+        """Whether every served hit is audited, since drift is suspected."""
+        return self.opened > 0 and drift.warning(self.drift)
+
+    def learned(
+        self,
+        round: str,
+        risk: float,
+        opened: int,
+        wrong: bool,
+        terms: Terms,
+        *,
+        warned: bool = False,
+        time: float = 0.0,
+    ) -> "State":
+        """With one more label. An alarm begins anew.
+
+        time            see `rules.band_of`
+        opened, warned  as they were when it was drawn. While drift is suspected, served hits are labelled with another probability;
+                        labels of that time count in no rule that has hits of both kinds, but do in their bands
+        """
+        if round != self.round:
+            return self.counted(Counts(stale=1))
+        if not self.cutoffs:  # a hit whose risk was not known when it was drawn
+            return self.piloted(risk).counted(Counts(explored=1, explored_wrong=int(wrong)))
+        band = band_of(risk, self.cutoffs, time)
+        served = band < opened
+        counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))
+        if served:
+            statistics = drift.audited(self.drift, wrong, terms.delta)
+            if drift.alarm(statistics):
+                return State(counts=self.counts.plus(counts).plus(Counts(alarms=1)))
+            self = replace(self, drift=statistics)
+        tallies = tuple(
+            _with(tally, rule == band, wrong, not (warned and rule >= opened), terms.is_light(band, rule, opened))
+            if rule >= band
+            else tally
+            for rule, tally in enumerate(self.tallies)
+        )
+        found = evidence(tallies, terms)
+        tallies = tuple(
+            replace(tally, best=max(tally.best, value)) for tally, value in zip(tallies, found, strict=True)
+        )
+        opened = open_rules([tally.best for tally in tallies], terms.needed)
+        return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
+
+    def upper(self, terms: Terms) -> float | None:
+        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is. It holds for all rules
+        at once, each with its part of alpha."""
+        if not self.opened:
+            return None
+        needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
+        return upper_of(self.tallies[: self.opened], terms, needed)
+
+
+def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:
+    """With one more label: of the rule's own band, and of the rule itself, of full or light weight."""
+    one = int(wrong)
+    if own:
+        tally = replace(tally, band=tally.band + 1, band_wrong=tally.band_wrong + one)
+    if nested and light:
+        return replace(tally, light=tally.light + 1, light_wrong=tally.light_wrong + one)
+    if nested:
+        return replace(tally, full=tally.full + 1, full_wrong=tally.full_wrong + one)
+    return tally
+
+
+def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = None) -> list[float]:
+    """The log of the evidence that each rule's error is below `delta`, the terms' own if it is not given."""
+    against = terms.delta if delta is None else delta
+    table = np.array([(t.band, t.band_wrong, t.full, t.full_wrong, t.light, t.light_wrong) for t in tallies])
+    bands = np.minimum.accumulate(log_wealth(table[:, 0], table[:, 1], against))
+    nested = log_wealth(
+        table[:, 2], table[:, 3], against, light_labels=table[:, 4], light_wrong=table[:, 5], weight=terms.light
+    )
+    return (np.logaddexp(bands, nested) - np.log(2)).tolist()
+
+
+def upper_of(tallies: tuple[Tally, ...], terms: Terms, needed: float) -> float:
+    """The least share that the evidence of the last rule excludes; 1 if it excludes none. Evidence grows with the share."""
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        if middle < 1 and evidence(tallies, terms, middle)[-1] >= needed:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,66 +1,35 @@
-"""What is known of an approximate plan before it runs, and the order that it puts hits in.
+"""Features of an approximate plan, and the risk that orders hits by them.
 
-The bound holds whatever the order is. A good order opens rules sooner and serves more under them. Evidence is kept by `RISK_VERSION`:
-another order begins anew.
+The bound holds for any order. A good one opens rules sooner and serves more under them. Evidence belongs to a `RISK_VERSION`: another
+order begins anew.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 RISK_VERSION = 1
 
 LATE_BLEND = "late blend"
-"""Method of a blend that is judged once it has its first logits: `first_margin` is then known, the log probability of its best token less
-that of the second. What it is refused for has been computed."""
+"""Method of a blend that is judged by its first logits: by `first_margin`, the log probability of its best token less that of the second. A
+blend that is refused then has been computed for nothing."""
 
 TIME_SHARE = "time_share"
-"""Name of a feature of a late blend: what it takes, as a share of the exact plan's time; 0 where costs are not known. It is known before the
-blend is tried, and rules go by it beside the risk (`grid.TIMES`)."""
+"""Feature of a late blend: its time as a share of the exact plan's; 0 without costs. Known before the blend is tried, and limited by each rule
+beside the risk (`rules.TIMES`)."""
 
 
-class Donor(Protocol):
-    @property
-    def generation(self) -> int: ...
+def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
+    """The features of a plan for a prompt of `tokens` tokens; lengths are shares of the prompt.
 
-
-class Matched(Protocol):
-    @property
-    def score(self) -> float: ...
-
-
-class Planned(Protocol):
-    """A `find.ways.Plan`, as far as it is looked at here."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def donors(self) -> Sequence[Donor]: ...
-    @property
-    def match(self) -> Matched | None: ...
-    @property
-    def reused(self) -> int: ...
-    @property
-    def kept(self) -> int: ...
-
-
-class Known(Protocol):
-    """A `find.found.Found`, as far as it is looked at here."""
-
-    @property
-    def copied(self) -> int | None: ...
-    @property
-    def runs(self) -> Sequence[tuple[int, int]]: ...
-
-
-def features_of(plan: Planned, found: Known, tokens: int) -> dict[str, float]:
-    """What is known of a plan for a prompt of `tokens` tokens; lengths are shares of the prompt.
-
-    share_rows   rows that are computed
+    share_rows   recomputed tokens
     score        of the best donor, a cosine, or the share of the prompt that is copied text
-    donors       how many there are; `generation` of the one that most approximate state went into
+    donors       their number; `generation`: the highest among them
     kept         an exact prefix that a blend leaves as it is
-    copied       tokens that stand in donors, verified
+    copied       tokens of verified copied text
     seams        runs of copied text; `longest_run` the longest of them, `longest_new` the longest stretch outside: only where
                  text was copied
     """
@@ -80,10 +49,10 @@ def features_of(plan: Planned, found: Known, tokens: int) -> dict[str, float]:
 
 
 def risk_of(method: str, features: Mapping[str, float]) -> float:
-    """A number in [0, 1] that orders hits of a method, likelier wrong ones last. What is not known counts as the worst.
+    """A number in [0, 1] that orders hits of a method, likelier wrong ones last. A missing feature counts as the worst.
 
     blend  grows with the longest stretch that is new, the share of rows, the seams and the generation. On SmolLM2 the first orders as
-           well as any mixture of the four (docs/trust.md); so does that of top_layer
+           well as any mixture of the four (docs/results/trust.md); so does that of top_layer
     late   falls with the margin alone
     adopt  grows with 1 - score, and where the second donor's score is near (`margin`)
     """
@@ -110,3 +79,20 @@ def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int
         longest = max(longest, start - covered)
         covered = max(covered, start + length)
     return max(longest, tokens - covered)
+
+
+def orders(differs: str) -> bool:
+    """Whether it orders what is wrong by this `differs`: tokens and texts. A distribution may be far away with the same sure token, and
+    near without one: there the plan orders better (docs/results/trust.md)."""
+    return not differs.startswith("kl:")
+
+
+def certainty(logs: NDArray[Any]) -> dict[str, float]:
+    """Of log probabilities `[vocabulary]`: `first_margin`, the best less the second, and `first_entropy`, in nats."""
+    row = np.asarray(logs, np.float64)
+    second, best = np.partition(row, -2)[-2:]
+    there = row > -np.inf
+    return {
+        "first_margin": float(best - second) if np.isfinite(second) else float("inf"),
+        "first_entropy": float(-np.sum(np.exp(row[there]) * row[there])),
+    }

@@ -1,4 +1,4 @@
-"""The gate: which would-be hits are served, and which are computed both ways to learn from.
+"""The gate decides which would-be hits are served, and which are computed both ways to learn from.
 
 draw = gate.draw(partition="", epoch=epoch, method="blend", setting="default", features=features)
 # serve the approximate answer if draw.served; if draw.labelled, compute the other one too, compare, and then
@@ -13,17 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dejakv.errors import ConfigError, InputError, StoreError
-from dejakv.trust import forks
-from dejakv.trust.arithmetic import labels_needed
-from dejakv.trust.draw import ClassKey, Draw
+from dejakv.trust.draw import MOST_AUDITS, ClassKey, Draw, Pending
+from dejakv.trust.evidence import Counts, State, Terms, labels_needed
 from dejakv.trust.features import TIME_SHARE, risk_of
-from dejakv.trust.grid import PILOT, band_of
-from dejakv.trust.ledger import Ledger, MemoryLedger
-from dejakv.trust.pending import MOST_AUDITS, Pending
+from dejakv.trust.ledger import Ledger
 from dejakv.trust.report import TrustReport, class_report, whole_report
+from dejakv.trust.rules import PILOT, band_of
 from dejakv.trust.settings import TrustSettings
-from dejakv.trust.state import Counts, State
-from dejakv.trust.terms import Terms
 
 logger = logging.getLogger("dejakv.trust")
 
@@ -48,20 +44,19 @@ class Gate:
             raise ConfigError("error_bound is None: a gate needs a bound, such as 0.01, or is left out")
         self.settings = settings
         self.terms = Terms.of(settings)
-        self._ledger: Ledger = MemoryLedger() if ledger is None else ledger
+        self._ledger = Ledger() if ledger is None else ledger
         self._random = random
         self._least = labels_needed(settings.error_bound, settings.confidence)
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
         self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
         self._resumed = self._closed = False
-        self._lock = forks.lock(forks.GATE)
+        self._lock = self._ledger.lock
 
     def tries(self, features: Mapping[str, float], *, partition: str, epoch: str, method: str, setting: str) -> bool:
-        """Of a hit of which the risk is known only once it was tried: whether it may be served then. Never raises for the state of
-        the ledger.
+        """Whether a hit may be tried before its risk is known: an open rule could serve it then. A ledger that cannot be read is no.
 
-        features  what is known before: `TIME_SHARE`
+        features  known before the try: `TIME_SHARE`
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         with self._lock:
@@ -70,18 +65,6 @@ class Gate:
             except StoreError:
                 return False
             return state is not None and not self._waits(cls) and _may_serve(state, features.get(TIME_SHARE, 0.0))
-
-    def limit(self, *, partition: str, epoch: str, method: str, setting: str) -> float | None:
-        """The largest risk that is served now; None while no rule is open. For whoever draws when the plan has run: a draw of a hit
-        that was treated otherwise than it says is lost. Never raises for the state of the ledger."""
-        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
-        with self._lock:
-            try:
-                state = self._state(cls)
-            except StoreError:
-                return None
-            serves = state is not None and state.opened and not self._waits(cls)
-            return state.cutoffs[state.opened - 1] if state is not None and serves else None
 
     def draw(
         self,
@@ -93,10 +76,10 @@ class Gate:
         features: Mapping[str, float],
         late: bool = False,
     ) -> Draw:
-        """Decides about one would-be hit. Never raises for the state of the ledger.
+        """Decides about one would-be hit. A ledger that cannot be read or written refuses it, and the reason says why.
 
-        features  what is known of the plan: `trust.features.features_of`; where it must be tried, `TIME_SHARE` and then `certainty`
-        late      more will be known when the label is, and decides the risk: for hits that are not tried, see `tries`
+        features  of the plan: `trust.features.features_of`; of a plan that was tried also `TIME_SHARE` and `certainty`
+        late      the hit is not tried now (see `tries`); its label brings the features that decide its risk
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         risk = risk_of(method, features)
@@ -118,12 +101,12 @@ class Gate:
         return drawn
 
     def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
-        """What came of a labelled draw: whether the approximate answer was wrong. An audit that failed or ran out of time after it
-        began was wrong: else who makes it fail could hide errors. Told twice, it counts once.
+        """Counts a label: whether the approximate answer was wrong. A label that failed after it began is wrong: otherwise whoever makes
+        it fail could hide errors. A second label of one draw is ignored.
 
-        features  of a late draw: what its try showed. Without them a wrong answer counts for every rule, and a right one for none
+        features  of a late draw, from its try. Without them a wrong answer counts for every rule, and a right one for none
 
-        Raises: InputError for a draw that was not to be labelled; outcomes of others would favour some.
+        Raises: InputError for a draw that was not to be labelled: labels of chosen draws would be biased.
         """
         if not draw.labelled:
             raise InputError(
@@ -135,25 +118,25 @@ class Gate:
         self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
 
     def lost(self, draw: Draw) -> None:
-        """The labelled draw was dropped before anything of its outcome could be known: it is no label. Where it was served it
-        counts as wrong all the same: else a gate whose audits are lost would serve for ever."""
+        """Drops a label before anything of its outcome could be known. An audit counts as wrong all the same: otherwise a gate whose
+        audits are lost would serve for ever."""
         if draw.labelled:
             self._settle(draw, True if draw.served else None, lost=True)
 
     def report(self, partition: str | None = None) -> TrustReport:
-        """What is known of a partition, its group's other members included, or of all. Raises: StoreError if it cannot be read."""
+        """The evidence of a partition's group, or of all groups. Raises: StoreError if it cannot be read."""
         group = None if partition is None else self.settings.group_of(partition)
         with self._lock:
-            known = dict(self._ledger.classes(group))
+            known = {cls: state for cls, state, _ in self._ledger.classes(group)}
             for cls, counts in self._uncounted.items():
                 if group in (None, cls.group):
                     known[cls] = known.get(cls, State()).counted(counts)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
         classes = tuple(class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items())
-        return whole_report(self.settings, classes, self._ledger.cold_starts)
+        return whole_report(self.settings, classes)
 
     def known(self, partition: str | None = None) -> TrustReport | None:
-        """The report, None while the evidence cannot be read, which the log tells."""
+        """The report; None, and a warning in the log, while the evidence cannot be read."""
         try:
             return self.report(partition)
         except StoreError as error:
@@ -161,17 +144,17 @@ class Gate:
             return None
 
     def forget(self, partition: str) -> None:
-        """Removes all evidence of a partition, and with it that of its group, which cannot be told apart. Raises: StoreError."""
+        """Removes the evidence of a partition's group. Raises: StoreError."""
         group = self.settings.group_of(partition)
         with self._lock:
-            self._ledger.forget(group)
+            self._ledger.remove(group=group)
             for kept in (self._pending, self._uncounted):
                 for cls in [cls for cls in kept if cls.group == group]:
                     del kept[cls]
 
     def close(self) -> None:
-        """Writes what was counted, and closes the ledger. Labels that are still waited for count as wrong: else who ends the
-        process could choose which count."""
+        """Writes the counts and closes the ledger. Labels that are still awaited count as wrong: otherwise whoever ends the process
+        could choose which count."""
         with self._lock:
             self._own()
             self._closed = True
@@ -192,7 +175,7 @@ class Gate:
             self._uncounted.clear()
 
     def _waits(self, cls: ClassKey) -> bool:
-        """Whether too many served hits wait for their audits for more to be served."""
+        """Whether too many audits are awaited to serve more."""
         return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
 
     def _state(self, cls: ClassKey) -> State | None:
@@ -208,8 +191,8 @@ class Gate:
         return self._ledger.read(cls)
 
     def _draw_late(self, cls: ClassKey, time: float) -> Draw:
-        """No open rule covers it, whatever its risk turns out to be, so that it has the share of such hits. If its risk is never told,
-        a wrong answer counts for every rule that serves hits of this time, as one without risk does."""
+        """Draws for a hit that no open rule covers, whatever its risk turns out to be. A wrong label that never tells the risk counts for
+        every rule that serves hits of this time."""
         state = self._state(cls) or self._change(cls, lambda state: state)
         if _may_serve(state, time):
             reason = _WAITS if self._waits(cls) else "a rule has opened meanwhile"
@@ -281,7 +264,7 @@ class Gate:
             logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
 
     def _change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
-        """Changes what is known, and adds what this process has counted meanwhile."""
+        """Applies a change to a class, together with the counts that this process has not written yet."""
         counts = self._uncounted.get(cls, Counts())
         taken = False
 
@@ -300,7 +283,7 @@ _WAITS = f"{MOST_AUDITS} served hits wait for their audits"
 
 
 def _may_serve(state: State, time: float) -> bool:
-    """Whether an open rule serves hits of which a try takes this share of the exact plan's time."""
+    """Whether an open rule serves hits whose try takes this share of the exact plan's time."""
     return state.opened > 0 and band_of(0.0, state.cutoffs, time) < state.opened
 
 

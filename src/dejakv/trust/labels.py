@@ -2,7 +2,7 @@
 
     {"request": 7, "workload": "rag", "method": "blend", "features": {"share_rows": 0.2}, "wrong": {"first": false, "answer": true}, "kl": 0.01}
 
-Replayed, it says what a gate would have done (`trust.replay`).
+Replayed, it says what a gate would have done (`research/trust/replay.py`).
 """
 
 import json

@@ -1,113 +1,420 @@
-"""Where evidence is kept: the seam, and the one in memory."""
+"""The ledger of evidence: a SQLite file in a cache folder, which several processes share, or memory.
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+Each label is one `BEGIN IMMEDIATE` transaction under the id of its draw, so that none is counted twice and none overwrites another.
 
-from cachetools import FIFOCache
+A draw that is to be labelled is written down before its label is awaited, under the name of its process, which keeps a file of that name
+locked. A later process finds the labels that an ended one never told.
 
-from dejakv.trust import forks
+There is one answer to damage: an operation that cannot read or write raises StoreError, and the gate stays closed while that lasts. A row is
+stored with its digest, so that a row that was changed is noticed. Defences against somebody who may write to the folder are not attempted.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import sqlite3
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from dejakv.errors import StoreError
 from dejakv.trust.draw import ClassKey, Draw
-from dejakv.trust.state import State
+from dejakv.trust.evidence import Counts, State, Tally
+from dejakv.trust.features import TIME_SHARE
 
-Change = Callable[[State], State]
+T = TypeVar("T")
 
+FILE = "trust.sqlite"
+"""Name of the ledger in a cache folder."""
 
-class Ledger(Protocol):
-    """Thread-safe. Keeps a state for each class, and changes it in one step that no other process comes between.
-
-    cold_starts  how often evidence was damaged, so that it began anew
-    """
-
-    @property
-    def cold_starts(self) -> int: ...
-
-    def read(self, cls: ClassKey) -> State | None:
-        """What is known; None of a class that nothing is known of, or whose evidence is damaged. Raises: StoreError if it cannot be read."""
-        ...
-
-    def change(self, cls: ClassKey, change: Change, *, once: str = "") -> State:
-        """Applies a change to what is known and returns the result, or what is known if a change named `once` was made before.
-
-        Raises: StoreError if it cannot be written: then nothing has changed.
-        """
-        ...
-
-    def note(self, draw: Draw) -> None:
-        """Notes a draw that is to be labelled, until a change of its name or `drop`. Raises: StoreError."""
-        ...
-
-    def drop(self, id: str) -> None:
-        """The draw gets no label. Raises: StoreError."""
-        ...
-
-    def missing(self) -> list[Draw]:
-        """Noted draws of processes that have ended. Raises: StoreError."""
-        ...
-
-    def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
-        """All that is known, or all of one group."""
-        ...
-
-    def forget(self, group: str) -> None:
-        """Removes all that is known of a group. Raises: StoreError."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class MemoryLedger:
-    """Evidence of this process alone, which ends with it."""
-
-    cold_starts = 0
-
-    def __init__(self) -> None:
-        self._states: FIFOCache[ClassKey, State] = FIFOCache(MOST_CLASSES)
-        self._made: FIFOCache[str, None] = FIFOCache(REMEMBERED)
-        self._lock = forks.lock(forks.LEDGER)
-
-    def read(self, cls: ClassKey) -> State | None:
-        with self._lock:
-            return self._states.get(cls)
-
-    def change(self, cls: ClassKey, change: Change, *, once: str = "") -> State:
-        with self._lock:
-            state = self._states.get(cls) or State()
-            if once and once in self._made:
-                return state
-            state = change(state)
-            self._states[cls] = state
-            if once:
-                self._made[once] = None
-            return state
-
-    def note(self, draw: Draw) -> None:
-        """Nothing is left of a process that has ended."""
-
-    def drop(self, id: str) -> None:
-        """Nothing was noted."""
-
-    def missing(self) -> list[Draw]:
-        return []
-
-    def classes(self, group: str | None = None) -> Iterator[tuple[ClassKey, State]]:
-        with self._lock:
-            found = list(self._states.items())
-        return iter([(cls, state) for cls, state in found if group in (None, cls.group)])
-
-    def forget(self, group: str) -> None:
-        with self._lock:
-            for cls in [cls for cls in self._states if cls.group == group]:
-                del self._states[cls]
-
-    def close(self) -> None:
-        """Nothing to be closed."""
-
+APPLICATION, VERSION = 0x444B5654, 2
+"""SQLite's `application_id` ("DKVT") and `user_version` of our files. Evidence of version 1 begins anew."""
 
 MOST_CLASSES = 10_000
-"""Classes of which evidence is kept; that of the one that was changed longest ago goes first, and would begin anew."""
+"""Classes with evidence. The one that was changed longest ago leaves first, and would begin anew."""
 
 MOST_EPOCHS = 4
-"""Models of which a folder keeps evidence for one method, setting and group: those that were served last."""
+"""Models with evidence for one method, setting and group: those that were served last."""
 
 REMEMBERED = 10_000
 """Changes whose names are remembered, so that none is made twice."""
+
+_WAIT_SECONDS = 1.0
+_KEY = "epoch, method, setting, owner, terms"
+_IS_KEY = "epoch = ? AND method = ? AND setting = ? AND owner = ? AND terms = ?"
+_SCHEMA = (
+    f"CREATE TABLE IF NOT EXISTS classes (epoch TEXT, method TEXT, setting TEXT, owner TEXT, terms TEXT, turn INTEGER NOT NULL,"
+    f" state TEXT NOT NULL, PRIMARY KEY ({_KEY})) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS turns ON classes (turn)",
+    "CREATE TABLE IF NOT EXISTS drawn (id TEXT PRIMARY KEY, process TEXT NOT NULL, epoch TEXT NOT NULL, owner TEXT NOT NULL,"
+    " terms TEXT NOT NULL, draw TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE)",
+)
+_PUT = "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(turn), 0) + 1 FROM classes), ?)"
+_OLD_EPOCHS = (
+    "DELETE FROM classes WHERE method = ?1 AND setting = ?2 AND owner = ?3 AND terms = ?4 AND epoch IN (SELECT epoch FROM classes"
+    " WHERE method = ?1 AND setting = ?2 AND owner = ?3 AND terms = ?4 ORDER BY turn DESC LIMIT -1 OFFSET ?5)"
+)
+_OLD_CLASSES = "DELETE FROM classes WHERE turn IN (SELECT turn FROM classes ORDER BY turn DESC LIMIT -1 OFFSET ?)"
+
+
+class Ledger:
+    """Keeps the `State` of each class. Thread-safe, shared by processes, and usable on both sides of a fork.
+
+    folder  the cache folder; None: memory, which ends with this object
+    terms   what evidence is collected under (`evidence.fingerprint`). Other terms have evidence of their own
+
+    Methods raise StoreError while the file cannot be read or written; then nothing has changed.
+
+    >>> ledger = Ledger()
+    >>> cls = ClassKey("model", "blend", "default", "group")
+    >>> ledger.change(cls, lambda state: state.counted(Counts(served=1)), once="draw 1").counts.served
+    1
+    >>> ledger.change(cls, lambda state: state.counted(Counts(served=1)), once="draw 1").counts.served
+    1
+    """
+
+    def __init__(self, folder: str | Path | None = None, terms: str = "") -> None:
+        self.lock = threading.RLock()
+        """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
+        self._terms = terms
+        self._folder = None if folder is None else Path(folder).resolve()
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self._known: dict[ClassKey, State | None] = {}
+        self._seen: int | None = None
+        self._process = ""
+        self._sign = -1
+        if self._folder is not None and not self._folder.is_dir():
+            raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
+        _ledgers.add(self)
+
+    def read(self, cls: ClassKey) -> State | None:
+        """The state of a class; None of an unknown one."""
+
+        def reading(connection: sqlite3.Connection) -> State | None:
+            seen = connection.execute("PRAGMA data_version").fetchone()[0]  # another process has written
+            if seen != self._seen:
+                self._known, self._seen = {}, seen
+            if cls not in self._known:
+                self._known[cls] = self._row(connection, cls)
+            return self._known[cls]
+
+        return self._using(reading)
+
+    def change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
+        """Applies a change to a class and returns the result; the state as it is if a change named `once` was made before."""
+
+        def changing(connection: sqlite3.Connection) -> State:
+            known = self._row(connection, cls)
+            state = known or State()
+            if not once or self._is_new(connection, once):
+                state = change(state)
+                connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
+                if known is None:
+                    connection.execute(_OLD_EPOCHS, (*cls[1:], self._terms, MOST_EPOCHS))
+                    connection.execute(_OLD_CLASSES, (MOST_CLASSES,))
+                    self._known.clear()
+            connection.execute("DELETE FROM drawn WHERE id = ?", (once,))
+            return state
+
+        with self.lock:
+            state = self._writing(changing)
+            self._known[cls] = state
+        return state
+
+    def note(self, draw: Draw) -> None:
+        """Writes down a draw that is to be labelled, until a change of its id or `drop`."""
+        cls, time = draw.cls, float(draw.features.get(TIME_SHARE, 0.0))
+        values = {"cls": cls, "served": draw.served, "rule": draw.rule, "risk": draw.risk, "time": time}
+        text = _sealed({**values, "round": draw.round, "warned": draw.warned})
+
+        def noting(connection: sqlite3.Connection) -> None:
+            row = (draw.id, self._named(), cls.epoch, cls.group, self._terms, text)
+            connection.execute("INSERT OR IGNORE INTO drawn VALUES (?, ?, ?, ?, ?, ?)", row)
+
+        self._writing(noting)
+
+    def drop(self, id: str) -> None:
+        """Forgets a draw that gets no label."""
+        self._writing(lambda connection: connection.execute("DELETE FROM drawn WHERE id = ?", (id,)))
+
+    def missing(self) -> list[Draw]:
+        """Draws that processes noted and never told, and that have ended since."""
+
+        def ended(connection: sqlite3.Connection) -> list[Draw]:
+            processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
+            gone = {process for process in processes if process != self._process and not self._lives(process)}
+            query = "SELECT process, id, draw FROM drawn WHERE terms = ?"
+            rows = connection.execute(query, (self._terms,)).fetchall()
+            return [_draw_of(id, text) for process, id, text in rows if process in gone]
+
+        return self._writing(ended)
+
+    def classes(self, group: str | None = None, *, any_terms: bool = False) -> list[tuple[ClassKey, State, str]]:
+        """Every class, or those of one group, with its state and terms, the latest change first. `any_terms`: of other terms too."""
+        query = (
+            "SELECT epoch, method, setting, owner, state, terms FROM classes WHERE (?1 IS NULL OR owner = ?1)"
+            " AND (?2 IS NULL OR terms = ?2) ORDER BY turn DESC"
+        )
+        terms = None if any_terms else self._terms
+
+        def listing(connection: sqlite3.Connection) -> list[tuple[ClassKey, State, str]]:
+            rows = connection.execute(query, (group, terms)).fetchall()
+            return [(ClassKey(*row[:4]), _state_of(row[4]), row[5]) for row in rows]
+
+        return self._using(listing)
+
+    def remove(self, *, group: str | None = None, epoch: str | None = None) -> int:
+        """Removes the evidence of a group, of a model, or all, under any terms; how many classes that were."""
+
+        def removing(connection: sqlite3.Connection) -> int:
+            which = "(?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR epoch = ?2)"
+            connection.execute(f"DELETE FROM drawn WHERE {which}", (group, epoch))
+            return connection.execute(f"DELETE FROM classes WHERE {which}", (group, epoch)).rowcount
+
+        with self.lock:
+            self._known.clear()
+            return self._writing(removing)
+
+    def close(self) -> None:
+        """Closes the file for good."""
+        with self.lock:
+            self._closed = True
+            self.disconnect(memory=True)
+            if self._folder is not None and self._sign >= 0:
+                (self._folder / _lock_name(self._process)).unlink(missing_ok=True)
+            self.leave()
+
+    def disconnect(self, *, memory: bool = False) -> None:
+        """Closes the connection until the next use: SQLite's locks do not survive a fork. Memory needs none."""
+        if self._connection is not None and (memory or self._folder is not None):
+            self._connection.close()
+            self._connection = None
+
+    def leave(self) -> None:
+        """Gives up this process's name. In a child of fork the parent keeps its lock, which belongs to the open file."""
+        if self._sign >= 0:
+            os.close(self._sign)
+        self._process, self._sign = "", -1
+
+    def _using(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self.lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                    self._known, self._seen = {}, None
+                return work(self._connection)
+            except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
+                raise StoreError(
+                    f"evidence in {self._path} cannot be read or written ({error}): see that its disk has space and that no other program "
+                    "keeps it locked; if it is damaged or not DejaKV's, stop the processes that use the folder and remove the file"
+                ) from error
+
+    def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does it in a transaction that no other process comes between."""
+
+        def writing(connection: sqlite3.Connection) -> T:
+            with _transaction(connection):
+                return work(connection)
+
+        return self._using(writing)
+
+    @property
+    def _path(self) -> Path | str:
+        return ":memory:" if self._folder is None else self._folder / FILE
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise sqlite3.ProgrammingError("the ledger is closed")
+        if self._folder is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            _prepare(connection)
+            return connection
+        with _entrance(self._folder):
+            file = self._folder / FILE
+            with suppress(
+                FileExistsError
+            ):  # only SQLite opens a file that exists: closing it here would drop SQLite's locks
+                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            status = file.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise sqlite3.DatabaseError("it is not a file that only you may change")
+            uri = f"file:{quote(os.fsencode(file))}?mode=rw"
+            connection = sqlite3.connect(
+                uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+            )
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
+        row = connection.execute(f"SELECT state FROM classes WHERE {_IS_KEY}", (*cls, self._terms)).fetchone()
+        return None if row is None else _state_of(row[0])
+
+    def _is_new(self, connection: sqlite3.Connection, name: str) -> bool:
+        """Whether no change of that name was made; it is from now on."""
+        if not connection.execute("INSERT OR IGNORE INTO made (name) VALUES (?)", (name,)).rowcount:
+            return False
+        connection.execute("DELETE FROM made WHERE number <= (SELECT max(number) FROM made) - ?", (REMEMBERED,))
+        return True
+
+    def _named(self) -> str:
+        """The name of this process. Call it in a transaction, so that no other process finds the name before its lock."""
+        if self._folder is not None and not self._process:
+            self._process = secrets.token_hex(8)
+            file = self._folder / _lock_name(self._process)
+            self._sign = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._sign, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return self._process
+
+    def _lives(self, process: str) -> bool:
+        if self._folder is None or not re.fullmatch("[0-9a-f]{16}", process):
+            return False
+        file = self._folder / _lock_name(process)
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        file.unlink(missing_ok=True)
+        return False
+
+
+def _lock_name(process: str) -> str:
+    return f"trust-{process}.lock"
+
+
+@contextmanager
+def _entrance(folder: Path) -> Generator[None]:
+    """The folder's lock: processes open or purge what is in it one at a time."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicitly: a child forked meanwhile would keep it
+        os.close(descriptor)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Checks a file and creates its tables. Raises: sqlite3.Error for a file of another program or version, and for a broken one."""
+    with _transaction(connection):
+        application, version = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        if (application, version) == (APPLICATION, 1):
+            for name in ("classes", "changed", "drawn", "made"):
+                connection.execute(f"DROP TABLE IF EXISTS {name}")
+        elif (application, version) != (APPLICATION, VERSION) and (application or version or tables):
+            raise sqlite3.DatabaseError(f"it is of application {application:#x}, version {version}")
+        if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(found)
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _sealed(values: dict[str, Any]) -> str:
+    """JSON behind its digest."""
+    text = json.dumps(values, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16] + text
+
+
+def _unsealed(row: object) -> dict[str, Any]:
+    """Raises: sqlite3.DatabaseError for a row that was changed."""
+    text = row[16:] if isinstance(row, str) else ""
+    if not isinstance(row, str) or hashlib.sha256(text.encode()).hexdigest()[:16] != row[:16]:
+        raise sqlite3.DatabaseError("a row differs from what was written")
+    return json.loads(text)
+
+
+def _state_of(row: object) -> State:
+    found = _unsealed(row)
+    return State(
+        round=found["round"],
+        pilot=tuple(found["pilot"]),
+        cutoffs=tuple(found["cutoffs"]),
+        tallies=tuple(Tally(**tally) for tally in found["tallies"]),
+        opened=found["opened"],
+        drift=tuple(found["drift"]),
+        counts=Counts(**found["counts"]),
+    )
+
+
+def _draw_of(id: str, row: object) -> Draw:
+    found = _unsealed(row)
+    return Draw(
+        served=found["served"],
+        labelled=True,
+        share=0.0,
+        rule=found["rule"],
+        reason="",
+        cls=ClassKey(*found["cls"]),
+        risk=found["risk"],
+        features={TIME_SHARE: found["time"]},
+        id=id,
+        round=found["round"],
+        warned=found["warned"],
+    )
+
+
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_one_fork = threading.Lock()
+_held: list[Ledger] = []
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    for ledger in list(_ledgers):
+        ledger.lock.acquire()
+        _held.append(ledger)
+        ledger.disconnect()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().lock.release()
+    _one_fork.release()
+
+
+def _after_fork_in_child() -> None:
+    for ledger in _held:
+        ledger.leave()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

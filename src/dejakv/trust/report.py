@@ -1,13 +1,12 @@
-"""What a gate says of itself."""
+"""Reports of a gate: its classes, their rules, and all of them together."""
 
 from dataclasses import dataclass
 from math import exp
 
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.grid import weights_of
+from dejakv.trust.evidence import Counts, State, Terms, evidence
+from dejakv.trust.rules import weights_of
 from dejakv.trust.settings import TrustSettings
-from dejakv.trust.state import Counts, State, evidence
-from dejakv.trust.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -16,8 +15,8 @@ class RuleReport:
 
     cutoff    it serves hits of at most this risk
     open      whether it serves
-    labels    labelled hits under it in this round, and how many of them are `wrong`
-    evidence  that its error is below the bound: 1 at the beginning, and it opens at `needed` at the latest
+    labels    labelled hits under it in this round, `wrong` of them
+    evidence  wealth against an error above the bound: 1 at the beginning; it opens at `needed` at the latest
     """
 
     cutoff: float
@@ -42,15 +41,14 @@ class ClassReport:
 
 @dataclass(frozen=True)
 class TrustReport:
-    """A partition's classes, or all of them, together.
+    """The classes of a partition's group, or of all groups, together.
 
-    gate                what at least one class is: `open`, or all are: `closed`
+    gate                `open` if at least one class is
     explored            would-be hits that were computed both ways while no rule covered them; `explored_wrong` of them
     served, audited     hits that were served, and those of them that were computed in full as well; `wrong` of these
     lost                drawn to be labelled, and dropped before that began; those that were served are `wrong` too
     upper               upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
     alarms              how often drift closed a class
-    cold_starts         files of evidence that could not be read, so that everything began anew
     """
 
     delta: float
@@ -66,11 +64,10 @@ class TrustReport:
     upper: float | None
     alarms: int
     classes: tuple[ClassReport, ...] = ()
-    cold_starts: int = 0
 
 
 def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
-    """What is known of one class."""
+    """The report of one class."""
     found = evidence(state.tallies, terms) if state.tallies else []
     weights = weights_of(len(found)) if found else ()
     rules = tuple(
@@ -86,8 +83,8 @@ def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> Cla
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 
 
-def whole_report(settings: TrustSettings, classes: tuple[ClassReport, ...], cold_starts: int) -> TrustReport:
-    """What is known of some classes together."""
+def whole_report(settings: TrustSettings, classes: tuple[ClassReport, ...]) -> TrustReport:
+    """The report of some classes together."""
     total = Counts()
     for one in classes:
         total = total.plus(one.counts)
@@ -106,5 +103,4 @@ def whole_report(settings: TrustSettings, classes: tuple[ClassReport, ...], cold
         upper=max((one.upper for one in classes if one.upper is not None), default=None),
         alarms=total.alarms,
         classes=classes,
-        cold_starts=cold_starts,
     )

@@ -1,4 +1,4 @@
-"""What the user asks of approximate answers, and what that may cost."""
+"""Settings of the error bound."""
 
 import math
 from dataclasses import dataclass
@@ -6,27 +6,11 @@ from typing import Annotated
 
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
-from dejakv.settings import check_fields, shown
+from dejakv.settings import Within, check_fields, shown
 
-
-@dataclass(frozen=True)
-class Between:
-    """The range of a number, without `low`, and without `high` unless `included`."""
-
-    low: float
-    high: float
-    included: bool = False
-
-    def problem(self, value: float) -> str | None:
-        if self.low < value < self.high or (self.included and value == self.high):
-            return None
-        end = f"up to {self.high:g}" if self.included else f"below {self.high:g}"
-        return f"is out of range: give a number above {self.low:g} and {end}"
-
-
-ErrorBound = Annotated[float, Between(0, 1)]
-Confidence = Annotated[float, Between(0, 1)]
-DrawnShare = Annotated[float, Between(0, 1, included=True)]
+ErrorBound = Annotated[float, Within(0, 1, above=True, below=True)]
+Confidence = Annotated[float, Within(0, 1, above=True, below=True)]
+DrawnShare = Annotated[float, Within(0, 1, above=True)]
 """A share of hits that are drawn. None at all would teach nothing."""
 
 

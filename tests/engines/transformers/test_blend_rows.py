@@ -5,14 +5,13 @@ import pytest
 import torch
 from tests.engines.transformers import blend_models as models
 
+from dejakv.blend.forced import Need
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_map import Donors, TokenMap
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.transformers.blend import plan_cache, rearrange
-from dejakv.engines.transformers.blend_check import seams_of
+from dejakv.engines.transformers.blend_model import blend_model_of
+from dejakv.engines.transformers.blending import plan_cache, rearrange
 from dejakv.engines.transformers.kv import captured, plain_cache
-from dejakv.reuse.need import Need
-from dejakv.reuse.schedule import constant
-from dejakv.reuse.selector import Selector
-from dejakv.reuse.token_map import Donors, TokenMap
 from dejakv.store.base import Tensor
 
 N, FIRST, STOP = 60, 20, 52
@@ -42,14 +41,15 @@ def test_a_run_is_moved_from_its_own_position(name):
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     target = list(range(FIRST, STOP))
     whole = rearrange(
-        seams_of(model), [[(0, state)]], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
+        blend_model_of(model), [[(0, state)]], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
     )
     part = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
-    alone = rearrange(seams_of(model), [[(0, run)]], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    alone = rearrange(blend_model_of(model), [[(0, run)]], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     assert torch.equal(whole, alone)
     wrong = Donors.of(ids[0, FIRST:STOP].tolist())  # as if it had been computed from position 0
     assert not torch.equal(
-        whole, rearrange(seams_of(model), [[(0, run)]], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+        whole,
+        rearrange(blend_model_of(model), [[(0, run)]], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32),
     )
 
 
@@ -60,7 +60,7 @@ def test_moved_keys_equal_a_rotation_by_hand():
     state = state_of(model, ids)
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     donors = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
-    moved = rearrange(seams_of(model), [[(0, run)]], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
+    moved = rearrange(blend_model_of(model), [[(0, run)]], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     keys = borrowed(run)[0].double()
     half = keys.shape[-1] // 2
     base = model.config.rope_parameters["rope_theta"]
@@ -72,8 +72,7 @@ def test_moved_keys_equal_a_rotation_by_hand():
     assert torch.equal(moved[1], borrowed(run)[1])
 
 
-@pytest.mark.parametrize("complete", [0, 1])
-def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_with(complete):
+def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_with():
     """A question that stands in the donor too tells how far the rows before it are off: by the donor's state, and not by what
     the pass that only ranks rows made of it."""
     model = models.tiny("llama")
@@ -82,13 +81,9 @@ def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_w
     state = state_of(model, donor)
     donors, found = Donors.of(donor[0].tolist()), whole_map(np.roll(np.arange(N), -7))
     tail = np.arange(N) >= N - 8
-    schedule = constant(len(seams_of(model).layers), 0.3, complete=complete)
-    needed = Need(tail, tail, 8, np.zeros(N, bool))
-    made = plan_cache(
-        model, ids[0].tolist(), [[(0, state)]], donors, found, needed, schedule, Selector("query"), offsets=True
-    )
-    assert made.cache.plan.scores is not None
-    held = torch.stack([torch.stack([layer.keys, layer.values]) for layer in made.cache.blends[complete:]], 1)[:, :, 0]
-    assert torch.equal(
-        held, rearrange(seams_of(model), [[(0, state)]], donors, found, "cpu", torch.float32, first=complete)
-    )
+    needed, parts = Need(tail, tail, 8, np.zeros(N, bool)), blend_model_of(model)
+    config = BlendConfig(share=0.3, surroundings=False)
+    made = plan_cache(parts, ids[0].tolist(), [[(0, state)]], donors, found, needed, config)
+    assert made.cache.plan.attention is not None
+    held = torch.stack([torch.stack([layer.keys, layer.values]) for layer in made.cache.blends], 1)[:, :, 0]
+    assert torch.equal(held, rearrange(parts, [[(0, state)]], donors, found, "cpu", torch.float32))

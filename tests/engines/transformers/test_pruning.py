@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.asking import DOCUMENT, request
 
+from dejakv.blend.prune import PruneConfig
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
@@ -15,8 +16,8 @@ from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.vllm_engine import open_vllm
 from dejakv.pipeline import Pipeline
-from dejakv.reuse.prune import PruneConfig
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 
@@ -93,8 +94,8 @@ def test_the_server_prunes_what_allows_it(pruning: Any) -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="of the transformers engine"):
-        open_engine(ModelChoice("docs-lm", engine="vllm"), SemanticCacheConfig(prune="snapkv"))
+        open_vllm(ModelChoice("docs-lm", engine="vllm"), SemanticCacheConfig(prune="snapkv"))
     with pytest.raises(ConfigError, match="choose one of none, attention, snapkv, random"):
         SemanticCacheConfig(prune="best")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="set prune=none"):
+    with pytest.raises(ConfigError, match="set prune=none"):
         ServerSettings(prune="snapkv", allow_approximate=False)

@@ -222,7 +222,7 @@ def test_a_name_that_nobody_knows_is_the_models_to_refuse() -> None:
 
 def test_every_field_of_the_configuration_is_decided() -> None:
     """A setting of a later transformers must be looked at before it is served."""
-    from dejakv.engines.transformers import arguments
+    from dejakv.engines.transformers import generate_call
 
     beside = {
         "assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "continuous_batching_config",
@@ -230,4 +230,4 @@ def test_every_field_of_the_configuration_is_decided() -> None:
         "num_assistant_tokens_schedule", "num_beam_groups", "speculation_type", "target_lookbehind", "transformers_version",
     }  # only together with others that are decided, or for other kinds of models  # fmt: skip
     fields = {name for name in vars(copy.copy(GenerationConfig())) if not name.startswith("_")}
-    assert fields <= arguments.SERVED | set(arguments._CONFIGURED) | beside
+    assert fields <= generate_call.SERVED | set(generate_call._CONFIGURED) | beside

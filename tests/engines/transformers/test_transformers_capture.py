@@ -16,12 +16,11 @@ import dejakv
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.transformers.attached import AttachedModel
-from dejakv.engines.transformers.batches import rows_of
-from dejakv.pipeline import Pipeline
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.generate_call import rows_of
 from dejakv.records import Record
 from dejakv.store.base import Chunk
-from dejakv.store.memory import MemoryStore
+from dejakv.store.store import Store
 
 PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"
 OTHER = "is it yes or no, and how many are there left of it? one two three"
@@ -29,7 +28,7 @@ EXACT = SemanticCacheConfig(semantic_text=False)
 RETURNED = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
 
 
-class Held(MemoryStore):
+class Held(Store):
     """A store whose writer is busy until `free` is set."""
 
     def __init__(self) -> None:
@@ -212,11 +211,9 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     ids = torch.cat([inputs()["input_ids"], torch.full((1, 16), image)], dim=1)
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-    engine = AttachedModel(model, processor, None, "default")
-    pipeline = Pipeline(engine, build_cache(EXACT, engine))
-    engine.serve_by(lambda request: pipeline.answer(request).record)
-    engine.generate_call(**given, max_new_tokens=2, pad_token_id=1)
+    engine = TransformersEngine(model, processor.tokenizer, processor)
     (row,) = rows_of(given, image)
+    engine.request_of(row, "default", "r", {})
     pixels.zero_()
     assert engine.vision is not None
     kept = engine.vision.book_of("default").held_pixels(row.media[0].digest)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tests.running import begun
 from tiny_transformers import IMAGES, PLACEHOLDER, TEXT, chunk_of, image_engine, picture, request, text_engine
 
-from dejakv.engines.base import Start
 from dejakv.request import Sampling
 
 PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
@@ -22,8 +22,8 @@ def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
     wanted = logits[len(prepared.token_ids) - 1 : -1]
     whole = engine.run(prepared)
     chunk = chunk_of(engine, prepared, whole)
-    half = engine.run(prepared, start=Start(chunk, len(ids) // 2))
-    beams = engine.run(prepared, sampling=Sampling(3, num_beams=2))
+    half = begun(engine, prepared, chunk, len(ids) // 2)
+    beams = engine.full(prepared.sampled(Sampling(3, num_beams=2)))
     for run in (whole, half, beams):
         for _ in range(2):  # it changes nothing in the state it reads
             got = run.continued(ANSWER)
@@ -39,7 +39,7 @@ def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
 def test_with_pictures_it_repeats_what_the_answer_was_made_from(name: str) -> None:
     engine = image_engine(name)
     prepared = engine.prepare(request(f"{PLACEHOLDER[name]} {PROMPT}", (picture(3),)))
-    run = engine.run(prepared, sampling=Sampling(4))
+    run = engine.full(prepared.sampled(Sampling(4)))
     tokens = run.token_ids
     got = run.continued(tokens)
     assert got is not None

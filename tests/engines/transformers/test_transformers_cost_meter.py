@@ -9,7 +9,6 @@ from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import SEEN
 from dejakv.datasets.docs import prompt_of
-from dejakv.engines.base import KnowsCosts
 from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
@@ -120,7 +119,7 @@ def test_short_work_teaches_nothing() -> None:
 
 def test_the_engine_is_timed_when_a_cache_needs_it(docs_engine) -> None:
     assert docs_engine.costs(timed=False).row > 0
-    assert isinstance(docs_engine, KnowsCosts)
+    assert docs_engine.costs() is not None
     assert docs_engine.costs().row > 0
     assert docs_engine.costs().token_bytes > 0
 

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.running import asking, begun
 from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, picture, request, text_engine, tokenizer
 
-from dejakv.engines.base import Completion, Prepared, Start
+from dejakv.engines.base import Completion, Prepared, Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.kv import filled_cache
-from dejakv.errors import ModelError
 from dejakv.request import Sampling
-from dejakv.store.base import Tensor
+from dejakv.store.base import Chunk, Tensor
 
 PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
 
@@ -32,7 +32,7 @@ def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling) ->
     return engine.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
 
 
-def logits(engine: TransformersEngine, prepared: Prepared, start: Start | None) -> torch.Tensor:
+def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[Chunk, int] | tuple[()]) -> torch.Tensor:
     options = {
         "max_new_tokens": 2,
         "output_logits": True,
@@ -40,7 +40,7 @@ def logits(engine: TransformersEngine, prepared: Prepared, start: Start | None) 
         "do_sample": False,
         "pad_token_id": 1,
     }
-    return torch.cat(engine.generate(prepared, options, start).details["output"].logits)
+    return torch.cat(engine.compute(asking(prepared, **options), *start).details["output"].logits)
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -50,11 +50,11 @@ def test_reused_prefix_gives_the_uncached_logits(name: str) -> None:
     whole = engine.run(prepared)
     chunk = chunk_of(engine, prepared, whole)
     n = len(prepared.token_ids)
-    expected = logits(engine, prepared, None)
+    expected = logits(engine, prepared, ())
     for tokens in (1, 5, 8, n // 2, n - 2, n - 1):
-        got = logits(engine, prepared, Start(chunk, tokens))
+        got = logits(engine, prepared, (chunk, tokens))
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
-        run = engine.run(prepared, start=Start(chunk, tokens))
+        run = begun(engine, prepared, chunk, tokens)
         assert run.computed_tokens == n - tokens
         assert run.token_ids == whole.token_ids
 
@@ -68,7 +68,7 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
     assert list(whole.token_ids) == stock(engine, prepared, sampling)
     chunk = chunk_of(engine, prepared, whole)
     for tokens in (4, len(prepared.token_ids) - 1):
-        assert engine.run(prepared, start=Start(chunk, tokens)).token_ids == whole.token_ids
+        assert begun(engine, prepared, chunk, tokens).token_ids == whole.token_ids
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "opt"])
@@ -79,7 +79,7 @@ def test_another_prompt_continues_from_a_shared_prefix(name: str) -> None:
     other = engine.prepare(request(PROMPT[:40] + " yes no one two three"))
     shared = next(i for i, (a, b) in enumerate(zip(donor.token_ids, other.token_ids, strict=False)) if a != b)
     assert shared > 5
-    assert engine.run(other, start=Start(chunk, shared)).token_ids == engine.run(other).token_ids
+    assert begun(engine, other, chunk, shared).token_ids == engine.run(other).token_ids
 
 
 def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
@@ -95,9 +95,7 @@ def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
         assert not mapped.data.flags.writeable
         cache = filled_cache(mapped, tensor.shape[3], torch.device("cpu"), dtype)
         first = [layer.keys.clone() for layer in cache.layers]
-        again = engine.run(
-            prepared, start=Start(chunk_of(engine, prepared, whole, mapped), tensor.shape[3] - 1)
-        ).capture()
+        again = begun(engine, prepared, chunk_of(engine, prepared, whole, mapped), tensor.shape[3] - 1).capture()
         assert again is not None
         n = tensor.shape[3] - 1
         np.testing.assert_array_equal(again.data[..., :n, :], tensor.data[..., :n, :])
@@ -108,8 +106,8 @@ def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
 def test_capture_holds_the_prompt_only_and_a_hit_captures_the_same() -> None:
     engine = text_engine("llama")
     prepared = engine.prepare(request(PROMPT))
-    whole = engine.run(prepared, sampling=Sampling(max_new_tokens=9, num_beams=3))
-    plain = engine.run(prepared, sampling=Sampling(max_new_tokens=1))
+    whole = engine.full(prepared.sampled(Sampling(max_new_tokens=9, num_beams=3)))
+    plain = engine.full(prepared.sampled(Sampling(max_new_tokens=1)))
     one, two = whole.capture(), plain.capture()
     assert one is not None
     assert two is not None
@@ -124,10 +122,10 @@ def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.
     n, piece = len(prepared.token_ids), engine.piece
     assert piece < n < 2 * piece
     chunk = chunk_of(engine, prepared, engine.run(prepared))
-    expected = logits(engine, prepared, None)
+    expected = logits(engine, prepared, ())
     for tokens, taken in ((piece - 1, 0), (piece, piece), (n - 1, piece)):
-        assert torch.equal(logits(engine, prepared, Start(chunk, tokens)), expected)
-        assert engine.run(prepared, start=Start(chunk, tokens)).computed_tokens == n - taken
+        assert torch.equal(logits(engine, prepared, (chunk, tokens)), expected)
+        assert begun(engine, prepared, chunk, tokens).computed_tokens == n - taken
 
 
 def test_eager_attention_reuses_exactly_too() -> None:
@@ -135,24 +133,27 @@ def test_eager_attention_reuses_exactly_too() -> None:
     prepared = engine.prepare(request(PROMPT))
     whole = engine.run(prepared)
     chunk = chunk_of(engine, prepared, whole)
-    assert engine.run(prepared, start=Start(chunk, 11)).token_ids == whole.token_ids
+    assert begun(engine, prepared, chunk, 11).token_ids == whole.token_ids
 
 
 def test_state_of_another_model_is_refused() -> None:
     one, other = text_engine("llama"), text_engine("mistral")
     prepared = one.prepare(request(PROMPT))
     chunk = chunk_of(one, prepared, one.run(prepared))
-    with pytest.raises(ModelError, match="another model"):
-        other.run(prepared, start=Start(chunk, 3))
+    refused = begun(other, prepared, chunk, 3)
+    assert isinstance(refused, Refusal)
+    assert "another model" in refused.reason
     long = one.prepare(request(" ".join([PROMPT] * 12)))
     blank = chunk_of(one, long, one.run(long))
     blank = replace(blank, meta=replace(blank.meta, epoch=""))
     half = text_engine("llama", torch.bfloat16)
-    with pytest.raises(ModelError, match="dtype"):
-        half.run(long, start=Start(blank, half.piece))
+    refused = begun(half, long, blank, half.piece)
+    assert isinstance(refused, Refusal)
+    assert "dtype" in refused.reason
     cut = replace(blank, tensor=Tensor(chunk.tensor.data[0], "F32"))
-    with pytest.raises(ModelError, match="stored by something else"):
-        one.run(prepared, start=Start(cut, 3))
+    refused = begun(one, prepared, cut, 3)
+    assert isinstance(refused, Refusal)
+    assert "stored by something else" in refused.reason
 
 
 def test_sampling_leaves_the_process_generator_alone() -> None:
@@ -162,10 +163,10 @@ def test_sampling_leaves_the_process_generator_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    first = engine.run(prepared, sampling=way)
+    first = engine.full(prepared.sampled(way))
     assert torch.equal(torch.rand(3), expected)
-    assert engine.run(prepared, sampling=way).token_ids == first.token_ids
-    seeds = {engine.run(prepared, sampling=replace(way, seed=seed)).token_ids for seed in range(4)}
+    assert engine.full(prepared.sampled(way)).token_ids == first.token_ids
+    seeds = {engine.full(prepared.sampled(replace(way, seed=seed))).token_ids for seed in range(4)}
     assert len(seeds) > 1
 
 
@@ -174,7 +175,7 @@ def test_streaming_gives_every_token_and_the_text() -> None:
     prepared = engine.prepare(request(PROMPT))
     for sampling in (Sampling(max_new_tokens=9), Sampling(max_new_tokens=9, num_beams=2)):
         seen: list[tuple[int, str]] = []
-        run = engine.run(prepared, sampling=sampling, on_token=lambda *token: seen.append(token))  # noqa: B023
+        run = engine.full(prepared.sampled(sampling), on_token=lambda *token: seen.append(token))  # noqa: B023
         assert tuple(token for token, _ in seen) == run.token_ids
         assert run.text.startswith("".join(text for _, text in seen).rstrip("�"))
         assert 0 < run.ttft_s <= run.latency_s
@@ -183,12 +184,12 @@ def test_streaming_gives_every_token_and_the_text() -> None:
 def test_generation_stops_at_the_end_token() -> None:
     engine = text_engine("llama")
     prepared = engine.prepare(request(PROMPT))
-    whole: Completion = engine.run(prepared, sampling=Sampling(max_new_tokens=8))
+    whole: Completion = engine.full(prepared.sampled(Sampling(max_new_tokens=8)))
     config = engine.model.generation_config
     before = config.eos_token_id
     try:
         config.eos_token_id = whole.token_ids[2]
-        stopped = engine.run(prepared, sampling=Sampling(max_new_tokens=8))
+        stopped = engine.full(prepared.sampled(Sampling(max_new_tokens=8)))
     finally:
         config.eos_token_id = before
     stop = whole.token_ids.index(whole.token_ids[2])
@@ -214,4 +215,4 @@ def test_pictures_are_kept_out_of_text_only_state() -> None:
     before = engine.run(text)
     engine.run(engine.prepare(request(PLACEHOLDER["qwen2_5_vl"] + " what", (picture(1, 40, 24),))))
     chunk = chunk_of(engine, text, before)
-    assert engine.run(text, start=Start(chunk, 6)).token_ids == before.token_ids
+    assert begun(engine, text, chunk, 6).token_ids == before.token_ids

@@ -11,7 +11,7 @@ import torch
 from tiny_transformers import image_model, text_model, tokenizer
 
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.fingerprint import tokenizer_digest
+from dejakv.engines.transformers.watch import tokenizer_digest
 
 
 def epoch(model: Any, words: Any = None, processor: Any = None) -> str:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.running import begun
 from tiny_transformers import chunk_of, request, text_model, tokenizer
 
 import dejakv
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import Start
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.weights import TURNS
-from dejakv.errors import ModelChangedError, ModelError
+from dejakv.errors import ModelChangedError
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 
@@ -191,13 +191,12 @@ def test_a_run_with_state_of_the_model_as_it_was_is_refused() -> None:
     state = engine.run(prepared).capture()
     assert state is not None
     looked_up = replace(prepared, epoch=engine.epoch)
-    start = Start(chunk_of(engine, prepared, engine.run(prepared), state), 5)
-    assert engine.run(looked_up, start=start).computed_tokens == len(prepared.token_ids) - 5
+    start = chunk_of(engine, prepared, engine.run(prepared), state), 5
+    assert begun(engine, looked_up, *start).computed_tokens == len(prepared.token_ids) - 5
     data_added(engine.model)
     with pytest.raises(ModelChangedError, match="look it up again"):
-        engine.run(looked_up, start=start)
-    with pytest.raises(ModelError, match="another model"):
-        engine.run(prepared, start=start)
+        begun(engine, looked_up, *start)
+    assert "another model" in begun(engine, prepared, *start).reason
 
 
 def test_state_of_a_model_that_changed_while_it_ran_is_not_stored() -> None:

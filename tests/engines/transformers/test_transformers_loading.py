@@ -21,7 +21,7 @@ from tiny_transformers import (
 )
 
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.processors import load_processor
+from dejakv.engines.transformers.loading import load_processor
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.request import Sampling
 
@@ -141,7 +141,7 @@ def test_prompts_that_cannot_be_served_say_how_to_help() -> None:
     almost = engine.prepare(request("is " * 505))
     assert 512 - 8 < len(almost.token_ids) < 512
     room = 512 - len(almost.token_ids)
-    assert len(engine.run(almost, sampling=Sampling(max_new_tokens=50)).token_ids) <= room
+    assert len(engine.full(almost.sampled(Sampling(max_new_tokens=50))).token_ids) <= room
 
 
 def test_a_template_that_writes_the_first_token_gets_it_once() -> None:

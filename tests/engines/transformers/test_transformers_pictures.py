@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.running import asking, begun
 from tiny_transformers import (
     IMAGES,
     PLACEHOLDER,
@@ -23,7 +24,7 @@ from tiny_transformers import (
 )
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.base import Prepared, Start
+from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import InputError
 from dejakv.request import Media, Sampling
@@ -102,7 +103,7 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
     assert list(whole.token_ids) == expected
     chunk = chunk_of(engine, prepared, whole)
     for tokens in (prepared.spans[0].start + 2, n - 1):
-        assert list(engine.run(prepared, start=Start(chunk, tokens)).token_ids) == expected
+        assert list(begun(engine, prepared, chunk, tokens).token_ids) == expected
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -115,8 +116,7 @@ def test_every_split_gives_the_logits_of_transformers(name: str) -> None:
     )
     chunk = chunk_of(engine, prepared, engine.run(prepared))
     for tokens in range(len(prepared.token_ids)):
-        start = Start(chunk, tokens) if tokens else None
-        got = torch.cat(engine.generate(prepared, options, start).details["output"].logits)
+        got = torch.cat(engine.compute(asking(prepared, **options), chunk, tokens).details["output"].logits)
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), tokens
 
 
@@ -135,7 +135,7 @@ def test_a_known_picture_never_runs_the_tower_again(name: str) -> None:
         both = engine.run(engine.prepare(request(prompt_for(name, pictures=2), (ONE, TWO))))
         assert (len(calls), both.encoder_runs) == (2, 1)
         last = len(first.token_ids) - 1
-        hit = engine.run(first, start=Start(chunk_of(engine, first, whole), last))
+        hit = begun(engine, first, chunk_of(engine, first, whole), last)
         assert (len(calls), hit.encoder_runs, hit.computed_tokens) == (2, 0, 1)
 
 
@@ -146,7 +146,7 @@ def test_a_new_question_on_a_known_picture_equals_the_uncached_answer(name: str)
     chunk = chunk_of(engine, donor, engine.run(donor))
     other = engine.prepare(request(prompt_for(name, "is it left of the red cone"), (ONE,)))
     shared = donor.spans[0].start + donor.spans[0].length
-    hit = engine.run(other, start=Start(chunk, shared))
+    hit = begun(engine, other, chunk, shared)
     assert hit.encoder_runs == 0
     uncached = bare.run(other)
     assert uncached.encoder_runs == 1
@@ -160,7 +160,7 @@ def test_without_a_registry_the_tower_runs_every_time_and_not_for_reused_picture
         whole = engine.run(prepared)
         engine.run(prepared)
         assert len(calls) == 2
-        engine.run(prepared, start=Start(chunk_of(engine, prepared, whole), len(prepared.token_ids) - 2))
+        begun(engine, prepared, chunk_of(engine, prepared, whole), len(prepared.token_ids) - 2)
         assert len(calls) == 2
 
 
@@ -194,7 +194,7 @@ def test_a_donors_prompt_runs_in_place_of_this_one() -> None:
     chunk = chunk_of(engine, donor, whole)
     mine = engine.prepare(request(prompt_for("qwen2_5_vl", "which colour has the cube"), (TWO,)))
     adopted = replace(mine, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
-    assert engine.run(adopted, start=Start(chunk, len(donor.token_ids) - 1)).token_ids == whole.token_ids
+    assert begun(engine, adopted, chunk, len(donor.token_ids) - 1).token_ids == whole.token_ids
 
 
 def test_the_picture_decides_the_answer_and_the_epoch_the_registry() -> None:
@@ -248,7 +248,7 @@ def test_pictures_that_cannot_be_used_say_how_to_help() -> None:
 
 
 def test_a_model_whose_pictures_fail_the_self_check_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dejakv.engines.transformers.check_pictures as checks
+    import dejakv.engines.transformers.capabilities as checks
 
     monkeypatch.setattr(checks, "_own_path", lambda *_: torch.zeros(320))
     engine = image_engine("llava")

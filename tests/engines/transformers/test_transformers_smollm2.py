@@ -5,19 +5,20 @@ import inspect
 import statistics
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.running import asking, begun, blended
 
+from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.base import Prepared, Start
-from dejakv.engines.blending import run_blend
+from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, ChunkMeta
 
 PASSAGES = [
@@ -40,15 +41,15 @@ def request(passages: list[str], question: str = QUESTION, **sampling: int) -> R
 
 
 def chunk_of(engine: TransformersEngine, prepared: Prepared) -> Chunk:
-    tensor = engine.run(prepared, sampling=Sampling(1)).capture()
+    tensor = engine.full(prepared.sampled(Sampling(1))).capture()
     assert tensor is not None
     meta = ChunkMeta("d", "default", engine.epoch, prepared.token_ids, prepared.request.prompt, "")
     return Chunk(meta, tensor)
 
 
-def first_logits(engine: TransformersEngine, prepared: Prepared, start: Start | None = None) -> torch.Tensor:
+def first_logits(engine: TransformersEngine, prepared: Prepared, *start: Any) -> torch.Tensor:
     options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
-    return engine.generate(prepared, {**options, "pad_token_id": 2}, start).details["output"].logits[0][0].float()
+    return engine.compute(asking(prepared, **options, pad_token_id=2), *start).details["output"].logits[0][0].float()
 
 
 def test_the_text_is_of_the_length_that_is_promised(engine: TransformersEngine) -> None:
@@ -61,7 +62,7 @@ def test_an_exact_hit_answers_what_full_prefill_answers(engine: TransformersEngi
     prepared = engine.prepare(request(PASSAGES[:3], num_beams=beams))
     chunk, n = chunk_of(engine, prepared), len(prepared.token_ids)
     whole = engine.run(prepared)
-    hit = engine.run(prepared, start=Start(chunk, n - 1))
+    hit = begun(engine, prepared, chunk, n - 1)
     assert hit.computed_tokens == 1
     assert hit.token_ids == whole.token_ids
     assert len(whole.text.split()) > 5
@@ -74,7 +75,7 @@ def test_a_prefix_hit_answers_what_full_prefill_answers(engine: TransformersEngi
     shared = next(index for index, (a, b) in enumerate(pairs) if a != b)
     assert 100 < shared < len(other.token_ids) - 30
     whole = engine.run(other)
-    hit = engine.run(other, start=Start(chunk_of(engine, donor), shared))
+    hit = begun(engine, other, chunk_of(engine, donor), shared)
     assert hit.computed_tokens == len(other.token_ids) - shared
     assert hit.token_ids == whole.token_ids
 
@@ -97,7 +98,7 @@ def test_exact_through_the_pipeline(engine: TransformersEngine) -> None:
 def test_blending_with_every_row_computed_is_full_prefill(engine: TransformersEngine) -> None:
     donor = engine.prepare(request(PASSAGES[:3]))
     prepared = engine.prepare(request([PASSAGES[2], PASSAGES[0], PASSAGES[1]]))
-    got = run_blend(engine, prepared, [chunk_of(engine, donor)], BlendConfig(share=1.0))
+    got = blended(engine, prepared, [chunk_of(engine, donor)], BlendConfig(share=1.0))
     assert got.details["blend"].share == 1.0
     assert got.token_ids == engine.run(prepared).token_ids
 
@@ -105,7 +106,7 @@ def test_blending_with_every_row_computed_is_full_prefill(engine: TransformersEn
 def test_blending_an_identical_donor_is_exact(engine: TransformersEngine) -> None:
     prepared = engine.prepare(request(PASSAGES[:3]))
     config = BlendConfig(selector="similarity", share=0.0, tail=1)
-    got = run_blend(engine, prepared, [chunk_of(engine, prepared)], config)
+    got = blended(engine, prepared, [chunk_of(engine, prepared)], config)
     assert got.computed_tokens == 1
     assert got.token_ids == engine.run(prepared).token_ids
 
@@ -115,7 +116,7 @@ def test_blending_moved_passages_computes_a_part_and_stays_near(engine: Transfor
     donor = engine.prepare(request(PASSAGES[:4]))
     prepared = engine.prepare(request([PASSAGES[3], PASSAGES[0], PASSAGES[1], PASSAGES[2]], max_new_tokens=1))
     chunk = chunk_of(engine, donor)
-    got = run_blend(engine, prepared, [chunk], BlendConfig(share=0.3))
+    got = blended(engine, prepared, [chunk], BlendConfig(share=0.3))
     report = got.details["blend"]
     assert report.blended
     assert report.share < 0.8
@@ -132,7 +133,7 @@ def test_bfloat16_stays_within_its_own_rounding(smollm2: Path, engine: Transform
     chunk = chunk_of(half, prepared)
     assert chunk.tensor.dtype == "BF16"
     exact = first_logits(engine, prepared)
-    full, hit = first_logits(half, prepared), first_logits(half, prepared, Start(chunk, len(prepared.token_ids) - 1))
+    full, hit = first_logits(half, prepared), first_logits(half, prepared, chunk, len(prepared.token_ids) - 1)
     noise = (full - exact).abs().max()
     assert 0 < noise < exact.std()
     assert torch.equal(hit, full)
@@ -141,7 +142,7 @@ def test_bfloat16_stays_within_its_own_rounding(smollm2: Path, engine: Transform
 def test_the_state_of_a_hit_is_the_state_of_a_prefill(engine: TransformersEngine) -> None:
     prepared = engine.prepare(request(PASSAGES[:2]))
     chunk = chunk_of(engine, prepared)
-    again = engine.run(prepared, start=Start(chunk, len(prepared.token_ids) - 1), sampling=Sampling(1)).capture()
+    again = begun(engine, prepared.sampled(Sampling(1)), chunk, len(prepared.token_ids) - 1).capture()
     assert again is not None
     np.testing.assert_array_equal(again.data[..., :-1, :], chunk.tensor.data[..., :-1, :])
     np.testing.assert_allclose(again.data, chunk.tensor.data, atol=2e-4)

@@ -17,8 +17,9 @@ from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.bind import WorkerExtension
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.loads import Loads
-from dejakv.store import files
-from dejakv.store.disk import DiskStore
+from dejakv.store.catalog import Catalog
+from dejakv.store.objects import Folder
+from dejakv.store.store import Store
 
 VARIABLE = "DEJAKV_TEST_DEATH"
 EXTENSION = "dying_worker.DyingWorker"
@@ -67,10 +68,10 @@ class Moment:
 
 
 MOMENTS = {
-    # The file has been written under its temporary name; the other rank has stored its part.
-    "written": Moment((files, "publish"), False, (DiskStore, "put")),
-    # The file has its name, and the catalog does not list it yet.
-    "published": Moment((files, "publish"), True, (DiskStore, "put")),
+    # A file has been written under its temporary name; the other rank has stored its part.
+    "written": Moment((Folder, "_publish"), False, (Store, "put")),
+    # All of a prompt's files have their names, and no catalog lists them yet: its transaction ends later.
+    "published": Moment((Catalog, "add_record"), False, (Store, "put")),
     # The other rank has said that its blend may begin, and waits.
     "fetching": Moment((Loads, "_drafted"), False, (Loads, "take"), lambda told: bool(told[0])),
     # Both have begun the blend, and their forwards meet in collectives.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dejakv.blend.offsets import correct, corrections
 from dejakv.engines.vllm.drafts import Draft
-from dejakv.reuse.offsets import correct, corrections
 
 
 @torch.inference_mode()

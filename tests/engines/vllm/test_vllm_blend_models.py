@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
-from dejakv.engines.vllm import compat
-from dejakv.engines.vllm.engine import VLLMEngine
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ModelError
+from dejakv.experiments.vllm_engine import VLLMEngine
 
 A = tokens(301, 11)
 MOVED = tokens(20, 12) + A[140:290] + A[:130] + A[290:]
@@ -79,4 +79,4 @@ def test_a_model_without_rotary_positions_is_refused_at_start(tmp_path: Path) ->
     folder = built(tmp_path, transformers.GPT2Config(**size))
     with pytest.raises(ModelError, match=r"no rotary table.*--reuse exact or adopt"):
         VLLMEngine.from_pretrained(str(folder), settings=ConnectorSettings(modes=("off", "exact", "blend")))
-    compat.require_free_process()
+    assert not has_kv_transfer_group()

@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.running import blended as run_blend
 from vllm_facts import BLENDING, CONFIG, blended, blended_of, changed, donor_of, joined, request
 from vllm_harness import DOCS, worker_side
 
-from dejakv.engines.blending import run_blend
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.vllm import compat
-from dejakv.engines.vllm.engine import VLLMEngine
 from dejakv.errors import ConfigError
+from dejakv.experiments.vllm_engine import VLLMEngine
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +44,13 @@ def rows(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]
 
 def leave(tail: int, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has vLLM compute the last `tail` rows by itself."""
-    side: Any = compat.scheduler_of(engine._shared.llm).connector.scheduler_side
+    side: Any = engine._shared.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler_side
     monkeypatch.setattr(side, "settings", replace(side.settings, blend_tail=tail))
 
 
 @pytest.mark.parametrize(
     ("selector", "tail", "seed"),
-    [("query", 4, 31), ("query", 16, 32), ("prophet", 4, 33), ("prophet", 16, 34), ("random", 16, 35)],
+    [("similarity", 4, 31), ("similarity", 16, 32), ("prophet", 4, 33), ("prophet", 16, 34)],
 )
 def test_the_rows_are_the_transformers_engines(
     selector: str,
@@ -71,13 +70,12 @@ def test_the_rows_are_the_transformers_engines(
     done = blended(engine, seed, chunk, config)
     stop = done.prompt_tokens - tail
     (computed,) = rows
-    for active in there.active:
-        assert active is not None
-        wanted = [row for row in active if row < stop]
-        if tail == 4:
-            assert computed == wanted
-        assert set(wanted) <= set(computed) <= set(range(stop))
-        assert len(computed) <= len(active)
+    assert there.active is not None
+    wanted = [row for row in there.active if row < stop]
+    if tail == 4:
+        assert computed == wanted
+    assert set(wanted) <= set(computed) <= set(range(stop))
+    assert len(computed) <= len(there.active)
     assert done.computed_tokens == tail + len(computed)
     told, donor = done.details["vllm"], chunk.meta.num_tokens
     assert told["bytes_loaded"] == stop * chunk.tensor.nbytes // donor  # nothing of the rows that vLLM computes
@@ -86,10 +84,10 @@ def test_the_rows_are_the_transformers_engines(
 @pytest.mark.parametrize(
     ("settings", "seed"),
     [
-        ({"selector": "similarity", "threshold": 0.02, "share": 0.1}, 51),  # by need: more rows than the share
+        ({"selector": "similarity", "share": 0.1, "tail": 6}, 51),
         ({"selector": "similarity", "by_need": False, "share": 0.25}, 52),  # sentences that the share does not pay for
-        ({"selector": "random", "seed": 7, "share": 0.3}, 53),
-        ({"selector": "query", "map": "lsh", "bits": 8, "seed": 5, "rope_weight": 0.5, "rule": "none"}, 54),
+        ({"selector": "similarity", "share": 0.3, "surroundings": False, "offsets": False}, 53),
+        ({"selector": "prophet", "map": "lsh"}, 54),
     ],
 )
 def test_every_setting_of_a_blend_counts_in_vllm(
@@ -108,9 +106,8 @@ def test_every_setting_of_a_blend_counts_in_vllm(
     there = blended_of(plain, asked, chunks, config).details["blend"]
     done = blended_of(engine, asked, chunks, config)
     stop = done.prompt_tokens - 4
-    for active in there.active:
-        assert active is not None
-        assert rows[-1] == [row for row in active if row < stop]
+    assert there.active is not None
+    assert rows[-1] == [row for row in there.active if row < stop]
     assert len(done.details["vllm"]["donors"]) == 2
 
 
@@ -141,27 +138,10 @@ def test_a_blend_that_costs_more_than_the_exact_prefix_leaves_is_not_run(
 
 def test_a_share_of_nothing_leaves_all_to_vllm(engine: VLLMEngine) -> None:
     chunk = donor_of(engine, request(38))
-    config = replace(CONFIG, selector="similarity", share=0.0, rule="none", tail=1, min_similarity=0.0)
+    config = replace(CONFIG, selector="similarity", share=0.0, by_need=False, tail=1)
     assert blended(engine, 38, chunk, config).computed_tokens == BLENDING.blend_tail
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"selector": "value"}, "compares what the layers compute"),
-        ({"complete": 1}, "some layers are computed completely"),
-        ({"schedule": "linear"}, "fewer rows in later layers"),
-        ({"schedule": "1,0.2"}, "fewer rows in later layers"),
-    ],
-)
-def test_rows_that_differ_by_layer_are_refused(settings: dict[str, Any], words: str, engine: VLLMEngine) -> None:
-    report = run_blend(
-        engine, engine.prepare(changed(31)), [donor_of(engine, request(31))], replace(CONFIG, **settings)
-    ).details["blend"]
-    assert not report.blended
-    assert words in report.reason
-
-
-def test_a_selector_that_compares_layers_is_refused_at_start() -> None:
-    with pytest.raises(ConfigError, match=r"'value' compares what the layers compute: choose prophet"):
+def test_a_selector_that_left_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="blend_selector='value'"):
         replace(BLENDING, blend_selector="value")

@@ -66,7 +66,7 @@ def test_shapes_vlm_answers_alike() -> None:
 
 def test_docs_lm_answers_alike() -> None:
     if "docs-lm" not in {m.name for m in available()}:
-        pytest.fail("docs-lm does not ship: train it (training/README.md)")
+        pytest.fail("docs-lm does not ship: train it (research/training/README.md)")
     from dejakv.datasets.docs import DocsDataset
     from dejakv.datasets.docs import prompt as docs_prompt
 

@@ -1,4 +1,4 @@
-"""Requests that decode while blends arrive: by counts, since what a step takes is measured elsewhere (`benchmarks/vllm_decoding.py`)."""
+"""Requests that decode while blends arrive: by counts, since what a step takes is measured elsewhere (`research/vllm_decoding.py`)."""
 
 from dataclasses import dataclass, field
 from typing import Any

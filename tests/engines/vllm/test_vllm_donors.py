@@ -50,7 +50,7 @@ def _id_of(prompt):
 def _no_rows():
     """Has blends compute nothing: whatever follows from such state is wrong."""
     blender = worker_side().blender
-    blender.config = replace(blender.config, selector="similarity", share=0.0, rule="none", tail=1, min_similarity=0.0)
+    blender.config = replace(blender.config, selector="similarity", share=0.0, by_need=False, offsets=False, tail=1)
 
 
 def test_donors_are_found_as_copied_text_and_named(engine, truth):
@@ -96,7 +96,7 @@ def test_each_donors_rows_move_from_their_own_places(engine):
 def _damaged(case):
     """Has the store hand out something that is not what it holds for the second donor."""
     store, which = worker_side().store, _id_of(DONORS[1])
-    get, get_parts = store.get, store.get_parts
+    get_parts = store.get_parts
 
     def changed(chunk, id):
         if id != which:
@@ -105,8 +105,8 @@ def _damaged(case):
             raise OSError("the disk is gone")
         made = {
             "gone": None,
-            "shape": chunk and Chunk(chunk.meta, Tensor(chunk.tensor.data[:, :1], "F32")),
-            "dtype": chunk and Chunk(chunk.meta, Tensor(chunk.tensor.data.astype(np.float16), "F16")),
+            "shape": chunk and Chunk(chunk.meta, Tensor(chunk.tensor.data[:, :1], "F32"), chunk.rows),
+            "dtype": chunk and Chunk(chunk.meta, Tensor(chunk.tensor.data.astype(np.float16), "F16"), chunk.rows),
         }
         return made[case]
 
@@ -114,8 +114,7 @@ def _damaged(case):
         made = [changed(part, id) for part in parts]
         return None if None in made else made
 
-    store.get = lambda id: changed(get(id), id)
-    store.get_parts = lambda id, rows: in_parts(get_parts(id, rows), id)
+    store.get_parts = lambda id, rows=None: in_parts(get_parts(id, rows), id)
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,20 @@ import pytest
 import torch
 from vllm_harness import tokens
 
+from dejakv.blend.blend import find
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.slices import SLICED
+from dejakv.blend.token_map import Donors
 from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Drafting
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import Load, StepPlan
 from dejakv.errors import InputError
-from dejakv.reuse.blend import BlendConfig, find
-from dejakv.reuse.slices import SLICED
-from dejakv.reuse.token_map import Donors
 from dejakv.store.base import Chunk, ChunkMeta
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
-CONFIG = BlendConfig(min_similarity=0.0, max_share=1.0)
+CONFIG = BlendConfig(max_share=1.0)
 A, B = tokens(200, 1), tokens(150, 2)
 
 
@@ -57,7 +58,7 @@ SHUFFLED = np.random.default_rng(3).permutation(A).tolist()
 def test_each_tokens_state_is_its_donors_moved(prompt: list[int], first: int) -> None:
     donors = [chunk_of(A, 1), chunk_of(B, 2, position=7)]
     by_id = {chunk.meta.id: chunk for chunk in donors}
-    drafting = Drafting(CONFIG, LAYERS, torch.float32, torch.device("cpu"), embed, moved, Buffers(1 << 20))
+    drafting = Drafting(CONFIG, torch.float32, torch.device("cpu"), embed, moved, Buffers(1 << 20))
     metas = [chunk.meta for chunk in donors]
     draft = drafting.draft(prompt, first, len(prompt), metas, lambda id, _: (by_id[id],))
     among = Donors.of(A, B, first=[0, 7])
@@ -118,7 +119,7 @@ def wholly_read(checked: int, checkable: int, *donors: Chunk) -> tuple[list[str]
         return (by_id[id],)
 
     device, buffers = torch.device("cpu"), Buffers(1 << 20)
-    drafting = Drafting(CONFIG, LAYERS, torch.float32, device, embed, moved, buffers, None, checked, checkable)
+    drafting = Drafting(CONFIG, torch.float32, device, embed, moved, buffers, None, checked, checkable)
     prompt = A[100:] + B[50:]
     draft = drafting.draft(prompt, 0, len(prompt), [chunk.meta for chunk in donors], read)
     return whole, draft.proof.meta.id if draft.proof else None

@@ -14,28 +14,27 @@ import torch
 from vllm_harness import running, tokens, worker_side
 
 from dejakv.engines.vllm import compat_callers
-from dejakv.engines.vllm.launch import KV_CONNECTOR
 from dejakv.errors import ConfigError, StoreError
+from dejakv.experiments.vllm_engine import KV_CONNECTOR
 
 A = tokens(501, 51)
 MORE = [tokens(301, seed) for seed in range(52, 58)]
 
 KILLED = """
-import sys, threading
+import os, sys, threading
 sys.path.insert(0, {here!r})
 import vllm_harness as harness
-from contextlib import contextmanager
-from dejakv.store import files
-real = files.written
+from dejakv.store import objects
+write = objects.os.write
 
-@contextmanager
-def slow(temporary, parts):
-    header, data = parts
-    with real(temporary, (header, bytes(data)[: len(bytes(data)) // 2])):
-        print("HALF", flush=True)
-        threading.Event().wait()
+def half(descriptor, data):
+    if not os.readlink(f"/proc/self/fd/{{descriptor}}").endswith(".safetensors"):
+        return write(descriptor, data)
+    write(descriptor, data[: len(data) // 2])
+    print("HALF", flush=True)
+    threading.Event().wait()
 
-files.written = slow
+objects.os.write = half
 with harness.running(extra={{"store_dir": {store!r}}}) as engine:
     engine.ask([harness.tokens(501, 51)], max_tokens=64)
     print("ASKED", flush=True)
@@ -68,7 +67,7 @@ def test_faults(tmp_path):
     store = tmp_path / "store"
     _kill_while_saving(str(store))
     assert [path for path in store.rglob("temporary/*") if path.is_file()], "a file was half written"
-    assert not [path for path in store.rglob("chunks/**/*") if path.is_file()]
+    assert not [path for path in store.rglob("segments/**/*") if path.is_file()]
 
     with running(extra={"store_dir": str(store), "min_new_tokens": 1, "memory_bytes": 0}) as engine:
         (truth,) = engine.ask([A])
@@ -80,7 +79,7 @@ def test_faults(tmp_path):
         assert again.told["method"] == "exact"
         assert again.tokens == truth.tokens
 
-        for chunk in store.rglob("chunks/**/*"):
+        for chunk in store.rglob("segments/**/*"):
             if chunk.is_file():
                 data = bytearray(chunk.read_bytes())
                 data[len(data) // 2] ^= 0xFF
@@ -125,7 +124,7 @@ def test_hanging_store(tmp_path):
         store = worker_side().store
         real_get, real_put = store.get_parts, store.put
         go = threading.Event()
-        store.get_parts = lambda id, rows: go.wait() and real_get(id, rows)
+        store.get_parts = lambda id, rows=None: go.wait() and real_get(id, rows)
         (output,) = engine.ask([A])
         assert output.tokens == truth.tokens
         assert "took longer than 0.3 s" in output.told["reason"]
@@ -183,14 +182,14 @@ def test_multi_connector_survives_damage(tmp_path):
     }
     with running(multi=[ours]) as engine:
         (truth,) = engine.ask([A], max_tokens=8)
-        while not list(tmp_path.rglob("chunks/**/*")):
+        while not list(tmp_path.rglob("segments/**/*")):
             time.sleep(0.1)
         for _ in range(3):
             engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
         engine.reset_prefix_cache()
         (again,) = engine.ask([A], max_tokens=8)
         assert again.told["method"] == "exact"
-        for chunk in tmp_path.rglob("chunks/**/*"):
+        for chunk in tmp_path.rglob("segments/**/*"):
             if chunk.is_file():
                 data = bytearray(chunk.read_bytes())
                 data[len(data) // 2] ^= 0xFF
@@ -211,7 +210,7 @@ def test_bad_settings_stop_the_start(tmp_path):
     cases = [
         ({"mode": "fuzzy"}, ConfigError, "choose one of exact, blend"),
         ({"store": "x"}, ConfigError, "unknown key 'store'"),
-        ({"similarity_threshold": 2}, ConfigError, "a number from -1 to 1"),
+        ({"blend_share": 2}, ConfigError, "a number from 0 to 1"),
     ]
     for extra, error, words in cases:
         with pytest.raises(error, match=words), running(extra=extra):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_table_of_tiny_models(tmp_path: Path) -> None:
     """A row for each model and length, of prompts that were computed in full, hit exactly and blended."""
     found = tmp_path / "table.json"
-    command = [sys.executable, "benchmarks/vllm_gpu_table.py", "--small", "--lengths", "1000", "--repeats", "1"]
+    command = [sys.executable, "-m", "research.vllm_gpu_table", "--small", "--lengths", "1000", "--repeats", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run([*command, "--output", str(found)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,8 +9,7 @@ from vllm_harness import tokens, worker_side
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.open import connector_settings
-from dejakv.engines.vllm.engine import VLLMEngine
+from dejakv.experiments.vllm_engine import VLLMEngine, connector_settings
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.base import ROWS

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from vllm_harness import EXTENSION, Engine, running, tokens, worker_side
 
-from dejakv.engines.vllm import compat
 from dejakv.store.base import KV, ROWS, ChunkMeta
-from dejakv.store.lineage import DONORS, PROMPT
+from dejakv.store.selection import DONORS, PROMPT
 
 A = tokens(400, 401)
 NEW, NEWER = tokens(70, 402), tokens(80, 403)
@@ -138,7 +137,7 @@ def test_rows_of_a_donor_that_was_removed_meanwhile_are_not_stored(engine: Engin
 
 def test_a_reset_takes_what_is_under_way_with_it(engine: Engine) -> None:
     """Rows of a prompt that came before the weights may have changed are not kept."""
-    side = compat.scheduler_of(engine.llm).connector.scheduler_side
+    side = engine.connector.scheduler_side
     order = side.saves.order
 
     def reset_first(*args: Any, **options: Any) -> bool:

@@ -11,11 +11,9 @@ import psutil
 import pytest
 from dying_worker import EXTENSION as DYING
 from dying_worker import Death
-from two_ranks import ONE, TWO, confirmed, held, leftovers, nodes, of_two_cpus, use_two_cpus
-from vllm_harness import DOCS, EXTENSION, Output, running, serving, tokens
+from two_ranks import ONE, TWO, begun, confirmed, held, leftovers, of_two_cpus, use_two_cpus
+from vllm_harness import DOCS, EXTENSION, Output, running, server_flags, serving, tokens
 
-from dejakv.engines.vllm.launch import extra_config, server_flags
-from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.request import DEFAULT_PARTITION
 
 A, B, SHORT = (tokens(261, seed) for seed in (81, 82, 83))
@@ -93,9 +91,8 @@ def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with _dying(death, monkeypatch, extra) as engine:
         as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, MISS, MISS)
         _ends(death, lambda: engine.ask([LONG], max_tokens=20), *ENDED)
-    assert nodes(store) == [1, 2]
     assert [held(store, prompt) for prompt in (SHORT, LONG)] == [[True, False], [False, False]]
-    assert nodes(store) == [0, 0], "parts that nobody needs"
+    assert begun(store, LONG) == [160, 320], "parts that are stored"
     assert not leftovers(store)
 
     with running(extra=extra, **TWO) as engine:
@@ -136,15 +133,15 @@ def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A server whose rank dies while the other waits for it, and an engine whose rank dies while both compute: they end, those who
     wait are told, and the donors' state is what it was."""
     store = tmp_path / "store"
-    settings = ConnectorSettings(
-        store_dir=str(store),
-        modes=("off", "exact", "blend"),
-        blend_max_share=1.0,
-        blend_share=0.4,
-        memory_bytes=0,
-        lookup_timeout_s=60,
-        load_timeout_s=60,
-    )
+    settings = {
+        "store_dir": str(store),
+        "modes": ["off", "exact", "blend"],
+        "blend_max_share": 1.0,
+        "blend_share": 0.4,
+        "memory_bytes": 0,
+        "lookup_timeout_s": 60,
+        "load_timeout_s": 60,
+    }
     flags = [flag.replace(EXTENSION, DYING) for flag in server_flags(settings)]
     flags += ["--tensor-parallel-size", "2", "--kv-cache-memory-bytes", str(ONE["kv_cache_memory_bytes"])]
 
@@ -160,13 +157,13 @@ def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [held(store, prompt) for prompt in (A, B)] == [[True, True]] * 2
 
     death = Death.in_folder(tmp_path / "computing", 0, "computing", 1)
-    with _dying(death, monkeypatch, extra_config(settings)) as engine:
+    with _dying(death, monkeypatch, settings) as engine:
         (exact,) = engine.ask([A], wish=LOOK, salt=DEFAULT_PARTITION)  # the partition of a server without keys
         assert (exact.told["level"], exact.tokens) == (HIT, truth)
         _ends(death, lambda: engine.ask([MOVED], wish=BLEND, salt=DEFAULT_PARTITION), *ENDED)
     assert not leftovers(store)
 
-    with running(extra=extra_config(settings), worker_extension_cls=EXTENSION, **TWO) as engine:
+    with running(extra=settings, worker_extension_cls=EXTENSION, **TWO) as engine:
         exact, mixed = engine.ask([A, MOVED], wish=[LOOK, BLEND], salt=DEFAULT_PARTITION)
     assert (exact.told["level"], exact.tokens) == (HIT, truth)
     assert (mixed.told["method"], mixed.tokens) == ("blend", blended)

@@ -82,7 +82,7 @@ def counted(store: Any) -> list[str]:
     read: list[str] = []
     real = store.get_parts
 
-    def get_parts(id: str, rows: Any) -> Any:
+    def get_parts(id: str, rows: Any = None) -> Any:
         read.append(id)
         time.sleep(0.3)
         return real(id, rows)

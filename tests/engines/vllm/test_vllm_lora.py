@@ -212,7 +212,7 @@ def test_blend_beside_adapters(tmp_path, loras, truths):
 @contextlib.contextmanager
 def _all_rows(blender):
     before = blender.config
-    blender.config = replace(before, share=1.0, complete=0)
+    blender.config = replace(before, share=1.0)
     try:
         yield
     finally:

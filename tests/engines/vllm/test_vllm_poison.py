@@ -51,7 +51,7 @@ def engine(truth):
         running_engine.ask([A])
         running_engine.settle()
         blender = worker_side().blender
-        blender.config = replace(blender.config, share=0.0, rule="none", complete=0, tail=1)
+        blender.config = replace(blender.config, share=0.0, by_need=False, offsets=False, tail=1)
         yield running_engine
 
 

@@ -17,8 +17,7 @@ from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.tracked import Tracked
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
+from dejakv.store.open import open_store
 from dejakv.testing.prompts import check_whole, deliveries, prompt_chunk
 
 META = ChunkMeta("a", "default", "e", (1, 2), "", "")
@@ -120,7 +119,7 @@ def test_both_ranks_in_one_report():
 
 
 def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
-    stores = [DiskStore(tmp_path / str(rank)) for rank in range(2)]
+    stores = [open_store(tmp_path / str(rank)) for rank in range(2)]
     view = EveryRank(stores)
     gone = []
     view.on_evict(gone.append)
@@ -151,10 +150,10 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
 
 def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
     """One that has no room yet makes all repeat the part, which the others take as stored; one that fails ends it for all."""
-    ranks = [DeltaStore(DiskStore(tmp_path / str(rank))) for rank in range(2)]
+    ranks = [open_store(tmp_path / str(rank)) for rank in range(2)]
     view, long = EveryRank(ranks), prompt_chunk(range(100))
     indexed, counts = [], Counts()
-    side = _side(stored=indexed.append, drop_parts=view.drop_parts)
+    side = _side(stored=indexed.append)
     side.saves.counts, side.saves.size = counts, PartSize(32, 16)
     request = SimpleNamespace(request_id="r", lora_request=None)
     side.lookups.adapters.may_store = lambda lora: True
@@ -170,18 +169,18 @@ def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
         for rows in parts:
             assert ordered() == rows
             if rows == (32, 64):
-                assert ranks[0].put_part(parts[rows])
+                assert ranks[0].put(parts[rows])
                 side.heard(StepReport([long.meta.id], [(long.meta.id, BACKLOG)]))
                 assert ordered() == rows
                 if fails:
                     side.heard(StepReport([long.meta.id], [(long.meta.id, fails)]))
                     return
             for store in ranks:
-                assert store.put_part(parts[rows])
+                assert store.put(parts[rows])
             side.heard(StepReport([long.meta.id, long.meta.id]))
 
     tried(fails="error: disk full")
-    assert [list(store.inner.metas()) for store in ranks] == [[], []]
+    assert [list(store.metas()) for store in ranks] == [[], []]
     assert (side.saves.take(), side.saves.pending) == (([], frozenset({"r"})), {})
     tried()
     assert indexed == [long.meta]

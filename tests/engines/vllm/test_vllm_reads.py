@@ -11,8 +11,8 @@ from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import Load
 from dejakv.engines.vllm.reads import Reads
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing.prompts import turns
 
 CHUNKS = turns(6)
@@ -21,22 +21,22 @@ LONGEST = CHUNKS[-1]
 
 
 @pytest.fixture
-def store() -> DeltaStore:
-    store = DeltaStore(MemoryStore())
+def store() -> Store:
+    store = open_store()
     for chunk in CHUNKS:
         assert store.put(chunk)
     return store
 
 
-def parts_read(store: DeltaStore) -> list[str]:
-    """The parts that are read from now on."""
+def parts_read(store: Store) -> list[str]:
+    """The segments that are read from now on."""
     read: list[str] = []
-    get = store.inner.get
-    store.inner.get = lambda id: (read.append(id), get(id))[1]  # type: ignore[method-assign]
+    tensor = store._tensor
+    store._tensor = lambda piece, again: (read.append(piece.record), tensor(piece, again))[1]  # type: ignore[method-assign]
     return read
 
 
-def test_an_exact_prefix_reads_the_parts_that_hold_it(store: DeltaStore) -> None:
+def test_an_exact_prefix_reads_the_parts_that_hold_it(store: Store) -> None:
     paged: Any = SimpleNamespace(dtype=torch.float32, shape=lambda tokens: (2, 1, 1, tokens, 2))
     loads = Loads(store, 30.0, Buffers(0), 0, paged)
     read = parts_read(store)
@@ -48,7 +48,7 @@ def test_an_exact_prefix_reads_the_parts_that_hold_it(store: DeltaStore) -> None
     loads.close()
 
 
-def test_a_read_serves_others_that_want_no_more_of_the_chunk(store: DeltaStore) -> None:
+def test_a_read_serves_others_that_want_no_more_of_the_chunk(store: Store) -> None:
     id, read = LONGEST.meta.id, parts_read(store)
     reads = Reads(store)
     reads.expect([id] * 5)

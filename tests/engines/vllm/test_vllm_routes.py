@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.routing import Match
 from vllm_harness import DOCS
 
-from dejakv.engines.vllm.middleware import AdoptMiddleware
-from dejakv.engines.vllm.routes import CLIENT, EVERYBODY
+from dejakv.adopt.middleware import AdoptMiddleware
+from dejakv.adopt.routes import CLIENT, EVERYBODY
 
 OPERATOR = {
     # The engine's own business, or everybody's requests

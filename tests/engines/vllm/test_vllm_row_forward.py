@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from llama_rows import computed_rows
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
+from dejakv.blend.slices import contiguous
 from dejakv.engines.vllm import bind
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.engines.vllm.model_check import CHECKED_ROWS, ModelCheck
 from dejakv.engines.vllm.row_batch import Batch, Rows
-from dejakv.reuse.schedule import Schedule
-from dejakv.reuse.slices import contiguous
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
@@ -208,11 +207,11 @@ def test_a_failed_forward_leaves_the_model_as_it_was(engine, monkeypatch):
     assert not group.has_connector_metadata()
 
 
-def test_a_schedule_of_nothing_computes_the_question(engine):
+def test_a_share_of_nothing_computes_the_question(engine):
     draft = draft_of(A)
     forced = torch.zeros(len(A), dtype=torch.bool)
     forced[-1] = True
-    plan = replace(draft.plan, forced=forced, schedule=Schedule((0.0,) * 4))
+    plan = replace(draft.plan, forced=forced, share=0.0)
     mixing = worker_side().blender.begin(replace(draft, tail=1, plan=plan), BLOCKS)
     assert mixing.rows.tolist() == [len(A) - 1]
     worker_side().blender.advance([mixing], 10_000)

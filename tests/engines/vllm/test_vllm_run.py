@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from dejakv.blend.settings import QUALITIES, BlendConfig, BlendQuality
 from dejakv.cli.main import typer_app
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.open import connector_settings
-from dejakv.engines.vllm import named
 from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.experiments.vllm_engine import connector_settings, why_not
 from dejakv.identity import Span
-from dejakv.reuse.blend import BlendConfig
-from dejakv.reuse.quality import QUALITIES, BlendQuality
 
 ARMS = ("none", "prefix", "cache")
 
@@ -98,6 +96,8 @@ def test_decisions_are_those_of_the_transformers_engine(shapes: Ran, tmp_path: P
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     there = [line["arms"]["cache"] for line in lines]
     same = ("method", "level", "approximate", "text")
+    # a prefix that vLLM's own cache holds is no plan of ours: its tokens are counted, its method is `none`
+    there = [record | {"method": "none", "level": ""} if record["method"] == "prefix" else record for record in there]
     assert [[r[name] for name in same] for r in shapes.records()] == [[r[name] for name in same] for r in there]
 
 
@@ -121,20 +121,6 @@ def test_blended_state_is_not_kept_and_its_prompt_is_blended_again(blended: Ran)
     assert len(once) < len(mixed)
     assert not [record for record in blended.records() if record["key"] in once and record["method"] != "blend"]
     assert {record["donor"] for record in mixed}.isdisjoint(once)
-
-
-def test_a_run_says_how_near_each_arm_stayed(shapes: Ran, blended: Ran) -> None:
-    """Prefix caching and exact reuse change nothing; a blend does, whether or not its answer shows it."""
-    for ran in (shapes, blended):
-        assert all(record["fidelity"] == {"kl": 0.0, "top1": 1.0} for record in ran.records("none"))
-        exact = ran.records("prefix") + [
-            r for method in ("none", "prefix", "exact") for r in ran.records(method=method)
-        ]
-        assert all(record["fidelity"]["kl"] < 1e-5 and record["fidelity"]["top1"] == 1.0 for record in exact)
-        assert ran.summary["kl_mean"] >= 0.0
-        assert 0.0 < ran.summary["top1"] <= 1.0
-    near = [record["fidelity"]["kl"] for record in blended.records(method="blend")]
-    assert max(near) > max(record["fidelity"]["kl"] for record in blended.records("prefix"))
 
 
 def test_what_is_not_blended_says_why_and_is_exact(blended: Ran) -> None:
@@ -175,15 +161,12 @@ def test_what_cannot_be_blended_is_known_before_it_is_run() -> None:
     text, picture = SimpleNamespace(spans=()), SimpleNamespace(spans=(Span(1, 4, "d"),))
     own, foreign = (SimpleNamespace(meta=SimpleNamespace(spans=(), epoch=epoch)) for epoch in ("e", "f"))
 
-    def why(
-        prepared: Any, donor: Any, settings: ConnectorSettings = blending, config: BlendConfig | None = None
-    ) -> str:
-        return named.why_not(prepared, [donor], settings, "e", config or BlendConfig())
+    def why(prepared: Any, donor: Any, settings: ConnectorSettings = blending) -> str:
+        return why_not(prepared, [donor], settings, "e")
 
     assert why(text, own) == ""
     assert "without media" in why(picture, own)
     assert "another model" in why(text, foreign)
-    assert "compares what the layers compute" in why(text, own, config=BlendConfig(selector="value"))
     assert "started without blend" in why(text, own, ConnectorSettings())
 
 

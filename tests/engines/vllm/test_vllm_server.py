@@ -4,10 +4,7 @@ import json
 
 import httpx
 import pytest
-from vllm_harness import DOCS, serving
-
-from dejakv.engines.vllm.launch import server_flags
-from dejakv.engines.vllm.settings import ConnectorSettings
+from vllm_harness import DOCS, server_flags, serving
 
 DOCUMENT = "mara lives in rome. olga lives in oslo. " * 8
 FIRST = f"{DOCUMENT}where does mara live?"
@@ -19,7 +16,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
     environment = {"DEJAKV_ADOPT": json.dumps(adopt), "DEJAKV_API_KEYS": "one,two"}
-    with serving(folder, DOCS, server_flags(ConnectorSettings(store_dir=str(folder / "kv"))), environment) as address:
+    with serving(folder, DOCS, server_flags({"store_dir": str(folder / "kv")}), environment) as address:
         yield address
 
 

@@ -129,7 +129,7 @@ class Soak:
         if what == "reset":
             self.engine.settle()
             self.engine.reset_prefix_cache()
-        files = sorted(path for path in self.store.rglob("chunks/**/*") if path.is_file())
+        files = sorted(path for path in self.store.rglob("segments/**/*") if path.is_file())
         if not files or what not in ("damage", "delete"):
             return
         for path in self.rng.sample(files, min(3, len(files))):

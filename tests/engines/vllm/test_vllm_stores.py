@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.open import connector_settings
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.ranks import EveryRank
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stores import open_store
 from dejakv.errors import ConfigError
+from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.store.age import now
-from dejakv.store.base import Chunk, TellsNew
+from dejakv.store.base import Chunk
 from dejakv.testing.expiry import Ahead
 from dejakv.testing.prompts import prompt_chunk
 
@@ -43,7 +43,6 @@ def test_both_sides_find_nothing_that_has_expired(tmp_path, on_disk: bool) -> No
         for side in (theirs, ours, view):
             assert [meta.id for meta in side.metas()] == [new.meta.id]
             assert side.meta(old.meta.id) is None
-            assert isinstance(side, TellsNew)
             assert [meta.id for meta in side.added()[0]] == [new.meta.id]
     finally:
         ours.close()
@@ -64,7 +63,7 @@ def test_a_lifetime_is_set_for_all_and_shortened_by_a_request() -> None:
 
 def test_encoder_outputs_expire_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.encoder_cache.shelf.now", clock)
+    monkeypatch.setattr("dejakv.encoder_cache.outputs.now", clock)
     view = EncoderSettings.from_extra({"ttl": 60}).open().view("e", "p")
     content = "a" * 64
     view.store(content, "image", np.ones((2, 3), np.float32))

@@ -4,7 +4,7 @@ import pytest
 from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, use_two_cpus
 from vllm_harness import EXTENSION, running, tokens
 
-from dejakv.reuse.quality import DEFAULT, QUALITIES
+from dejakv.blend.settings import DEFAULT, QUALITIES
 
 A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dejakv.adopt.embeddings import InputEmbeddings
 from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import compat, compat_probe
 from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.embeddings import InputEmbeddings
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
@@ -24,7 +24,7 @@ from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.memory import MemoryStore
+from dejakv.store.store import Store
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,15 @@ from dejakv.store.memory import MemoryStore
         ({"modes": ["exact", "loose"]}, "holds 'loose'"),
         ({"refresh_s": -1}, "refresh_s"),
         ({"load_timeout_s": 0}, "more than 0"),
-        ({"inner": {"kv_role": "kv_both"}}, "names no connector"),
+        ({"inner": {"kv_connector": "X"}}, "inner is no setting any more: run the other connector alone"),
+        ({"promote": True}, "promote is no setting any more: a client sends the prompt again"),
+        ({"index_encoder": "model"}, "index_encoder is no setting any more: .*DEJAKV_ADOPT"),
         ({"mode": "blend", "blend_selector": "best"}, "blend_selector='best' is unknown"),
         ({"blend_quality": "best"}, "strict, default, loose"),
         ({"blend_share": 1.5}, "blend_share"),
         ({"mode": "blend", "blend_map": "nearest"}, "nearest"),
         ({"storedir": "/x"}, "known are"),
-        ({"error_bound": 0.01}, "a connector can send none"),
+        ({"error_bound": 0.01}, "error_bound is no setting any more: bounds are kept by"),
     ],
 )
 def test_settings_are_checked(extra, words):
@@ -60,16 +62,15 @@ def test_wishes_choose_only_what_is_allowed():
 
 def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):
     """A table that is read with the first request makes that request a miss."""
-    tokenizer = SimpleNamespace(all_special_ids=[0], decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: list(map(int, text.split())))
     with pytest.raises(ModelError, match="index_encoder"):
         InputEmbeddings(tmp_path, tokenizer, "e")
     table = torch.randn(5, 3)
     save_file({"model.embed_tokens.weight": table}, tmp_path / "model.safetensors")
     embeddings = InputEmbeddings(tmp_path, tokenizer, "e")
     (tmp_path / "model.safetensors").unlink()
-    text = embeddings.text_of((0, 4, 2))
     mean = table[[4, 2]].mean(0)
-    assert np.allclose(embeddings.embed_text(text), mean / mean.norm(), atol=1e-6)
+    assert np.allclose(embeddings.embed_text("4 2"), mean / mean.norm(), atol=1e-6)
 
 
 def test_versions():
@@ -182,7 +183,6 @@ def test_refusals():
             plain,
             "blend with data parallelism of a mixture of experts",
         ),
-        ({"tp": 2, "extra": {"inner": {"kv_connector": "X"}}}, plain, "inner connector with tensor parallelism"),
         ({"budget": 127, "extra": {"mode": "blend"}}, plain, "blend with max_num_batched_tokens below 128"),
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),
@@ -257,7 +257,7 @@ def test_media_are_told_apart_by_content():
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
 
 
-class _Slow(MemoryStore):
+class _Slow(Store):
     def __init__(self):
         super().__init__()
         self.go = threading.Event()

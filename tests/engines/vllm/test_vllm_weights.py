@@ -136,7 +136,7 @@ def test_a_load_at_a_reset_is_not_used(truth, tmp_path, done):
         engine.reset_prefix_cache()
         store, go = worker_side().store, threading.Event()
         get = store.get_parts
-        store.get_parts = lambda id, rows: (go.wait(), get(id, rows))[1]
+        store.get_parts = lambda id, rows=None: (go.wait(), get(id, rows))[1]
         tell = {"kv_transfer_params": {"dejakv": {}}}
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args=tell)
         engine.llm.llm_engine.add_request("one", {"prompt_token_ids": prompts[0]}, greedy)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.workloads.measure import measure
-from benchmarks.workloads.streams import Stream
+from research.workloads.measure import measure
+from research.workloads.streams import Stream
 
+from dejakv.blend.settings import QUALITIES
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.watch import Silent
-from dejakv.reuse.quality import QUALITIES
 
 REQUESTS = 6
 
@@ -35,9 +35,3 @@ def test_each_arm_is_blended_at_its_own_quality(lines: list[dict[str, Any]]) -> 
         for name in QUALITIES
     }
     assert computed["strict"] >= computed["default"] >= computed["loose"] > 0
-
-
-def test_fidelity_is_that_of_the_arms_own_quality(lines: list[dict[str, Any]]) -> None:
-    """Measured when other arms have been blended since: a repetition in another way would not be counted."""
-    near = [line["arms"][name]["fidelity"] for line in lines for name in ("prefix", *QUALITIES)]
-    assert all(near)

@@ -1,8 +1,7 @@
 """Engines of two tensor-parallel ranks on the CPU, and what each rank's store holds."""
 
 import os
-import sqlite3
-from contextlib import closing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 from tests.reliability.crash_program import rows_and_files
 
 from dejakv.store.base import Chunk
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
+from dejakv.store.names import file_of
+from dejakv.store.open import open_store
 
 RANKS = ("tp-0-of-2", "tp-1-of-2")
 ONE: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20}
@@ -40,14 +39,15 @@ def confirmed(engine: Any) -> None:
 
 
 def chunk_of(store: Path, rank: str, prompt: list[int]) -> tuple[Path, Chunk]:
-    """The file of a prompt's chunk in one rank's store."""
-    disk = DiskStore(store / rank)
+    """The first file of a prompt in one rank's store, and its chunk."""
+    disk = open_store(store / rank)
     try:
         (meta,) = [meta for meta in disk.metas() if list(meta.token_ids) == prompt]
-        found, known = disk.get(meta.id), disk._lookup(meta.id)
+        found, record = disk.get(meta.id), disk._catalog.record(meta.id, time.time())
         assert found is not None
-        assert known is not None
-        return store / rank / "chunks" / known.row.file, found
+        assert record is not None
+        first = disk._catalog.pieces(record.n)[0]
+        return (store / rank / "segments").joinpath(*file_of(first.name)), found
     finally:
         disk.close()
 
@@ -56,20 +56,22 @@ def held(store: Path, prompt: list[int]) -> list[bool]:
     """Of each rank, whether its store has the prompt, whole and readable."""
     found: list[bool] = []
     for rank in RANKS:
-        deltas = DeltaStore(DiskStore(store / rank))
+        deltas = open_store(store / rank)
         ids = [meta.id for meta in deltas.metas() if list(meta.token_ids) == prompt]
         found.append(bool(ids) and all(deltas.get(id) is not None for id in ids))
         deltas.close()
     return found
 
 
-def nodes(store: Path) -> list[int]:
-    """Of each rank, how many parts of prompts its catalog lists that are no prompts themselves. No store is opened, since that removes
-    those which no prompt needs."""
+def begun(store: Path, prompt: list[int]) -> list[int]:
+    """Of each rank, how many tokens that a prompt begins with its store has, whether or not it has the prompt. Each holds another one."""
     counts: list[int] = []
     for rank in RANKS:
-        with closing(sqlite3.connect(store / rank / "catalog.sqlite")) as catalog:
-            counts += catalog.execute("SELECT count(*) FROM chunks WHERE node = 1").fetchone()
+        disk = open_store(store / rank)
+        other = next(disk.metas())
+        found = disk.find(other.partition, other.epoch, prompt, whole=True)
+        counts.append(found[0].tokens if found else 0)
+        disk.close()
     return counts
 
 
@@ -77,7 +79,7 @@ def leftovers(store: Path) -> list[str]:
     """What lies in the ranks' folders and belongs to no entry, once a store was opened on each; and entries without a file."""
     found: list[str] = []
     for rank in RANKS:
-        DiskStore(store / rank).close()
+        open_store(store / rank).close()
         rows, files = rows_and_files(store / rank)
         found += [f"{rank}/{name}" for name, _ in rows.items() ^ files.items()]
         found += [f"{rank}/temporary/{path.name}" for path in (store / rank / "temporary").iterdir()]

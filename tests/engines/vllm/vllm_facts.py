@@ -5,20 +5,20 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from tests.running import blended as run_blend
 from vllm_harness import worker_side
 
+from dejakv.blend.settings import BlendConfig
 from dejakv.engines.base import Completion
-from dejakv.engines.blending import run_blend
-from dejakv.engines.vllm.engine import VLLMEngine
 from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.experiments.vllm_engine import VLLMEngine
 from dejakv.request import Request, Sampling
-from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import Chunk, ChunkMeta
 
 PLACES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Accra")
 PEOPLE = ("Ann", "Bob", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans")
 BLENDING = ConnectorSettings(
-    modes=("off", "exact", "blend"), index_encoder="none", lookup_timeout_s=30.0, blend_share=0.15, blend_max_share=1.0
+    modes=("off", "exact", "blend"), lookup_timeout_s=30.0, blend_share=0.15, blend_max_share=1.0
 )
 CONFIG = BlendConfig(share=0.15, max_share=1.0)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import random
 import socket
@@ -15,11 +16,9 @@ from typing import Any
 
 import httpx
 
-import dejakv
+from dejakv.models import resolve
 
-MODELS = Path(dejakv.__file__).parent / "models"
-DOCS = MODELS / "docs-lm"
-SHAPES = MODELS / "shapes-vlm"
+DOCS, SHAPES = Path(resolve("docs-lm")), Path(resolve("shapes-vlm"))
 VOCABULARY = range(8, 480)
 
 
@@ -190,7 +189,7 @@ def serving(folder: Path, model: Path, flags: Sequence[str], environment: dict[s
         sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--served-model-name", "docs", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "1024", "--enforce-eager", "--block-size", "32",
-        "--middleware", "dejakv.engines.vllm.middleware.AdoptMiddleware", *flags,
+        "--middleware", "dejakv.adopt.AdoptMiddleware", *flags,
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
@@ -236,10 +235,12 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def changed(prompt: Sequence[int], share: float, seed: int, keep_last: int = 24) -> list[int]:
-    """The prompt with a share of its tokens replaced, its last ones kept: a near-duplicate."""
+    """The prompt with a share of its tokens replaced, at its beginning and in a later passage: the rest is found as copied text."""
     rng = random.Random(seed)
     out = list(prompt)
-    for place in rng.sample(range(len(prompt) - keep_last), int(share * len(prompt))):
+    half, room = max(1, int(share * len(prompt)) // 2), (len(prompt) - keep_last) // 2
+    start = room + rng.randrange(room - half)
+    for place in (*range(half), *range(start, start + half)):
         out[place] = rng.choice([token for token in VOCABULARY if token != out[place]])
     return out
 
@@ -247,10 +248,30 @@ def changed(prompt: Sequence[int], share: float, seed: int, keep_last: int = 24)
 BLENDING = {
     "mode": "exact",
     "modes": ["off", "exact", "blend"],
-    "index_encoder": "model",
-    "similarity_threshold": 0.5,
     "blend_max_share": 1.0,
 }
 """Requests may ask for blend; the guards are wide open, since what is tested is that state never leaks."""
 
 EXTENSION = "dejakv.engines.vllm.bind.WorkerExtension"
+
+
+def server_flags(settings: dict[str, Any], encoder_dir: str | None = None) -> list[str]:
+    """Flags for `vllm serve` that put the connectors into a server."""
+    kv = {
+        "kv_connector": "DejaKVConnector",
+        "kv_connector_module_path": "dejakv.engines.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": settings,
+    }
+    flags = ["--kv-transfer-config", json.dumps(kv)]
+    if "blend" in settings.get("modes", ()):
+        flags += ["--worker-extension-cls", EXTENSION]
+    if encoder_dir is not None:
+        ec = {
+            "ec_connector": "DejaKVEncoderConnector",
+            "ec_connector_module_path": "dejakv.engines.vllm.encoder_connector",
+            "ec_role": "ec_both",
+            "ec_connector_extra_config": {"store_dir": encoder_dir},
+        }
+        flags += ["--ec-transfer-config", json.dumps(ec)]
+    return flags

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from research.replay.generate import generate
+from research.replay.run import replay
+from research.replay.trace import Call, Trace
+from research.report import STUDIES
 from tests.experiments.report.browser import measured, shot
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.commands import run_command_of
-from dejakv.experiments.replay.generate import generate
-from dejakv.experiments.replay.run import replay
-from dejakv.experiments.replay.trace import Call, Trace
+from dejakv.experiments.estimate import estimate
 from dejakv.experiments.report.charts import pareto
 from dejakv.experiments.report.make import make_report
 from dejakv.experiments.run import run
-from dejakv.experiments.settings import settings_from
+from dejakv.experiments.settings import run_command_of, settings_from
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.tune.run import tune
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
@@ -43,7 +43,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calls = [Call(record["input_length"], tuple(record["hash_ids"]), record["timestamp"]) for record in generate(200)]
     for name, found in (
         ("replay", {**replay(Trace(tuple(calls), 512)), "trace": "t.jsonl"}),
-        ("tune", tune(home / "log.jsonl", "docs-lm")),
+        ("estimate", estimate(str(home / "log.jsonl"), "docs-lm")),
         ("frontier", json.loads((RESULTS / "frontier-smollm2.json").read_text())),
         ("workloads", json.loads((RESULTS / "workloads.json").read_text())),
     ):
@@ -54,8 +54,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(sources: Path) -> Path:
-    names = ("run", "dry", "sweep.csv", "replay", "tune", "frontier", "workloads")
-    make_report([sources / name for name in names], sources / "report.html", sources / "svg")
+    names = ("run", "dry", "sweep.csv", "replay", "estimate", "frontier", "workloads")
+    make_report([sources / name for name in names], sources / "report.html", sources / "svg", STUDIES)
     return sources / "report.html"
 
 
@@ -108,8 +108,8 @@ def test_what_each_section_tells(report: Path) -> None:
         "Run run: shapes-vlm on shapes", "Hits by level", "Time to first token of all requests", "Pictures encoded",
         "computed in full", 'src="data:image/png', "dejakv run --model shapes-vlm", "--media ignore", "Run dry:", "would-be hits",
         "Sweep sweep.csv", "against the similarity threshold", "Pareto front", "bad failed:", "Replay of t.jsonl",
-        "comes nearest to Belady", "dejakv replay t.jsonl", "Settings for log.jsonl", "recommended: reuse=exact",
-        "Frontier frontier: smollm2-135m", "dejakv frontier", "Workloads workloads", "rag, vllm",
+        "comes nearest to Belady", "python -m research.replay t.jsonl", "Settings for log.jsonl", "recommended: reuse=exact",
+        "Frontier frontier: smollm2-135m", "python -m research.frontier", "Workloads workloads", "rag, vllm",
     ):  # fmt: skip
         assert words in page, words
 
@@ -154,8 +154,8 @@ def test_light_and_dark(report: Path, tmp_path: Path) -> None:
 def test_an_earlier_report_is_replaced_and_another_file_is_not(sources: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     make_report([sources / "dry"], page)
-    make_report([sources / "replay"], page)
-    assert "Replay of" in page.read_text()
+    make_report([sources / "estimate"], page)
+    assert "Settings for" in page.read_text()
     page.write_text("<html>mine</html>")
     with pytest.raises(ConfigError, match="is no report of ours"):
         make_report([sources / "dry"], page)
@@ -203,7 +203,7 @@ def test_a_run_that_cannot_be_reported(harm: Any, says: str, sources: Path, tmp_
         (".", None, "has nothing to report"),
         ("other.csv", "name,model\n", "is no log of a sweep"),
         ("replay.json", "{}", "was not written by this version"),
-        ("tune.json", '{"rows": [{}]}', "was not written by this version"),
+        ("estimate.json", '{"rows": [{}]}', "was not written by this version"),
         ("frontier.json", "[", "was not written by this version"),
     ],
 )
@@ -211,7 +211,7 @@ def test_sources_that_are_none(name: str, content: str | None, says: str, tmp_pa
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=says):
-        make_report([tmp_path / name], tmp_path / "page.html")
+        make_report([tmp_path / name], tmp_path / "page.html", files=STUDIES)
     assert not (tmp_path / "page.html").exists()
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.experiments.ablation import ablation
-from dejakv.experiments.sweep import experiments, read_spec, sweep
+from dejakv.experiments.sweep import ablation, experiments, read_spec, sweep
 
-FOLDER = Path(__file__).parents[3] / "experiments"
+FOLDER = Path(__file__).parents[3] / "research" / "specs"
 
 
 @pytest.mark.parametrize(("name", "runs"), [("shapes", 18), ("smollm2", 7)])

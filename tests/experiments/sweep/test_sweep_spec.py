@@ -8,11 +8,8 @@ import typer
 
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
-from dejakv.experiments.ablation import ablation
-from dejakv.experiments.keys import KEYS
-from dejakv.experiments.settings import settings_from
-from dejakv.experiments.sweep import experiments
-from dejakv.experiments.sweep_spec import entries, read_spec
+from dejakv.experiments.settings import KEYS, settings_from
+from dejakv.experiments.sweep import ablation, entries, experiments, read_spec
 
 YAML = """
 defaults: {preset: docs, max_samples: 5}
@@ -25,8 +22,8 @@ experiments:
   - {name: exact, reuse: exact, max_samples: 7, notes: nothing approximate}
 """
 
-NOT_KEYS = {"resume", "show_disagreements", "log_samples", "seeds"}
-"""Flags of `run` that say how it is shown, continued or repeated, not what it does: a sweep has a grid of `shuffle_seed`."""
+NOT_KEYS = {"resume", "show_disagreements", "log_samples", "set_", "config", "help_all"}
+"""Options of `run` that say how it is shown, continued or given, not what it does."""
 
 
 def test_a_grid_of_yaml(tmp_path: Path) -> None:
@@ -55,7 +52,7 @@ def test_a_list_is_a_value_inside_a_list() -> None:
 
 def test_every_flag_of_run_is_a_key() -> None:
     command: Any = typer.main.get_command(typer_app)
-    flags = {option.name for option in command.commands["run"].params} - NOT_KEYS
+    flags = {option.name for option in command.get_command(None, "run").params} - NOT_KEYS
     assert flags - set(KEYS) == set()
 
 
@@ -69,7 +66,7 @@ def test_flags_of_one_item_are_lists() -> None:
 def test_settings_of_a_run_come_back_from_json() -> None:
     import json
 
-    from dejakv.experiments.finished_run import settings_of
+    from dejakv.experiments.settings import settings_of
 
     settings = settings_from("shapes", {"max_samples": 3, "arms": ("none", "cache")}, {})
     assert settings_of(json.loads(json.dumps(settings.named()))) == settings

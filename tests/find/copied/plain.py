@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dejakv.find.copied.cover import Cover, cover
-from dejakv.find.copied.fingerprints import GUARANTEED, fingerprints
-from dejakv.find.copied.index import CopiedIndex
+from dejakv.decide.copied.fingerprints import GUARANTEED, fingerprints
+from dejakv.decide.copied.index import CopiedIndex
+from dejakv.decide.copied.search import Cover, cover
 from dejakv.tokens import Ids
 
 Texts = Mapping[str, Ids]

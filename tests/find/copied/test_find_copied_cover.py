@@ -5,9 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.find.copied.plain import check_runs, checked, covered_by, indexed, places
 
-from dejakv.find.copied.candidates import candidates
-from dejakv.find.copied.cover import Cover, Run, cover
-from dejakv.find.copied.fingerprints import GUARANTEED, fingerprints
+from dejakv.decide.copied.fingerprints import GUARANTEED, fingerprints
+from dejakv.decide.copied.search import Cover, Run, candidates, cover
 
 SEEDS = st.integers(0, 1 << 32)
 

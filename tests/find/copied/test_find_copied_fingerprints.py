@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.find.copied.fingerprints import GUARANTEED, IN_A_ROW, WINDOW, K, fingerprints
+from dejakv.decide.copied.fingerprints import GUARANTEED, IN_A_ROW, WINDOW, K, fingerprints
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,16 +1,13 @@
-"""The index of one space: additions, removals, the cap of holders, memory, threads."""
-
-import threading
+"""The index of one space: additions, removals, the cap of holders, memory."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.find.copied.plain import check_runs, covered_by, indexed, places
 
-from dejakv.find.copied.cover import cover
-from dejakv.find.copied.fingerprints import fingerprints
-from dejakv.find.copied.index import CopiedIndex
-from dejakv.find.copied.tier import MAX_HOLDERS
+from dejakv.decide.copied.fingerprints import fingerprints
+from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
+from dejakv.decide.copied.search import cover
 from dejakv.tokens import Ids
 
 
@@ -140,48 +137,3 @@ def test_texts_without_fingerprints_are_not_held() -> None:
     assert len(index) == 0
     assert not index.remove("short")
     assert len(index.holders(np.array([1, 2], np.uint32)).keys) == 0
-
-
-def test_searches_while_others_add_and_remove() -> None:
-    """Texts that stay are always found; those that come and go are found whole or not at all."""
-    texts = texts_of(120, 300)
-    stay = {name: texts[name] for name in list(texts)[:20]}
-    index = indexed(stay)
-    failed: list[BaseException] = []
-    done = threading.Event()
-
-    def change(names: list[str]) -> None:
-        try:
-            for _ in range(6):
-                for name in names:
-                    index.add(name, fingerprints(texts[name]))
-                for name in names:
-                    index.remove(name)
-        except BaseException as error:
-            failed.append(error)
-
-    def search(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        try:
-            while not done.is_set():
-                kept, passing = str(rng.integers(0, 20)), str(rng.integers(20, 120))
-                target = np.concatenate([texts[kept], texts[passing]])
-                found = cover(target, index, texts.get)
-                check_runs(target, texts, found)
-                assert found.covered in (300, 600)
-                assert kept in found.donors
-        except BaseException as error:
-            failed.append(error)
-
-    names = list(texts)[20:]
-    changing = [threading.Thread(target=change, args=(names[part::2],)) for part in range(2)]
-    searching = [threading.Thread(target=search, args=(seed,)) for seed in range(2)]
-    for thread in [*changing, *searching]:
-        thread.start()
-    for thread in changing:
-        thread.join()
-    done.set()
-    for thread in searching:
-        thread.join()
-    assert not failed
-    assert len(index) == 20

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from dejakv.find.copied.candidates import Candidates
-from dejakv.find.copied.verify import Runs, verified
+from dejakv.decide.copied.search import Candidates, Runs, verified
 from dejakv.tokens import Ids
 
 WORDS = np.arange(3_000)

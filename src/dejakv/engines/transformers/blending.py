@@ -1,41 +1,109 @@
-"""A blend of the transformers engine: whether a prompt can be blended, and the cache that does it."""
+"""A blend of the transformers engine: from donors' KV entries and a token map to a cache that a model prefills partially."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dejakv.engines.base import UNREADABLE, Prepared
-from dejakv.engines.transformers.blend import PlannedBlend, plan_cache
-from dejakv.engines.transformers.blend_check import seams_of
-from dejakv.engines.transformers.blend_rows import MadeOf
+import numpy as np
+import torch
+from torch import Tensor
+
+from dejakv.blend.attention_probe import AttentionProbe
+from dejakv.blend.blend import BlendReport, find, not_worth
+from dejakv.blend.forced import Need
+from dejakv.blend.recomputed import Choose, RecomputePlan, highest
+from dejakv.blend.settings import BlendConfig, first_asked
+from dejakv.blend.slices import copy_part, ranges_of, sliced
+from dejakv.blend.token_map import Donors, Ids, TokenMap, long_runs, new_text
+from dejakv.decide.copied.fingerprints import GUARANTEED
+from dejakv.engines.base import UNREADABLE, ComputedRows, Prepared
+from dejakv.engines.tensors import borrowed, room_for, to_store
+from dejakv.engines.transformers.blend_model import BlendCache, BlendLayer, BlendModel
 from dejakv.errors import ModelError
-from dejakv.reuse.blend import BlendConfig, BlendReport, find, not_worth
-from dejakv.reuse.selector import Selector
-from dejakv.reuse.sentences import sentence_ends
-from dejakv.reuse.slices import ranges_of
-from dejakv.reuse.token_map import Donors, TokenMap
-from dejakv.store.base import Chunk
+from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Tensor as Stored
 from dejakv.store.donors import Donor
 from dejakv.tokens import with_media
+
+State = Sequence[tuple[int, Stored]]
+"""KV entries of one donor: stacked tensors (`Chunk.tensor`), each with the number of its first row. They hold all mapped rows."""
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """Origin of a blend. `metas`: of the donors, in the order of `donors`."""
+
+    target: Ids
+    donors: Donors
+    found: TokenMap
+    metas: Sequence[ChunkMeta]
+
+
+@dataclass
+class PlannedBlend:
+    """A cache that is ready for its prefill (see `Planned`).
+
+    made_of  origin, if recomputed tokens are to be kept
+    asked    tokens computed by the question's own pass, to rank the others
+    """
+
+    cache: BlendCache
+    made_of: MadeOf | None = None
+    label: str = ""
+    asked: int = 0
+
+    def computed_tokens(self) -> int:
+        """Prompt tokens computed, the question's pass included."""
+        return self.cache.recomputed + self.asked
+
+    def priced_rows(self) -> float:
+        return self.computed_tokens()
+
+    def told(self, report: BlendReport) -> BlendReport:
+        cache = self.cache
+        active = None if cache.rows is None else tuple(cache.rows.tolist())
+        return replace(report, rows=(cache.recomputed,) * len(cache.blends), active=active, asked=self.asked)
+
+    def rows(self) -> ComputedRows | None:
+        """Return the new text among the recomputed tokens, for later blends, after the run; None if there is too little of it to be
+        found again."""
+        if self.made_of is None:
+            return None
+        made_of, rows = self.made_of, self.cache.rows
+        computed = np.full(self.cache.tokens, rows is None)
+        if rows is not None:
+            computed[rows.cpu().numpy()] = True
+        fresh = new_text(made_of.target, made_of.donors, made_of.found, GUARANTEED)
+        runs = long_runs(computed & fresh, GUARANTEED)
+        if not runs:
+            return None
+        used = np.unique(made_of.donors.number[made_of.found.source]).tolist()
+        metas = [made_of.metas[number] for number in used]
+        generation = 1 + max(meta.generation for meta in metas)
+        return ComputedRows(runs, tuple(meta.id for meta in metas), generation, self._captured)
+
+    def _captured(self, first: int, stop: int) -> Stored:
+        """K and V of the tokens, `[2, layers, kv_heads, tokens, head_dim]` on the CPU; a copy."""
+        layers = self.cache.blends
+        parts = [getattr(layer, kind)[0, :, first:stop] for kind in ("keys", "values") for layer in layers]
+        return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())
 
 
 def plan_blend(
     engine: Any, prepared: Prepared, donors: Sequence[Donor], config: BlendConfig
 ) -> tuple[PlannedBlend | None, BlendReport]:
-    """The planned cache, or None with the reason in the report."""
+    """Plan a blend of a prompt; or return None, with the reason in the report."""
     tokens = len(prepared.token_ids)
     if any(donor.meta.epoch not in ("", engine.epoch) for donor in donors):
         return None, BlendReport(tokens, reason="a donor's state is of another model")
     if prepared.spans and places_by_picture(engine.model):
         return None, BlendReport(tokens, reason="pictures change this model's positions: its keys cannot be moved")
-    try:
-        seams = seams_of(engine.model)
-        layers = len(seams.layers)
-    except ModelError as error:
-        return None, BlendReport(tokens, reason=str(error))
+    model: BlendModel | ModelError = engine.blend_model
+    if isinstance(model, ModelError):
+        return None, BlendReport(tokens, reason=str(model))
     target = with_media(prepared.token_ids, prepared.spans)
-    ends, usable = sentence_ends(engine.tokenizer), list(donors)
+    usable = list(donors)
     while usable:
         metas = [donor.meta for donor in usable]
         held = Donors.of(
@@ -43,32 +111,26 @@ def plan_blend(
         )
         begun = time.perf_counter()
         exact = [meta.generation == meta.position == 0 for meta in metas]
-        found, needed = find(target, held, engine.embed_tokens, config, ends, exact)
+        found, needed = find(target, held, engine.embed_tokens, config, engine.sentence_ends, exact)
         mapped = time.perf_counter()
         report = BlendReport(tokens, forced_share=needed.share, map_s=mapped - begun)
-        if reason := not_worth(config, needed, layers):
+        if reason := not_worth(config, needed):
             return None, replace(report, reason=reason)
         parts = _read(usable, held, found)
         if isinstance(parts, int):
             del usable[parts]  # the map is made again without it
             continue
         report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
-        states = [[(part.meta.rows_from, part.tensor) for part in own] for own in parts]
-        planned = plan_cache(
-            engine.model, prepared.token_ids, states, held,
-            found, needed, config.schedule_for(layers), Selector(config.selector, config.seed),
-            threshold=config.threshold if config.by_need else None, offsets=config.offsets,
-            surroundings=config.surroundings,
-        )  # fmt: skip
-        if seams.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
+        states = [[(part.first, part.tensor) for part in own] for own in parts]
+        planned = plan_cache(model, prepared.token_ids, states, held, found, needed, config)
+        if model.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
             planned.made_of = MadeOf(target, held, found, metas)
         return planned, report
     return None, BlendReport(tokens, reason=UNREADABLE)
 
 
 def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Sequence[Chunk]] | int:
-    """What holds the rows that the map takes of each donor, nothing of one of which it takes none; or the number of a donor that
-    cannot be read."""
+    """Read the chunks with each donor's mapped rows; or return the index of an unreadable donor."""
     parts: list[Sequence[Chunk]] = [()] * len(donors)
     for number, _, places in held.parts(found.source):
         own = donors[number].read(ranges_of(places))
@@ -83,7 +145,7 @@ def _bytes_taken(parts: Sequence[Sequence[Chunk]], held: Donors, found: TokenMap
     for number, _, places in held.parts(found.source):
         rows = sum(stop - start for start, stop in ranges_of(places))
         one = parts[number][0]
-        taken += rows * one.tensor.nbytes / max(1, one.meta.num_tokens - one.meta.rows_from)
+        taken += rows * one.tensor.nbytes / max(1, one.tensor.shape[3])
     return round(taken)
 
 
@@ -91,3 +153,107 @@ def places_by_picture(model: Any) -> bool:
     """Whether a picture shapes the positions of the tokens behind it (M-RoPE)."""
     text = model.config.get_text_config()
     return "mrope_section" in str(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or "")
+
+
+@torch.no_grad()
+def plan_cache(
+    model: BlendModel,
+    target: Sequence[int],
+    states: Sequence[State],
+    donors: Donors,
+    found: TokenMap,
+    needed: Need,
+    config: BlendConfig,
+    choose: Choose = highest,
+) -> PlannedBlend:
+    """Arrange the donors' KV entries in the target's order, move their keys to the target's positions, and choose the recomputed tokens.
+
+    states  of each donor, in the order of `donors`
+    choose  the choice among tokens by their scores
+
+    Raises: ModelError for a state of another shape.
+    """
+    device = model.model.device
+    entries = rearrange(model, states, donors, found, device, model.model.dtype)
+    layers = [BlendLayer(k[None], v[None]) for k, v in zip(entries[0], entries[1], strict=True)]
+    ids = np.asarray(target, dtype=np.int64)
+    plan, asked = RecomputePlan.of(config, ids, donors, found, needed, device, choose=choose), 0
+    if plan.asks:
+        plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
+        asked = needed.tail
+    return PlannedBlend(BlendCache(layers, plan), asked=asked)
+
+
+def rearrange(
+    model: BlendModel, states: Sequence[State], donors: Donors, found: TokenMap, device: Any, dtype: torch.dtype
+) -> Tensor:
+    """Return the donors' KV entries in target order, `[2, layers, kv_heads, tokens, head_dim]`, keys at target positions."""
+    tokens = len(found)
+    out: Tensor | None = None
+    first_position, stops = donors.first or (0,) * len(states), donors.stops
+    for index, rows, places in donors.parts(found.source):
+        left = len(places)
+        for start, part in states[index]:
+            state = borrowed(part)
+            if (
+                state.dim() != 5
+                or state.shape[1] != len(model.layers)
+                or start + state.shape[3] > donors.lengths[index]
+            ):
+                raise _foreign(part, donors.lengths[index], model)
+            if out is None:
+                shape = (*state.shape[:3], tokens, state.shape[4])
+                out = room_for(shape, dtype, device)
+            left -= copy_part(state, start, places, out, rows)
+        if left or out is None:
+            length = donors.lengths[index]
+            raise ModelError(
+                f"a donor's state lacks {left} of the rows that are taken: it does not fit {length} tokens"
+            )
+        _move(model, out[0], rows, places + first_position[index], stops[index])
+    assert out is not None
+    return out
+
+
+def _foreign(state: Stored, length: int, model: BlendModel) -> ModelError:
+    return ModelError(
+        f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of {len(model.layers)} layers: "
+        "it is of another model"
+    )
+
+
+def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) -> None:
+    """Move the keys `[layers, kv_heads, tokens, head_dim]` of these rows from positions `source` of a prompt of `length` tokens to their
+    own, in place."""
+    tokens = keys.shape[2]
+    if model.fixed or length == tokens:
+        rows, source = rows[rows != source], source[rows != source]
+    if not rows.size:
+        return
+    to, of = (torch.from_numpy(places).to(keys.device) for places in (rows, source))
+    runs, apart = sliced(rows)
+    for begin, end in runs:
+        part = keys[:, :, rows[begin] : rows[begin] + end - begin]
+        model.move(part, to[begin:end], of[begin:end], length, tokens)
+    if len(apart):
+        at = torch.from_numpy(apart).to(keys.device)
+        moved = keys.index_select(2, to[at])
+        model.move(moved, to[at], of[at], length, tokens)
+        keys.index_copy_(2, to[at], moved)
+
+
+def question_attention(
+    model: BlendModel, target: Sequence[int], layers: Sequence[BlendLayer], plan: RecomputePlan, tail: int
+) -> Tensor:
+    """Return how much the prompt's last `tail` tokens attend to each token, over the last third of the layers: `[tokens]`.
+
+    One pass of those tokens alone over the donors' KV entries. Their own entries are put back afterwards: offsets need the donors'.
+    """
+    donors = [(layer.keys[:, :, -tail:].clone(), layer.values[:, :, -tail:].clone()) for layer in layers]
+    cache = BlendCache([BlendLayer(layer.keys, layer.values) for layer in layers], plan.of_question(tail))
+    ids = torch.tensor([list(target)], device=model.model.device)
+    with AttentionProbe(tail, first_asked(len(layers))) as probe:
+        model.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)  # no logits needed
+    for layer, (keys, values) in zip(layers, donors, strict=True):
+        layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values
+    return probe.total(len(target))

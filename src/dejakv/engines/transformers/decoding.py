@@ -1,19 +1,24 @@
 """From a prompt and its state to tokens: one call of `generate`, whatever the way of sampling."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
-from dejakv.request import Sampling
-
-OnToken = Callable[[int, str], None]
+from dejakv.blend.attention_probe import AttentionProbe
+from dejakv.blend.prune import PrunableDynamicCache, PruneConfig, check_prunable, install_hooks
+from dejakv.config import PrunePolicy
+from dejakv.engines.base import Accept, OnToken
+from dejakv.engines.transformers.continuation import copied
+from dejakv.errors import ModelError
+from dejakv.models.lckv.layout import layout_of
+from dejakv.request import Request, Sampling
 
 
 @dataclass
@@ -196,3 +201,78 @@ def width(model: Any, arguments: Mapping[str, Any]) -> int:
         return 1
 
     return max(setting("num_beams"), setting("num_return_sequences"))
+
+
+class Declined(Exception):
+    """The first token is not to be given; the message says why."""
+
+
+class FirstLogits(LogitsProcessor):
+    """Asks once, at the first step, and changes no score."""
+
+    def __init__(self, accept: Accept) -> None:
+        self._accept: Accept | None = accept
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        accept, self._accept = self._accept, None
+        if accept is not None:
+            reason = accept(scores[0].float().log_softmax(-1).cpu().numpy())
+            if reason:
+                raise Declined(reason)
+        return scores
+
+
+def asking(arguments: Mapping[str, Any], accept: Accept) -> dict[str, Any]:
+    """Arguments of `generate` with which it asks."""
+    held = arguments.get("logits_processor") or []
+    return {**arguments, "logits_processor": LogitsProcessorList([FirstLogits(accept), *held])}
+
+
+def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
+    """The settings of a policy, None for `none`. Raises: ModelError for a model whose layers cannot be pruned."""
+    if policy == "none":
+        return None
+    if layout_of(model) is not None:
+        raise ModelError(
+            f"the layers of {type(model).__name__} share one layer's KV, which is pruned for none of them alone: leave out --prune"
+        )
+    check_prunable(model)
+    install_hooks(model)  # before the model is watched for changes
+    return PruneConfig(policy=policy)
+
+
+def may_prune(request: Request) -> bool:
+    """A request that asks for exact reuse, or none, is decoded from its whole state."""
+    return request.reuse not in ("off", "exact")
+
+
+@torch.inference_mode()
+def prefill_pruned(
+    model: Any,
+    ids: torch.Tensor,
+    cache: Cache,
+    held: int,
+    positions: torch.Tensor | None,
+    features: Mapping[str, Any],
+    config: PruneConfig,
+) -> PrunableDynamicCache:
+    """Computes `ids` `[1, n]` into a cache that holds the first `held`, and returns a pruned copy of all but the last token.
+
+    The last token is computed twice: here, to see what it attends to, and again from the pruned state.
+    """
+    n = ids.shape[1]
+    place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
+    with AttentionProbe(config.window) as probe:
+        model(
+            input_ids=ids[:, held:],
+            past_key_values=cache,
+            position_ids=place[..., held:],
+            use_cache=True,
+            return_dict=True,
+            logits_to_keep=1,
+            **features,
+        )
+    before = copied(cache, n - 1)
+    if before is None:
+        raise ModelError(f"the state of {type(model).__name__} has no plain rows to prune: leave out --prune")
+    return PrunableDynamicCache.of(model, before, probe.weights, config)

@@ -4,54 +4,72 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.cache_utils import Cache
 
-from dejakv.config.reuse import PrunePolicy
+from dejakv.blend.blend import BlendReport
+from dejakv.blend.prune import PruneConfig
+from dejakv.blend.sentences import sentence_ends
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_map import Ids
+from dejakv.blend.top_layer import TopLayerConfig
+from dejakv.config import PrunePolicy
 from dejakv.costs import Costs
-from dejakv.engines.base import Accept, Completion, OnToken, Prepared, Start, pieces
+from dejakv.engines.base import (
+    FULL,
+    UNREADABLE,
+    Accept,
+    Completion,
+    Engine,
+    OnToken,
+    Plan,
+    Prepared,
+    Refusal,
+    settings_of,
+)
 from dejakv.engines.transformers import decoding
+from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
+from dejakv.engines.transformers.blending import PlannedBlend, plan_blend
 from dejakv.engines.transformers.capabilities import (
     Capabilities,
     check_attention,
+    check_pictures,
     from_config,
     self_check,
     some_tokens,
     without_adapter_wrapper,
 )
-from dejakv.engines.transformers.check_pictures import check_pictures
 from dejakv.engines.transformers.continuation import continuation
 from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
-from dejakv.engines.transformers.decoding import Clock
-from dejakv.engines.transformers.donors import FromDonors
-from dejakv.engines.transformers.embeddings import Embeddings
-from dejakv.engines.transformers.features import given_features
-from dejakv.engines.transformers.first_logits import asking
+from dejakv.engines.transformers.decoding import Clock, Declined, may_prune, prefill_pruned, pruning_of
+from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, Row
 from dejakv.engines.transformers.hidden_keys import left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, piece_of, usable
 from dejakv.engines.transformers.loading import DTYPES, load
-from dejakv.engines.transformers.pictures import vision_base
-from dejakv.engines.transformers.planned import Planned
-from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, text_ids
-from dejakv.engines.transformers.pruning import may_prune, prefill_pruned, pruning_of
-from dejakv.engines.transformers.shared_kv import SharedKVPrefill, shares_kv
-from dejakv.engines.transformers.vision import Vision
+from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, spans_of, text_ids, vision_base
+from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
+from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch
-from dejakv.engines.transformers.watched import WatchedModel
-from dejakv.errors import InputError
-from dejakv.request import Request, Sampling
-from dejakv.reuse.prune import PruneConfig
+from dejakv.errors import InputError, ModelChangedError, ModelError
+from dejakv.identity import Span
+from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces
+from dejakv.store.base import Chunk
+from dejakv.store.donors import Donor, StoredDonor, load_beginning
+from dejakv.store.store import Store
+from dejakv.vectors.base import normalized
 
 _log = logging.getLogger(__name__)
 
 
-class TransformersEngine(WatchedModel, Embeddings, FromDonors):
+class TransformersEngine(Engine):
     """Serves one model, one request at a time (a lock keeps others waiting).
 
     capabilities  what holds for this model, with reasons
@@ -60,6 +78,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
     """
 
     name = "transformers"
+    tells_first_token = True
 
     def __init__(
         self,
@@ -116,6 +135,16 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         engine.pruning = pruning
         return engine
 
+    @cached_property
+    def sentence_ends(self) -> Ids | None:
+        """Ids of the tokens that end a sentence."""
+        return sentence_ends(self.tokenizer)
+
+    @cached_property
+    def blend_model(self) -> BlendModel | ModelError:
+        """The model as blending sees it, tried at the first use; or why it cannot blend."""
+        return blend_model_of(self.model)
+
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together."""
@@ -147,6 +176,15 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
 
         Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
         """
+        if isinstance(request, GenerateCall):
+            ids, spans = request.token_ids, request.spans
+        else:
+            ids, spans = self._tokenized(request)
+            check_length(self.context, len(ids))
+        own_epoch = self._watch.epoch_for(len(ids)) if self._watch.by_length else ""
+        return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
+
+    def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
         if not request.prompt.strip():
             raise InputError("the prompt is empty: give a question")
         if request.media and (self.vision is None or not self.capabilities.images):
@@ -154,55 +192,129 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             raise InputError(f"{type(self.model).__name__} takes no pictures ({why}): choose an image-text model")
         if self.vision is not None and (request.media or self.vision.book.image_token in request.prompt):
             with self._lock:
-                ids, spans = image_text_ids(self.vision.book_of(request.partition), request.prompt, request.media)
-        else:
-            ids, spans = text_ids(self.tokenizer, request.prompt), ()
-        check_length(self.context, len(ids))
-        return Prepared(request, tuple(ids), spans, epoch=self._own_epoch(len(ids)), piece=self.piece)
+                return image_text_ids(self.vision.book_of(request.partition), request.prompt, request.media)
+        return text_ids(self.tokenizer, request.prompt), ()
 
     def run(
+        self, prepared: Prepared, plan: Plan = FULL, store: Store | None = None, *, on_token: OnToken | None = None
+    ) -> Completion | Refusal:
+        """See `Engine.run`. The answer's `token_ids` include the end token if one was sampled. With beams `on_token` is called for the
+        best beam after the search."""
+        if not plan.donors or store is None:
+            return self.compute(prepared, on_token=on_token)
+        if plan.piecewise:
+            donors = [StoredDonor(store, meta) for meta in plan.donors]
+            return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
+        began, told, donor = time.perf_counter(), _Told(on_token), plan.donors[0]
+        tokens = plan.reused if plan.method == "prefix" else donor.num_tokens - 1
+        chunk = load_beginning(store, donor, tokens)
+        if chunk is None:
+            return Refusal(UNREADABLE)
+        reading = time.perf_counter() - began
+        if plan.method == "adopt":  # the donor's prompt runs in this one's place
+            prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+        try:
+            done = self.compute(prepared, chunk, tokens, on_token=told)
+        except (ModelError, InputError) as error:
+            if told.any:  # the client has seen a part of this answer
+                raise
+            store.delete(donor.id)  # or it would stand in the way of a right one for ever
+            return Refusal(f"the donor's state does not fit: {error}")
+        self._meter.loaded(done.bytes_loaded, reading + done.inject_s)
+        return done
+
+    def blend(
         self,
         prepared: Prepared,
+        donors: Sequence[Donor],
+        config: BlendConfig | TopLayerConfig | None = None,
         *,
-        start: Start | None = None,
-        sampling: Sampling | None = None,
         on_token: OnToken | None = None,
-    ) -> Completion:
-        """Computes the tokens that `start` does not hold, and the answer.
+        accept: Accept | None = None,
+    ) -> Completion | Refusal:
+        """See `Engine.blend`."""
+        began, told = time.perf_counter(), _Told(on_token)
+        report = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
+        partial: PlannedBlend | PlannedTopLayer | None = None
+        try:
+            if isinstance(config, TopLayerConfig):
+                chunks = [chunk for donor in donors if (chunk := donor.whole()) is not None]
+                if chunks:
+                    partial, report = plan_top_layer(self, prepared, chunks, config)
+            else:
+                partial, report = plan_blend(self, prepared, donors, config or BlendConfig())
+            if partial is None:
+                return Refusal(report.reason, {"blend": report})
+            planning = time.perf_counter() - began
+            done = self.compute(prepared, partial=partial, on_token=told, accept=accept)
+        except Declined as declined:
+            return Refusal(str(declined), {"blend": replace(report, reason=str(declined))})
+        except ModelError as error:
+            if told.any:
+                raise
+            method = "top_layer" if isinstance(config, TopLayerConfig) else "blend"
+            return Refusal(f"{method}: {error}", {"blend": report})
+        if not done.encoder_runs:
+            self._meter.blended(partial.priced_rows(), report.tokens, planning - report.read_s + done.ttft_s)
+        return replace(
+            done,
+            ttft_s=done.ttft_s + planning,
+            latency_s=done.latency_s + planning,
+            inject_s=done.inject_s + planning,
+            bytes_loaded=done.bytes_loaded + report.read_bytes,
+            details={**done.details, "blend": replace(partial.told(report), plan_s=planning)},
+        )
 
-        The answer's `token_ids` include the end token if one was sampled. With beams `on_token` is called for the best
-        beam after the search. Raises: InputError, and ModelError for a state of another model.
-        """
-        return self._run(prepared, start, sampling, on_token)
+    def no_top_layer(self) -> str:
+        """See `Engine.no_top_layer`."""
+        return why_not(self)
 
-    def _run(
+    def compute(
         self,
         prepared: Prepared,
-        source: Start | Planned | None,
-        sampling: Sampling | None,
-        on_token: OnToken | None,
+        chunk: Chunk | None = None,
+        held: int = 0,
+        *,
+        partial: PlannedBlend | PlannedTopLayer | None = None,
+        on_token: OnToken | None = None,
         accept: Accept | None = None,
     ) -> Completion:
-        sampling = sampling or prepared.request.sampling
-        room = self.context - len(prepared.token_ids)
-        arguments = {
-            **decoding.sampling_arguments(sampling, room),
+        """Computes what the given state does not hold, and the answer; what `generate` returned is in `details["output"]`.
+
+        chunk    exact KV of the prompt's first `held` tokens, or of more; of a prompt that is prefilled in pieces, whole ones are taken
+        partial  single-use state of other prompts, which the prefill completes
+        accept   sees the first token's log probabilities
+
+        Raises: InputError; ModelError for a state of another model; Declined.
+        """
+        request, sampling = prepared.request, prepared.request.sampling
+        if isinstance(request, GenerateCall):
+            arguments, seed = request.options_for(prepared.token_ids), None
+        else:
+            arguments, seed = self._arguments(prepared), sampling.seed
+        if accept is not None:
+            arguments = decoding.asking(arguments, accept)
+        with self._lock, decoding.seeded(seed, self.device):
+            return self._generate(prepared, arguments, chunk, held, partial, on_token)
+
+    def _arguments(self, prepared: Prepared) -> dict[str, Any]:
+        """Arguments of `generate` as a request's sampling says."""
+        sampling = prepared.request.sampling
+        return {
+            **decoding.sampling_arguments(sampling, self.context - len(prepared.token_ids)),
             **decoding.special_tokens(self.model, self.tokenizer),
             **decoding.stopping(sampling, self.tokenizer),
         }
-        with self._lock, decoding.seeded(sampling.seed, self.device):
-            return self.generate(prepared, asking(arguments, accept), source, on_token)
 
-    def generate(
+    def _generate(
         self,
         prepared: Prepared,
         arguments: Mapping[str, Any],
-        source: Start | Planned | None = None,
-        on_token: OnToken | None = None,
+        chunk: Chunk | None,
+        held: int,
+        planned: PlannedBlend | PlannedTopLayer | None,
+        on_token: OnToken | None,
     ) -> Completion:
-        """A run with `generate`'s own arguments; what it returned is in `details["output"]`."""
-        planned = source if not isinstance(source, Start) else None
-        start = source if isinstance(source, Start) else None
         clock = Clock()
         n = len(prepared.token_ids)
         check_length(self.context, n)
@@ -211,11 +323,11 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
             ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
             piece, spans = self.piece, prepared.spans
             reuses = planned is None and self.capabilities.reuse
-            held = usable(start, n, self._watch.epoch_for(n), piece, spans) if reuses else 0
+            held = usable(chunk, held, n, self._watch.epoch_for(n), piece, spans) if reuses else 0
             held = held if self._watch.continues(held, n) else 0
-            cache, loaded = planned.cache if planned is not None else self._cache(start, held), 0
-            if held and start is not None:
-                loaded = start.chunk.tensor.nbytes * held // start.chunk.tensor.shape[3]
+            cache, loaded = planned.cache if planned is not None else self._cache(chunk, held), 0
+            if held and chunk is not None:
+                loaded = chunk.tensor.nbytes * held // chunk.tensor.shape[3]
             inject = time.perf_counter() - clock.began
             rows, runs = None, 0
             place = self.vision.positions(ids, prepared) if self.vision is not None else positions(self._base, ids)
@@ -235,12 +347,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
                 for stop in stops:
                     shown = sum(span.start < stop and span.start + span.length > at for span in spans)
                     own, rows = rows.divided(shown) if rows else (None, None)
-                    with (
-                        given_features(self._base, own) as features,
-                        self._skipping(),
-                        visible(),
-                        self._watch.tables_of(n),
-                    ):
+                    with given_features(self._base, own) as features, visible(), self._watch.tables_of(n):
                         decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
                     at = stop
                 if beams > 1:
@@ -250,7 +357,7 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
                 with given_features(self._base, rows) as features:  # it looks at whole attention calls
                     used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
                 rows = None
-            with given_features(self._base, rows) as features, self._skipping(), visible():
+            with given_features(self._base, rows) as features, visible():
                 output = decoding.generate(
                     self.model,
                     ids,
@@ -296,27 +403,126 @@ class TransformersEngine(WatchedModel, Embeddings, FromDonors):
         )
 
     def costs(self, *, timed: bool = True) -> Costs:
-        """See `KnowsCosts`."""
+        """See `Engine.costs`."""
         if timed and not self._meter.timed:
             with self._lock:
                 self._meter.time()
         return self._meter.costs()
 
-    def loaded(self, nbytes: int, seconds: float) -> None:
-        """See `KnowsCosts`."""
-        self._meter.loaded(nbytes, seconds)
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: state cannot be identified."""
+        return self._watch.epoch
 
-    def _skipping(self) -> Any:
-        """While it is open, prompts skip layers that compute no KV of their own. Foreign code may want to see every row."""
-        return SharedKVPrefill(self.model) if self.epoch and shares_kv(self.model) else nullcontext()
+    @property
+    def unidentified(self) -> str:
+        """Why the epoch is empty; empty if it is not."""
+        return self._watch.reason
 
-    def _cache(self, start: Start | None, held: int) -> Cache | None:
+    def weights_changed(self) -> str:
+        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
+        with self._lock:
+            self._watch.renew()
+            self._follow()
+            return self.epoch
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Input embeddings `[tokens, hidden]` float32 of plain tokens; the decoder does not run."""
+        with torch.inference_mode():
+            ids = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
+            return self.model.get_input_embeddings()(ids).float().cpu().numpy()
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean of a text's input embeddings at length 1, `[hidden]` float32. Raises: InputError for an empty text."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise InputError("an empty text has no embedding: give a text")
+        return normalized(self.embed_tokens(ids).mean(0))
+
+    def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
+        """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
+        the run is counted with the next request. Raises: InputError."""
+        if self.vision is None:
+            raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
+        with self._lock:
+            self._check_model()
+            features = self.vision.features(media, partition)
+            self.vision.uncounted += self.vision.take_runs()
+        rows = features[0] if features.dim() == 3 else features
+        return normalized(rows.float().mean(0).numpy())
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets pictures."""
+        if self.vision is not None:
+            with self._lock:
+                self.vision.forget(partition)
+
+    def untouchable(self, call: Arguments) -> str:
+        """Why a call of `generate` must go to the model as it is; empty if single prompts can serve it."""
+        images = self.vision is not None and self.capabilities.images
+        reason = call.why_untouched(images) or self._watch.momentary()
+        if not reason and not self.capabilities.reuse:
+            return self.capabilities.reasons.get("reuse", "reuse is not possible")
+        if not reason and call.padded and self._watch.by_length:
+            return "the rows of a padded batch share one rotary table"
+        return reason
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that stands for pictures, None for a text model."""
+        return self.vision.book.image_token_id if self.vision is not None else None
+
+    def request_of(self, row: Row, partition: str, name: str, arguments: Mapping[str, Any]) -> GenerateCall:
+        """One prompt of a call of `generate` as a request; its pixels are kept for the run. Raises: InputError for one that is too long."""
+        check_length(self.context, len(row.token_ids))
+        spans = ()
+        if row.media and self.vision is not None:
+            book = self.vision.book_of(partition)
+            book.held = max(book.held, len(row.media))
+            for item, picture, pixels in zip(row.media, row.pictures, row.pixels, strict=True):
+                book.add(item.digest, picture, {name: part.clone() for name, part in pixels.items()})
+            digests = [item.digest for item in row.media]
+            spans = spans_of(row.token_ids, book.image_token_id, row.pictures, digests)
+        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        return GenerateCall(
+            name, text, text, row.media, partition, token_ids=row.token_ids, spans=tuple(spans), arguments=arguments
+        )
+
+    def _check_model(self, expected: str = "", tokens: int = 1) -> None:
+        """Raises: ModelChangedError if the model is not the one that state was looked up for, for a prompt of so many tokens."""
+        self._watch.check()
+        self._follow()
+        if expected and expected != self._watch.epoch_for(tokens):
+            raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _follow(self) -> None:
+        if self.vision is not None:
+            self.vision.follow(self._watch.encoder_epoch)
+
+    def _cache(self, chunk: Chunk | None, held: int) -> Cache | None:
         if not self.capabilities.reuse or not self.epoch:
             return None  # the model's own cache: ours may not hold what its layers keep
         cache = empty_cache(self.model)
-        if start is None or not held:
+        if chunk is None or not held:
             return cache
-        return filled_cache(start.chunk.tensor, held, self.device, self.model.dtype, cache)
+        return filled_cache(chunk.tensor, held, self.device, self.model.dtype, cache)
+
+
+class _Told:
+    """Passes tokens on, and knows whether there was any."""
+
+    def __init__(self, on_token: OnToken | None) -> None:
+        self._on_token = on_token
+        self.any = False
+
+    def __call__(self, token: int, text: str) -> None:
+        self.any = True
+        if self._on_token is not None:
+            self._on_token(token, text)
 
 
 def _compiled(model: Any) -> bool:

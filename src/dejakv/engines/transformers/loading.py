@@ -1,5 +1,6 @@
 """Finds and loads a model with its tokenizer or processor. Every way this can fail names its remedy."""
 
+import inspect
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,20 +9,68 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import logging
 
 from dejakv.engines.transformers.capabilities import ATTENTION
-from dejakv.engines.transformers.processors import load_processor
 from dejakv.errors import ConfigError, ModelError
 from dejakv.models import resolve
 from dejakv.models.gguf import SUFFIX, load_gguf
 from dejakv.models.lckv.register import register
+
+_OPTIONAL = ("video_processor", "audio_tokenizer")
+
+
+def load_processor(where: str, trust_remote_code: bool = False) -> Any:
+    """The model's own processor. Video processors of transformers need torchvision; without it the same processor is
+    put together from its tokenizer and its picture part. Raises: whatever loading raises if that does not help."""
+    try:
+        return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (ImportError, OSError) as error:
+        if "video" not in str(error).lower() and "torchvision" not in str(error).lower():
+            raise
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        if type(config) not in PROCESSOR_MAPPING:
+            raise
+        kind: Any = PROCESSOR_MAPPING[type(config)]
+        settings, _ = kind.get_processor_dict(where)
+        accepted = inspect.signature(kind.__init__).parameters
+        own = {name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")}
+        return pictures_only(
+            kind,
+            image_processor=AutoImageProcessor.from_pretrained(where, trust_remote_code=trust_remote_code),
+            tokenizer=AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code),
+            **own,
+        )
+
+
+def pictures_only(kind: Any, **parts: Any) -> Any:
+    """A processor of class `kind` whose video part is absent."""
+
+    class PicturesOnly(kind):
+        video_processor = None
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name not in _OPTIONAL]
+
+    PicturesOnly.__name__ = kind.__name__
+    absent = {name: None for name in _OPTIONAL if name in inspect.signature(kind.__init__).parameters}
+    return PicturesOnly(**{**absent, **parts})
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,15 +1,179 @@
-"""From text and pictures to token ids with every picture's tokens in place, and where they stand."""
+"""From text and pictures to token ids: pictures known by their digest, their tokens in place, and positions."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cachetools import FIFOCache, LRUCache
 
-from dejakv.engines.transformers.pictures import Picture, PictureBook
-from dejakv.errors import InputError
+from dejakv.errors import InputError, ModelError
 from dejakv.identity import Span
 from dejakv.pictures import decoded
 from dejakv.request import Media
+
+_TEXT_KEYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "num_patches", "num_crops"}
+_KNOWN = 100_000
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a prompt must know of a picture, without its pixels.
+
+    rows       tokens of its own in the prompt (what the tower's output has rows)
+    expansion  the text its placeholder becomes, empty if only the processor can expand it
+    grid       `(t, h, w)` in patches where positions depend on it (M-RoPE), else None
+    """
+
+    rows: int
+    expansion: str = ""
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass
+class PictureBook:
+    """Knows every picture seen by digest, and keeps the pixels of the last `held`.
+
+    A picture is decoded and processed when it is first seen (its token count may depend on its size), and again only if
+    the tower must run although its pixels are gone. One request uses it at a time.
+    """
+
+    processor: Any
+    image_token: str = ""
+    image_token_id: int | None = None
+    held: int = 4
+    _known: LRUCache[str, Picture] = field(default_factory=lambda: LRUCache(_KNOWN))
+    _pixels: FIFOCache[str, Mapping[str, torch.Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pixels = FIFOCache(self.held)
+
+    def empty(self) -> "PictureBook":
+        """A book that knows no picture yet."""
+        return PictureBook(self.processor, self.image_token, self.image_token_id, self.held)
+
+    def get(self, media: Media) -> Picture:
+        """Raises: InputError if the bytes are no readable picture."""
+        found = self._known.get(media.digest)
+        if found is None:
+            self.pixels(media)
+            found = self._known[media.digest]
+        return found
+
+    def known(self, digest: str) -> Picture | None:
+        return self._known.get(digest)
+
+    def add(self, digest: str, picture: Picture, pixels: Mapping[str, torch.Tensor]) -> None:
+        """Takes in a picture that somebody else processed."""
+        self._known[digest] = picture
+        self._pixels[digest] = pixels
+
+    def pixels(self, media: Media) -> Mapping[str, torch.Tensor]:
+        """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""
+        found = self._pixels.get(media.digest)
+        if found is None:
+            self._process(media)
+            found = self._pixels[media.digest]
+        return found
+
+    def held_pixels(self, digest: str) -> Mapping[str, torch.Tensor] | None:
+        return self._pixels.get(digest)
+
+    def _process(self, media: Media) -> None:
+        image = decoded(media)
+        try:
+            out = self.processor(text=[self.image_token], images=[image], return_tensors="pt")
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            raise InputError(
+                f"the processor refuses picture {media.name or media.digest[:12]} ({image.width}x{image.height}): {error}; "
+                "give a picture of another size"
+            ) from error
+        ids = out["input_ids"][0].tolist()
+        rows = ids.count(self.image_token_id)
+        grid = out.get("image_grid_thw")
+        picture = Picture(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
+        kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, torch.Tensor)}
+        self.add(media.digest, picture, kept)
+
+    def _expansion(self, ids: list[int]) -> str:
+        """The expanded text, if it consists of the tokenizer's own added tokens, which no context changes."""
+        tokenizer = self.processor.tokenizer
+        added = tokenizer.get_added_vocab()
+        tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)
+        outer = {tokenizer.bos_token, tokenizer.eos_token}
+        while tokens and tokens[0] in outer:
+            tokens.pop(0)
+        while tokens and tokens[-1] in outer:
+            tokens.pop()
+        return "".join(tokens) if tokens and all(token in added for token in tokens) else ""
+
+
+def _grid(sizes: torch.Tensor) -> tuple[int, int, int]:
+    time, height, width = (int(side) for side in sizes[0])
+    return time, height, width
+
+
+def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
+    """The placeholder a prompt carries for a picture, and the id of the tokens that stand for the tower's rows."""
+    config = model.config
+    token_id = next(
+        (
+            value
+            for name in ("image_token_id", "image_token_index")
+            if (value := getattr(config, name, None)) is not None
+        ),
+        None,
+    )
+    tokenizer = getattr(processor, "tokenizer", None)
+    if token_id is None or tokenizer is None:
+        return None
+    token = getattr(processor, "image_token", None)
+    token = getattr(token, "content", token) or tokenizer.convert_ids_to_tokens(token_id)
+    return (str(token), int(token_id)) if token else None
+
+
+def vision_base(model: Any) -> Any:
+    """The module whose `get_image_features` the model's forward calls, None if it has none."""
+    for module in (getattr(model, "base_model", None), getattr(model, "model", None), model):
+        if module is not None and hasattr(module, "get_image_features") and module is not model:
+            return module
+    return model if hasattr(model, "get_image_features") else None
+
+
+def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple[torch.Tensor, bool]:
+    """One picture through tower and projector.
+
+    Returns its rows, `[rows, hidden]`, or `[1 + layers, rows, hidden]` where the decoder takes features at several layers
+    (deepstack: first the input rows, then one slice a layer), on the CPU; and whether the model hands its features over
+    as one tensor instead of a list. Raises: ModelError if the tower gives another number of rows.
+    """
+    accepted = inspect.signature(type(base).get_image_features).parameters
+    device, dtype = base.device, base.dtype
+    inputs = {
+        key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+        for key, value in pixels.items()
+        if key in accepted
+    }
+    with torch.inference_mode():
+        out = type(base).get_image_features(base, **inputs, return_dict=True)
+    pooled = out.pooler_output
+    whole = isinstance(pooled, torch.Tensor)
+    flat = (
+        pooled.reshape(-1, pooled.shape[-1])
+        if whole
+        else torch.cat([part.reshape(-1, part.shape[-1]) for part in pooled])
+    )
+    if flat.shape[0] != rows:
+        raise ModelError(
+            f"{type(base).__name__} gives {flat.shape[0]} rows for a picture of {rows} tokens: this architecture's pictures "
+            "are not supported"
+        )
+    deep = getattr(out, "deepstack_features", None)
+    if deep is not None:
+        layers = [part if isinstance(part, torch.Tensor) else torch.cat(list(part)) for part in deep]
+        flat = torch.stack([flat, *layers])
+    return flat.cpu(), whole
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from dejakv.blend.blend import BlendReport
+from dejakv.blend.rope import turn
+from dejakv.blend.token_map import Donors
+from dejakv.blend.top_layer import TakenRows, TopLayerConfig, take_rows
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.transformers.planned import Planned
-from dejakv.engines.transformers.unsound import plan_unsound, why_not_unsound
 from dejakv.models.lckv.attention import rotated
 from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache
 from dejakv.models.lckv.layout import KVLayout, layout_of
-from dejakv.reuse.blend import BlendReport
-from dejakv.reuse.rope import turn
-from dejakv.reuse.sentences import sentence_ends
-from dejakv.reuse.token_map import Donors
-from dejakv.reuse.top_layer import TakenRows, TopLayerConfig, take_rows
 from dejakv.store.base import KV as EXACT
 from dejakv.store.base import Chunk
 
@@ -34,25 +31,21 @@ UNSOUND = (
 )
 
 
-def why_not(engine: Any, *, unsound: bool) -> str:
-    """Why an engine's model takes no top-layer state; empty if it does. See `engines.base.TakesTopLayer`."""
+def why_not(engine: Any) -> str:
+    """Why an engine's model takes no top-layer state; empty if it does. See `Engine.no_top_layer`."""
     if layout_of(engine.model) is None:
-        name = type(engine.model).__name__
-        return (
-            why_not_unsound(engine.model) if unsound else f"{name} cannot take the top layer's KV of others: {UNSOUND}"
-        )
+        return f"{type(engine.model).__name__} cannot take the top layer's KV of others: {UNSOUND}"
     return "" if engine.capabilities.reuse else engine.capabilities.reasons["reuse"]
 
 
 @dataclass
 class PlannedTopLayer:
-    """An LCKV model's run; see `Planned`. Nothing of it is kept: its rows stand on other prompts' state."""
+    """An LCKV model's prefill that is completed by `compute`. Nothing of it is kept: its rows stand on other prompts' state."""
 
     cache: LCKVCache
     layout: KVLayout
     tokens: int
     computed: tuple[int, ...]
-    label: str = ""
 
     def counts(self) -> list[int]:
         """Rows of each layer."""
@@ -77,22 +70,21 @@ class PlannedTopLayer:
 
 
 def plan_top_layer(
-    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: TopLayerConfig, beams: int = 1
-) -> tuple[Planned | None, BlendReport]:
+    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: TopLayerConfig
+) -> tuple[PlannedTopLayer | None, BlendReport]:
     """The planned cache, or None with the reason in the report."""
     tokens = len(prepared.token_ids)
     if any(chunk.meta.epoch not in ("", engine.epoch) for chunk in chunks):
         return None, BlendReport(tokens, reason="a donor's state is of another model")
     if any(chunk.meta.kind != EXACT for chunk in chunks):
         return None, BlendReport(tokens, reason="a donor's state is a part of a prompt's")
-    if reason := why_not(engine, unsound=config.unsound):
+    if reason := why_not(engine):
         return None, BlendReport(tokens, reason=reason)
     layout = layout_of(engine.model)
-    if layout is None:
-        return plan_unsound(engine.model, prepared, chunks[0], config, beams)
+    assert layout is not None
     begun = time.perf_counter()
     donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
-    ends = sentence_ends(engine.tokenizer)
+    ends = engine.sentence_ends
     taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
     computed = taken.computed
     report = BlendReport(

@@ -1,4 +1,4 @@
-"""DejaKV inside vLLM: a KV connector, an encoder-cache connector, and prompt rewriting for `adopt`.
+"""DejaKV inside vLLM: a KV connector and an encoder-cache connector.
 
 Exact reuse needs one flag:
 
@@ -8,18 +8,3 @@ Exact reuse needs one flag:
 
 docs/vllm.md has all keys. Importing this package imports neither vLLM nor torch.
 """
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dejakv.engines.vllm.engine import VLLMEngine
-
-__all__ = ["VLLMEngine"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "VLLMEngine":
-        from dejakv.engines.vllm.engine import VLLMEngine
-
-        return VLLMEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

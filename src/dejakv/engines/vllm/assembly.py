@@ -2,18 +2,16 @@
 """Puts the two sides of the connector together from a vLLM config. Whatever is wrong with the settings is said here."""
 
 import math
-from pathlib import Path
 from typing import Any
 
-from dejakv.build import build_guards, build_levels, fingerprints_of
+from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.adapters import Adapters
 from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.embeddings import InputEmbeddings
-from dejakv.engines.vllm.fingerprint import model_folder, server_epoch
+from dejakv.engines.vllm.fingerprint import server_epoch
 from dejakv.engines.vllm.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
@@ -23,13 +21,11 @@ from dejakv.engines.vllm.rotary import Rotary
 from dejakv.engines.vllm.row_forward import RowForward
 from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.scheduler import SchedulerSide
-from dejakv.engines.vllm.settings import NO_ENCODER, ConnectorSettings
+from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import open_store
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS
-from dejakv.identity import epoch_of as fingerprint_of
-from dejakv.reuse.sentences import sentence_ends
 
 _RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset it for reuse"
 
@@ -49,16 +45,7 @@ def make_scheduler_side(
     stores = [open_store(settings_of_rank(settings, rank, ranks), vllm_config) for rank in range(ranks)]
     store = stores[0] if ranks == 1 else EveryRank(stores)
     config = settings.cache_config()
-    if settings.may_blend and settings.index_encoder != NO_ENCODER:
-        tokenizer = tokenizer_of(vllm_config)
-        embeddings = InputEmbeddings(_folder(vllm_config), tokenizer, base) if config.index_encoder == "model" else None
-        levels = build_levels(config, embeddings)
-        embedder = fingerprint_of(fingerprints_of(levels))
-        cache = HierarchicalCache(store, levels, build_guards(config, levels), config, embedder=embedder)
-        decode = embeddings.text_of if embeddings else lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        lookups = Lookups(cache, settings, adapters, decode)
-    else:
-        lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
+    lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     tokens = compat.hash_block_tokens(kv_cache_config)
     size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
@@ -125,16 +112,7 @@ def tokenizer_of(vllm_config: Any) -> Any:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     if vllm_config.model_config.skip_tokenizer_init:
-        raise ConfigError("blend compares prompts as text and needs the tokenizer: run without --skip-tokenizer-init")
-    return cached_tokenizer_from_config(vllm_config.model_config)
-
-
-def _folder(vllm_config: Any) -> Path:
-    model = vllm_config.model_config
-    folder = model_folder(str(model.model), model.revision)
-    if folder is None:
         raise ConfigError(
-            f"index_encoder='model' reads the weight files of {model.model}, which are not on this disk:"
-            " name a sentence-transformers model instead"
+            "blend looks for the ends of sentences and needs the tokenizer: run without --skip-tokenizer-init"
         )
-    return folder
+    return cached_tokenizer_from_config(vllm_config.model_config)

@@ -2,7 +2,7 @@
 
 What can be done beforehand is a `Draft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
 and the model runs over the rows that need it (`row_forward`). They are the same rows in all layers, known before it runs. Maps,
-needs, selectors and the rule for rows are the transformers engine's (`dejakv.reuse`), and are made for the whole prompt as there.
+forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`), and are made for the whole prompt as there.
 The last rows are computed by vLLM.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.blend.settings import BlendConfig
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft, Drafting, Read
 from dejakv.engines.vllm.lockstep import ALONE, Lockstep
@@ -23,7 +24,6 @@ from dejakv.engines.vllm.question import question_attention
 from dejakv.engines.vllm.rotary import Rotary
 from dejakv.engines.vllm.row_forward import More, RowForward
 from dejakv.errors import InputError, ModelError
-from dejakv.reuse.blend import BlendConfig
 from dejakv.store.base import ChunkMeta
 
 
@@ -71,7 +71,6 @@ class Blender:
         """To be called in a thread; see `Drafting.draft`. Raises: InputError also for a question that no step has room for."""
         drafting = Drafting(
             self.config,
-            len(self.paged.caches),
             self.paged.dtype,
             self.paged.device,
             self._embed,
@@ -126,7 +125,7 @@ class Blender:
     @staticmethod
     def rows_asked(draft: Draft) -> int:
         """How many rows `begin` computes at most, for the question."""
-        return draft.tail if draft.plan.selector.asks and draft.plan.ranks else 0
+        return draft.tail if draft.plan.asks else 0
 
     @torch.inference_mode()
     def begin(self, draft: Draft, block_ids: tuple[int, ...]) -> Mixing:
@@ -136,11 +135,11 @@ class Blender:
         draft.wait()
         self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
         asked = 0
-        if plan.selector.asks and plan.ranks:
+        if plan.asks:
             scores, asked = question_attention(self.forward, self.paged, draft, block_ids)
-            plan = replace(plan, threshold=None, scores=self.lockstep.summed(scores))
+            plan = plan.with_attention(self.lockstep.summed(scores))
         chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
-        chosen[plan.fixed()] = 1
+        chosen[plan.tokens] = 1
         rows = self.lockstep.of_first(chosen).nonzero().squeeze(1)
         return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, rows, asked)
 

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
 from typing import Any
 
 from dejakv.engines.vllm.compat_probe import missing
@@ -139,19 +138,6 @@ def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
     return True
 
 
-def keep_private(request: Any, first: int) -> None:
-    """Makes a request's blocks from hash block `first` on private to it, those of its answer too, whatever comes before."""
-    rekey_tail(request, first)
-    hasher = request._block_hasher
-    request._block_hasher = lambda grown: [_private(block_hash) for block_hash in hasher(grown)]
-
-
-def unfile(kv_cache_manager: Any, block_size: int, block_ids: Sequence[int], tokens: int) -> None:
-    """Takes a request's blocks out of the prefix cache, but for those of its first `tokens`: once they are free they are the
-    first to be used again (`v1/core/block_pool.py`)."""
-    kv_cache_manager.block_pool.evict_blocks(set(block_ids[tokens // block_size :]))
-
-
 def _private(block_hash: Any) -> bytes:
     """A hash in this one's place that nobody can compute again."""
     return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
@@ -259,51 +245,3 @@ def without_adapters(model: Any) -> Any:
     bare = copy.copy(model)
     bare._modules = model._modules | parts
     return bare
-
-
-def render(llm: Any, prompt: Any) -> Any:
-    """A prompt as vLLM's engine takes it: token ids with media expanded (`entrypoints/common/offline.py`).
-
-    Raises: ValueError for a prompt that vLLM refuses.
-    """
-    from vllm.exceptions import VLLMClientError
-
-    try:
-        return llm._preprocess_cmpl_one(prompt)
-    except VLLMClientError as error:  # no ValueError in 0.32
-        raise ValueError(str(error)) from error
-
-
-def scheduler_of(llm: Any) -> Any:
-    """The scheduler of an engine that runs in this process."""
-    return llm.llm_engine.engine_core.engine_core.scheduler
-
-
-def require_free_process() -> None:
-    """vLLM keeps connectors in globals, so a process runs one engine with connectors at a time. Raises ConfigError."""
-    from vllm.distributed.kv_transfer import has_kv_transfer_group
-
-    if has_kv_transfer_group():
-        raise ConfigError("another vLLM engine runs in this process: close it first")
-
-
-def settle(llm: Any) -> None:
-    """Steps an engine without work until what finished requests ordered is done (`v1/engine/core.py`)."""
-    core = llm.llm_engine.engine_core.engine_core
-    while core.scheduler.has_requests():
-        core.step_fn()
-
-
-def close(llm: Any) -> None:
-    """Ends an offline engine, its connectors, and what vLLM keeps of them in globals."""
-    llm.llm_engine.engine_core.shutdown()
-    forget()
-
-
-def forget() -> None:
-    """Takes out of vLLM's globals what an engine left there, one that did not start included."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
-    ensure_kv_transfer_shutdown()
-    cleanup_dist_env_and_memory()

@@ -19,13 +19,6 @@ def calling_scheduler() -> Any:
     return scheduler
 
 
-def calling_engine() -> Any:
-    """The engine that is making the scheduler of this connector; None if there is none."""
-    from vllm.v1.engine.core import EngineCore
-
-    return _caller(lambda item: isinstance(item, EngineCore))
-
-
 def calling_model() -> Any:
     """The model of the runner that is calling the worker's connector; None if there is none."""
     runner = _caller(lambda item: hasattr(item, "model_config") and callable(getattr(item, "get_model", None)))

@@ -1,7 +1,6 @@
 # pyright: reportMissingImports=false
-"""The part of `compat` that acts on vLLM's scheduler: its budget, failed loads, and requests that nobody sent. Read for 0.32."""
+"""The part of `compat` that acts on vLLM's scheduler: its budget and failed loads. Read for 0.32."""
 
-import sys
 from typing import Any
 
 
@@ -24,39 +23,3 @@ def leave_room(scheduler: Any, tokens: int) -> None:
     whole = config.max_num_scheduled_tokens or config.max_num_batched_tokens
     most = whole - config.max_num_seqs if config.enable_chunked_prefill else 0
     scheduler.max_num_scheduled_tokens = whole - max(0, min(tokens, most))
-
-
-def add_again(scheduler: Any, request: Any, request_id: str) -> None:
-    """Adds a prompt to the scheduler once more, for one token that nobody waits for: vLLM's front drops outputs of requests that it
-    does not know (`v1/engine/output_processor.py`)."""
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-
-    scheduler.add_request(
-        Request(
-            request_id,
-            list(request.prompt_token_ids),
-            SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
-            None,
-            client_index=request.client_index,
-            cache_salt=request.cache_salt,
-            priority=sys.maxsize,
-            block_hasher=request._block_hasher,
-        )
-    )
-
-
-def abort(scheduler: Any, request_id: str) -> None:
-    """Ends a request from outside."""
-    from vllm.v1.request import RequestStatus
-
-    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
-
-
-def is_paused(scheduler: Any, engine: Any) -> bool:
-    """Whether requests that wait are not begun (`v1/core/sched/interface.py`), or the engine waits for the last ones to end itself
-    (`v1/engine/core.py`; an engine in its caller's process ends at once)."""
-    from vllm.v1.core.sched.interface import PauseState
-
-    is_running = getattr(engine, "is_running", lambda: True)
-    return scheduler.pause_state != PauseState.UNPAUSED or not is_running()

@@ -24,8 +24,6 @@ class Counts:
     def looked_up(self, found: "Found") -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
         self.add("lookup_seconds", amount=found.seconds)
-        if found.failed:
-            self.add("comparisons_failed", found.failed)
 
     def loaded(self, loaded: "Loaded") -> None:
         if loaded.problem:

@@ -12,19 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.blend.blend import find, not_worth
+from dejakv.blend.recomputed import RecomputePlan
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.slices import copy_part, ranges_of
+from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, new_text
+from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.buffers import Buffers, Lent
 from dejakv.errors import InputError
-from dejakv.find.copied.fingerprints import GUARANTEED
 from dejakv.identity import digest_of
-from dejakv.reuse.blend import BlendConfig, find, not_worth
-from dejakv.reuse.new_text import new_text
-from dejakv.reuse.offsets import runs_of
-from dejakv.reuse.rows import RowPlan
-from dejakv.reuse.selector import Selector
-from dejakv.reuse.slices import copy_part, ranges_of
-from dejakv.reuse.surroundings import surroundings_of
-from dejakv.reuse.token_map import Donors, Embed, Ids, TokenMap
 from dejakv.store.base import Chunk, ChunkMeta, Rows
 
 Read = Callable[[str, "Rows | None"], "Sequence[Chunk] | str"]
@@ -56,7 +53,7 @@ class Draft:
 
     ids: torch.Tensor
     state: torch.Tensor
-    plan: RowPlan
+    plan: RecomputePlan
     tail: int
     donors: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
@@ -81,14 +78,13 @@ class Draft:
 class Drafting:
     """Makes drafts for one model.
 
-    layers, dtype, device  of the KV cache
+    dtype, device          of the KV cache
     ends                   ids of tokens that end a sentence
     checked                tokens of the longest state that the model was checked with
     checkable              tokens of the request's own blocks: no check with a donor goes further
     """
 
     config: BlendConfig
-    layers: int
     dtype: torch.dtype
     device: torch.device
     embed: Embed
@@ -121,7 +117,7 @@ class Drafting:
             among = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
             exact = [meta.generation == meta.position == 0 for meta in usable]
             found, must = find(ids, among, self.embed, self.config, self.ends, exact, first)
-            reason = not_worth(self.config, must, self.layers)
+            reason = not_worth(self.config, must)
             if reason:
                 raise InputError("; ".join([reason, *left_out]))
             filled = self._filled(found, among, first, usable, read)
@@ -129,19 +125,7 @@ class Drafting:
                 usable.remove(filled.meta)
                 left_out.append(filled.reason)
                 continue
-            plan = RowPlan(
-                self.config.schedule_for(self.layers),
-                Selector(self.config.selector, self.config.seed),
-                torch.from_numpy(found.similarity).to(self.device),
-                torch.from_numpy(must.forced).to(self.device),
-                self.config.threshold if self.config.by_need else None,
-                left=torch.from_numpy(must.left).to(self.device) if must.left.any() else None,
-                first=first,
-                stop=stop,
-                exact=must.exact,
-                runs=runs_of(ids, among, found, must.exact) if self.config.offsets else None,
-                around=surroundings_of(ids, among, found) if self.config.surroundings else None,
-            )
+            plan = RecomputePlan.of(self.config, ids, among, found, must, self.device, first=first, stop=stop)
             there = torch.from_numpy(ids).to(self.device)
             names = tuple(meta.id for meta in usable)
             used = [usable[number] for number in np.unique(among.number[found.source[first:]]).tolist()]
@@ -183,7 +167,7 @@ class Drafting:
                     shape = (*held.shape[:3], len(found), held.shape[4])
                     lent = self.buffers.lend(shape, self.dtype) if self.device.type == "cpu" else None
                     state = lent.tensor if lent else torch.empty(shape, dtype=self.dtype, device=self.device)
-                copied += copy_part(held.to(self.device), part.meta.rows_from, places, state, rows + first)
+                copied += copy_part(held.to(self.device), part.first, places, state, rows + first)
             if isinstance(parts, str) or copied < len(places):
                 if lent is not None:
                     self.buffers.take_back(lent)

@@ -25,7 +25,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorWorkerMetadata,
 )
 
-from dejakv.config.expiry import LifetimeSettings
+from dejakv.config import LifetimeSettings
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.vllm import compat, compat_callers
 from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight, keeps_nothing

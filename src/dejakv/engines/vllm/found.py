@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from dejakv.engines.vllm.limits import Would
-from dejakv.find.decision import Decision
+from dejakv.decide.plan import Decision
 from dejakv.store.base import ChunkMeta
 
 
@@ -16,9 +15,7 @@ class Found:
     tokens  leading tokens of the prompt that the donors' state covers (for blend: all that is mapped)
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
-    failed  what went wrong when prompts were compared as text, if something did
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
-    would   the blend that was planned, of a request with a limit, whether it is made or not
     """
 
     method: str = "none"
@@ -30,9 +27,7 @@ class Found:
     key: str = ""
     save: ChunkMeta | None = None
     seconds: float = 0.0
-    failed: str = ""
     instead: "Found | None" = None
-    would: Would | None = None
 
     @property
     def donor(self) -> str | None:

@@ -2,11 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dejakv.cache import HierarchicalCache
-from dejakv.store.base import ChunkMeta, TakesParts, TellsNew
+from dejakv.store.base import ChunkMeta
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -39,11 +38,6 @@ class Indexing:
         """Takes a chunk out of the store, since nobody is to find it."""
         self._pool.submit(self._cache.store.delete, id)
 
-    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
-        """Removes what was delivered of a prompt, but for what others need."""
-        if isinstance(self._cache.store, TakesParts):
-            self._pool.submit(self._cache.store.drop_parts, meta, ends)
-
     @property
     def last(self) -> "Future[None] | None":
         """Done when everything that was confirmed so far can be found."""
@@ -66,10 +60,7 @@ class Indexing:
         store, mark = self._cache.store, None
         while not self._stop.wait(seconds):
             try:
-                if isinstance(store, TellsNew):
-                    metas, mark = store.added(mark)
-                else:
-                    metas = list(store.metas())
+                metas, mark = store.added(mark)
                 for meta in metas:
                     if meta.id not in self._known:
                         self._add(meta)

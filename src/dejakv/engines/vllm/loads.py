@@ -20,8 +20,8 @@ from dejakv.engines.vllm.mixer import Blending, Mixer
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.reads import Parts, Reads
 from dejakv.errors import InputError
-from dejakv.store.base import Rows, Store
-from dejakv.store.parts import joined
+from dejakv.store.base import Rows, joined
+from dejakv.store.store import Store
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -200,7 +200,7 @@ class Loads:
         if not parts:
             return GONE
         for part in parts:
-            if part.tensor.shape != self.paged.shape(part.meta.num_tokens - part.meta.rows_from):
+            if part.tensor.shape != self.paged.shape(part.stop - part.first):
                 return "the donor's state has another shape than this model's"
             if part.tensor.dtype != NAMES.get(self.paged.dtype):
                 return "the donor's state has another dtype"

@@ -1,7 +1,7 @@
 """Prompts whose state is larger than what saves may hold in memory: stored in parts, one after the other.
 
 A part is ordered when the one before it is stored on every rank. A request that is over keeps its blocks until the last part is
-copied; one that loses them before is not stored.
+copied; of one that loses them before the parts that are stored serve as a prefix.
 """
 
 import time
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from dejakv.engines.vllm.messages import Save
 from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.store.base import ChunkMeta
-from dejakv.store.parts import part_ends
 
 PATIENCE_S = 10.0
 """How long a part may wait for room, or take to be stored, while blocks may be kept for the next one."""
@@ -35,7 +34,8 @@ class PartSize:
         count = meta.num_tokens
         if not self.tokens or count <= 2 * self.tokens:
             return (count,)
-        return part_ends(count, self.tokens, self.align, meta.spans)
+        step = max(self.align, self.tokens // self.align * self.align)
+        return (*range(step, count, step), count)
 
 
 @dataclass
@@ -74,11 +74,9 @@ class LongSave:
 class LongSaves:
     """All of them. Used in the engine loop alone.
 
-    drop   removes what was delivered of a prompt, but for what others need
     ended  is told of a prompt of which no further part is stored and none is under way, and why
     """
 
-    drop: Callable[[ChunkMeta, Sequence[int]], None]
     ended: Callable[[str, str], None]
     clock: Callable[[], float] = time.monotonic
     _saves: dict[str, LongSave] = field(default_factory=dict[str, LongSave])
@@ -130,7 +128,6 @@ class LongSaves:
                 return None
             self._give_up(save, problem)
         del self._saves[id]
-        self.drop(save.meta, save.ends)
         return "" if complete else save.over
 
     def finished(self, request_id: str, *, lost: bool) -> bool:
@@ -168,5 +165,4 @@ class LongSaves:
         self._give_up(save, why)
         if not save.under_way:
             del self._saves[save.meta.id]
-            self.drop(save.meta, save.ends)
             self.ended(save.meta.id, why)

@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -81,7 +80,6 @@ class StepPlan(KVConnectorMetadata):
     releases: frozenset[str] = frozenset()
     storing: bool = False
     timed: Timed | None = None
-    inner: Any = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,6 @@ class StepReport(KVConnectorWorkerMetadata):
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
     timed: Timed | None = None
-    inner: Any = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
@@ -155,5 +152,4 @@ class StepReport(KVConnectorWorkerMetadata):
             self.weights + other.weights,
             self.changed or other.changed,
             self.timed or other.timed,
-            self.inner if other.inner is None else other.inner,
         )

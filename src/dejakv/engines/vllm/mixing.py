@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dejakv.blend.offsets import Correction, corrected, corrections
+from dejakv.blend.slices import contiguous
+from dejakv.blend.token_map import long_runs
+from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.layout import slots_of
 from dejakv.engines.vllm.messages import Kept
 from dejakv.engines.vllm.row_batch import Rows
 from dejakv.engines.vllm.row_forward import More
-from dejakv.find.copied.fingerprints import GUARANTEED
-from dejakv.reuse.new_text import long_runs
-from dejakv.reuse.offsets import Correction, corrected, corrections
-from dejakv.reuse.slices import contiguous
 
 
 @dataclass

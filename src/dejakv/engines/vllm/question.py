@@ -1,10 +1,11 @@
-"""How much a prompt's question attends to its tokens, from which `query` and `prophet` choose rows."""
+"""How much a prompt's question attends to its tokens, which ranks the tokens to recompute."""
 
 import math
 from typing import Any
 
 import torch
 
+from dejakv.blend.settings import first_asked
 from dejakv.engines.vllm.compat_forward import NULL_BLOCK
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.paged import PagedKV
@@ -15,7 +16,7 @@ from dejakv.engines.vllm.row_forward import RowForward
 def question_attention(
     forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]
 ) -> tuple[torch.Tensor, int]:
-    """Over the layers that the selector asks: `[n]` float32; and the rows computed for it.
+    """Over the last third of the layers: `[n]` float32; and the rows computed for it.
 
     One pass of the question's rows alone, to the prompt's last one, over the donors' state in the blocks. It writes only rows that
     the real pass computes again or that vLLM computes. The blocks end where vLLM begins to compute; the rows behind them are
@@ -23,9 +24,9 @@ def question_attention(
     """
     blocks = (*block_ids, NULL_BLOCK)
     room = min(len(draft.ids), len(blocks) * paged.block_tokens)
-    rows = draft.plan.of_question(draft.tail).fixed()
+    rows = draft.plan.of_question(draft.tail).tokens
     rows = rows[rows < room]
-    first = draft.plan.selector.first_asked(len(paged.caches))
+    first = first_asked(len(paged.caches))
     asking = rows >= len(draft.ids) - draft.tail
     seen = torch.zeros(len(draft.ids), device=paged.device)
 

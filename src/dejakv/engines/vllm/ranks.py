@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.store.base import Chunk, ChunkMeta, Store, StoreStats, TakesParts, TellsNew
+from dejakv.identity import Span
+from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
+from dejakv.store.selection import Purged, Selection
+from dejakv.store.store import Store
 
 Answer = TypeVar("Answer")
 
@@ -53,31 +56,30 @@ class Answers(Generic[Answer]):
         return self._heard.pop(order) if len(heard) == self._ranks else None
 
 
-class EveryRank:
+class EveryRank(Store):
     """The scheduler's view of the ranks' stores: a chunk is there if every rank has its part.
 
     Nothing is read or written through it, since no process holds the heads of all ranks; `delete` and `clear` go to all.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:
+        super().__init__()
         self._stores = tuple(stores)
 
     def put(self, chunk: Chunk) -> bool:
         """Refused: a rank's worker stores its own part."""
         return False
 
-    def put_part(self, chunk: Chunk) -> bool:
-        """Refused, as `put`."""
-        return False
-
-    def drop_parts(self, meta: ChunkMeta, ends: Sequence[int]) -> None:
-        for store in self._stores:
-            if isinstance(store, TakesParts):
-                store.drop_parts(meta, ends)
-
-    def get(self, id: str) -> Chunk | None:
+    def get_parts(self, id: str, rows: Rows | None = None) -> None:
         """None: a rank's worker reads its own part."""
-        return None
+
+    def find(
+        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
+    ) -> tuple[PrefixHit, ChunkMeta] | None:
+        """The prefix that every rank has, of a prompt that is there."""
+        found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
+        hits = [hit for hit in found if hit is not None and self.meta(hit[0].donor) is not None]
+        return min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
 
     def meta(self, id: str) -> ChunkMeta | None:
         first, *others = self._stores
@@ -90,10 +92,10 @@ class EveryRank:
         return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
 
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
-        """See `TellsNew`. What only some ranks have yet is looked at once more with the next call."""
+        """See `Store.added`. What only some ranks have yet is looked at once more with the next call."""
         first, *others = self._stores
         before, waiting = mark if mark is not None else (None, ())
-        new, after = first.added(before) if isinstance(first, TellsNew) else (list(first.metas()), None)
+        new, after = first.added(before)
         there = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in others)]
         ids = {meta.id for meta in there}
         return there, (after, tuple(meta for meta in new if meta.id not in ids))
@@ -113,10 +115,16 @@ class EveryRank:
         for store in self._stores:
             store.on_evict(listener)
 
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """What was removed from the first rank's store; it is removed from all."""
+        first, *_ = [store.purge(selection, dry_run=dry_run) for store in self._stores]
+        return first
+
     def flush(self) -> None:
         for store in self._stores:
             store.flush()
 
     def close(self) -> None:
+        super().close()
         for store in self._stores:
             store.close()

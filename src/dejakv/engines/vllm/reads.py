@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from dejakv.store.base import Chunk, Rows, Store
-from dejakv.store.donors import load_parts
+from dejakv.store.base import Chunk, Rows
+from dejakv.store.store import Store
 
 Parts = Sequence[Chunk]
 """Chunks that hold some of a state's rows each, first rows first."""
@@ -55,7 +55,7 @@ class Reads:
                     self._reads[id] = read
         if mine:
             try:
-                read.parts.set_result(self._whole(id) if rows is None else load_parts(self._store, id, rows))
+                read.parts.set_result(self._whole(id) if rows is None else self._store.get_parts(id, rows))
             except Exception as error:
                 read.parts.set_exception(error)
             with self._lock:

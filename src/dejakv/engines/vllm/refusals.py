@@ -88,11 +88,6 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     Refusal(
-        "an inner connector with tensor parallelism",
-        "not shown: it would have to tell the ranks' reports apart",
-        lambda config, kv: rank_count(config) > 1 and bool(_settings(config).inner),
-    ),
-    Refusal(
         "pipeline parallelism",
         "not shown: each rank would hold its own layers of a chunk",
         lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,

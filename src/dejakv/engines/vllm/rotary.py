@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from dejakv.blend.rope import turn
+from dejakv.blend.slices import sliced
 from dejakv.errors import ModelError
-from dejakv.reuse.rope import turn
-from dejakv.reuse.slices import sliced
 
 
 class Rotary:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dejakv.reuse.slices import contiguous
+from dejakv.blend.slices import contiguous
 
 
 @dataclass(frozen=True)

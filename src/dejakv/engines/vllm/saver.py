@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from dejakv.store.base import Chunk, Store, TakesParts
+from dejakv.store.base import Chunk
+from dejakv.store.store import Store
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -26,7 +27,7 @@ class Saver:
     def __init__(self, store: Store, max_pending_bytes: int) -> None:
         self._store = store
         self._limit = max_pending_bytes
-        self._queue: deque[tuple[str, int, Make, bool]] = deque()
+        self._queue: deque[tuple[str, int, Make]] = deque()
         self._pending = 0
         self._stored: list[str] = []
         self._dropped: dict[str, str] = {}
@@ -48,10 +49,10 @@ class Saver:
         with self._ready:
             self._dropped[chunk_id] = why
 
-    def submit(self, chunk_id: str, nbytes: int, make: Make, *, part: bool = False) -> None:
-        """Stores a chunk that is made then; `part`: some rows of it (`TakesParts`)."""
+    def submit(self, chunk_id: str, nbytes: int, make: Make) -> None:
+        """Stores a chunk, or some rows of one, that is made then."""
         with self._ready:
-            self._queue.append((chunk_id, nbytes, make, part))
+            self._queue.append((chunk_id, nbytes, make))
             self._pending += nbytes
             self._ready.notify_all()
 
@@ -81,21 +82,16 @@ class Saver:
             self._ready.notify_all()
         self._thread.join(1.0)
 
-    def _put(self, chunk: Chunk, part: bool) -> bool:
-        if not part:
-            return self._store.put(chunk)
-        return isinstance(self._store, TakesParts) and self._store.put_part(chunk)
-
     def _run(self) -> None:
         while True:
             with self._ready:
                 self._ready.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return
-                chunk_id, nbytes, make, part = self._queue.popleft()
+                chunk_id, nbytes, make = self._queue.popleft()
             try:
                 with make() as chunk:
-                    why = "" if self._put(chunk, part) else "refused: the store did not take it"
+                    why = "" if self._store.put(chunk) else "refused: the store did not take it"
             except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
                 why = f"error: {type(error).__name__}: {error}"
                 log.warning("the state of a prompt was not stored: %s", why)

@@ -44,7 +44,7 @@ class Saves:
 
     def __post_init__(self) -> None:
         self._heard = Answers[str](self.ranks)
-        self._long = LongSaves(lambda meta, ends: self.lookups.index.drop_parts(meta, ends), self._over)
+        self._long = LongSaves(self._over)
 
     def order(self, tracked: Tracked, block_ids: Sequence[int], *, release: bool) -> bool:
         """Has the state of a computed prompt stored, if it is wanted, of a blended one its new text alone; `release`: its blocks wait

@@ -11,14 +11,13 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dejakv.engines.vllm.compat import keep_private, rekey_tail, was_aborted
+from dejakv.engines.vllm.compat import rekey_tail, was_aborted
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.found import Found
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
-from dejakv.engines.vllm.promoting import Promoting
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -40,9 +39,6 @@ class SchedulerSide:
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
-    unfile       takes the blocks with these ids, but for those of the first tokens, out of vLLM's prefix cache
-    repeating    what is loaded for requests that repeat one to measure it: they are neither looked up, counted nor
-                 stored, and nobody finds their blocks; None: requests are served
     """
 
     settings: ConnectorSettings
@@ -57,28 +53,22 @@ class SchedulerSide:
     bitwise: bool = False
     leave_room: Callable[[int], None] = lambda tokens: None
     fail_loads: Callable[[set[str]], None] = lambda ids: None
-    unfile: Callable[[Sequence[int], int], None] = lambda block_ids, tokens: None
-    repeating: Found | None = None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
-        self.promoting = Promoting()
         self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
         self._loads_heard = Answers[Loaded](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
-        if self.promoting.owns(request.request_id):
-            wish = self.promoting.wish
-        else:
-            self.promoting.came()
-            wish = Wish.of(request.kv_transfer_params, self.settings)
+        wish = Wish.of(request.kv_transfer_params, self.settings)
         self.lookups.adapters.note(request.lora_request)
-        tracked = Tracked(request, wish, None, self._deadline(), found=self.repeating, reason=wish.problem)
-        tracked.repeats, tracked.generation = self.repeating is not None, self.generations.number
+        tracked = Tracked(
+            request, wish, None, self._deadline(), reason=wish.problem, generation=self.generations.number
+        )
         why = self._not_for_us(request)
         if why:
             tracked.reason, tracked.settled = why, True
@@ -91,7 +81,7 @@ class SchedulerSide:
             elif request.skip_reading_prefix_cache:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.wish = wish
-            if not self.generations.unknown and not tracked.repeats:
+            if not self.generations.unknown:
                 tracked.lookup = self.lookups.submit(request, wish)
                 tracked.awaits = self.saves.covering(request)
         self.requests[request.request_id] = tracked
@@ -101,31 +91,25 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
-        if tracked.repeats and tracked.rekeyed is None:
-            tracked.rekeyed = local // self.hash_tokens
-            keep_private(request, tracked.rekeyed)
         why = self.saves.of_no_use(tracked)
         if why:
             tracked.used = 0
             return self._no(tracked, tracked.reason or why), False
         if tracked.settled:
             return 0, False
-        if tracked.lookup is None and not tracked.repeats:
+        if tracked.lookup is None:
             return self._begin_lookup(tracked)
-        if tracked.found is None and tracked.lookup is not None:
-            if tracked.lookup.answer.done():
-                found = tracked.lookup.answer.result()
+        if tracked.found is None:
+            if tracked.lookup.done():
+                found = tracked.lookup.result()
                 if self._awaits_save(tracked, found, local):
                     return None, False
                 tracked.found = found
             elif time.monotonic() < tracked.deadline:
                 return None, False
             else:
-                tracked.found = tracked.lookup.by_now(
-                    f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
-                )
-            if not (tracked.wish.apart or self.promoting.owns(request.request_id)):
-                self.counts.looked_up(tracked.found)
+                tracked.found = Found(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
+            self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
 
@@ -144,7 +128,7 @@ class SchedulerSide:
         exact = found if found.method == "exact" else found.instead
         there = max(local, 0 if exact is None else exact.tokens)
         gain = min(covered, tracked.request.num_prompt_tokens - 1) - there
-        if not chunk_id or tracked.wish.mode == "off" or tracked.wish.apart or gain < max(1, self.settings.min_gain):
+        if not chunk_id or tracked.wish.mode == "off" or gain < max(1, self.settings.min_gain):
             return False
         if chunk_id in self.saves.pending:
             now, costs = time.monotonic(), self.lookups.pace.costs
@@ -157,17 +141,11 @@ class SchedulerSide:
         tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
         return True
 
-    def loaded_elsewhere(self, request: Any, tokens: int) -> None:
-        """The wrapped connector loads this request's state."""
-        tracked = self.requests.get(request.request_id)
-        if tracked is not None:
-            tracked.settled, tracked.used, tracked.inner = True, tokens, True
-
-    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> bool:
-        """vLLM gave the request its blocks: order the load that was promised. True if it makes the state approximate."""
+    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
+        """vLLM gave the request its blocks: order the load that was promised."""
         tracked = self.requests.get(request.request_id)
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
-            return False
+            return
         found = tracked.found
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
@@ -177,7 +155,6 @@ class SchedulerSide:
             self.blends.ordered(request.request_id)
         self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
-        return tracked.approximate
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """This step's orders. `blocks_of(request_id)` are a request's block ids."""
@@ -198,12 +175,9 @@ class SchedulerSide:
         saves, releases = self.saves.take()
         if idle:
             looking = [t for t in self.requests.values() if t.lookup is not None and t.found is None]
-            waiting = [t.lookup.answer for t in looking if t.lookup is not None and not t.patience]
+            waiting = [t.lookup for t in looking if t.lookup is not None and not t.patience]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
-            elif self.promoting.pending:
-                time.sleep(IDLE_WAIT_S)
-        self.promoting.step(idle=idle and not self.requests and not saves)
         loads, self._loads = self._loads, []
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
         self.leave_room(self.blends.room)
@@ -235,26 +209,18 @@ class SchedulerSide:
             self.reset(CHANGED)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
-        """The request is over. True if its blocks must wait for a copy; and what the client is told. `block_ids`: none where a
-        wrapped connector has them, and frees them when it likes."""
+        """The request is over. True if its blocks must wait for a copy; and what the client is told."""
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return False, {}
-        if tracked.repeats and tracked.rekeyed is not None:
-            self.unfile(block_ids, tracked.rekeyed * self.hash_tokens)
         self.blends.abandoned(request.request_id)
         aborted = was_aborted(request)
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
-        if self.promoting.ended(request.request_id, aborted=aborted):
-            self.counts.add("promotions")
-        meta = tracked.to_save() if self.settings.promote and tracked.approximate and not aborted else None
-        if meta is not None:
-            self.promoting.note(meta.id, request, meta.ttl)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
             holds = self.saves.order(tracked, block_ids, release=True)
         if tracked.lookup is not None:
-            tracked.lookup.drop()
+            tracked.lookup.cancel()
         if not tracked.tells:
             return holds, {}
         bitwise = self.bitwise and not tracked.approximate
@@ -273,8 +239,7 @@ class SchedulerSide:
     def _heard_load(self, loaded: Loaded) -> None:
         self.blends.ended(loaded.request_id)
         tracked = self.requests.get(loaded.request_id)
-        if tracked is None or not (tracked.repeats or tracked.wish.apart):
-            self.counts.loaded(loaded)
+        self.counts.loaded(loaded)
         if tracked is None:
             return
         found = tracked.found

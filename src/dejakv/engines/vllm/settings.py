@@ -1,32 +1,47 @@
 """All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import SemanticCacheConfig
-from dejakv.config.blend import BlendSettings
-from dejakv.config.expiry import LifetimeSettings
-from dejakv.config.keep import BudgetSettings
-from dejakv.config.text import TextSettings
-from dejakv.engines.vllm.limits import Limit, is_number
+from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConfig
+from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
-from dejakv.find.ask import Ask
-from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping, shown
+from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
 
 if TYPE_CHECKING:
-    from dejakv.reuse.blend import BlendConfig
+    from dejakv.blend.settings import BlendConfig
 
 Mode = Literal["off", "exact", "blend"]
 MODES: tuple[Mode, ...] = ("off", "exact", "blend")
-NO_ENCODER = "none"
 Timeout = Annotated[float, Within(0, above=True)]
+
+_TEXT = (
+    "the connector finds copied text and the donors that a request names: compare prompts in other words before vLLM, with "
+    "`similarity_threshold` and `index_encoder` in DEJAKV_ADOPT"
+)
+_ALONE = "run the other connector alone, or both below vLLM's MultiConnector with mode exact"
+LEFT_HERE: dict[str, str] = {
+    "inner": _ALONE,
+    "inner_isolated": _ALONE,
+    "promote": "a client sends the prompt again with mode exact and max_tokens=1 when the server is idle",
+    "error_bound": "bounds are kept by `dejakv serve` and `dejakv run`, on the transformers engine",
+    **dict.fromkeys(
+        (
+            "index_encoder", "encoder_threads", "similarity_threshold", "chunk_window", "lexical_guard", "cross_encoder",
+            "paraphrase_threshold",
+        ),
+        _TEXT,
+    ),
+}  # fmt: skip
+"""Keys of earlier versions, and what took the place of each."""
 
 
 @dataclass(frozen=True)
-class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSettings):
-    """Keys of `kv_connector_extra_config`, beside those of the four classes it is made of.
+class ConnectorSettings(BlendSettings, BudgetSettings):
+    """Keys of `kv_connector_extra_config`, beside those of the classes it is made of.
 
     mode               what a request gets that asks for nothing: `exact` or `blend`
     modes              what a request may choose; by default `off`, `exact` and `mode`
@@ -38,13 +53,9 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
     refresh_s          how often other processes' chunks are looked for; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
-    index_encoder      `none`: only copied text is looked for, and donors that a request names
-    promote            prompts that were blended are computed exactly, and stored, when nothing else runs
-    encoder_threads    of a sentence encoder, which runs in a process of its own: the engine loop is this one's
+    copied_text        blend looks for runs of tokens that stand anywhere in stored prompts, beside donors that a request names
     blend_max_share    share of rows above which a prompt that needs it is computed in full
     blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
-    inner              a wrapped connector: {"kv_connector": ..., "kv_connector_extra_config": {...}}
-    inner_isolated     the inner connector keys by cache_salt and LoRA; without it only requests that have neither reach it
     """
 
     mode: Literal["exact", "blend"] = "exact"
@@ -57,34 +68,24 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
     refresh_s: Seconds = 5.0
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
-    index_encoder: str = NO_ENCODER
-    promote: bool = False
-    encoder_threads: Positive = 1
+    copied_text: bool = True
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
-    inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    inner_isolated: bool = False
 
     def __post_init__(self) -> None:
         if self.mode == "adopt":
             raise ConfigError(
-                "mode='adopt' rewrites the prompt before vLLM sees it: use dejakv.engines.vllm.middleware, or `dejakv run"
+                "mode='adopt' rewrites the prompt before vLLM sees it: use dejakv.adopt, or `dejakv run"
                 " --engine vllm --reuse adopt`"
             )
         check_fields(self)
         if self.may_blend:
-            why = self.blend_config().varying()
-            if why:
-                raise ConfigError(f"inside vLLM one forward computes the same rows in all layers, but {why}")
-        if self.inner and "kv_connector" not in self.inner:
-            raise ConfigError(
-                'inner names no connector: give {"kv_connector": NAME, "kv_connector_extra_config": {...}}'
-            )
+            self.blend_config()
         self.cache_config()
 
     def blend_config(self) -> "BlendConfig":
         """How the worker blends. Raises ConfigError where the settings do not fit."""
-        from dejakv.reuse.blend import BlendConfig  # torch, only where blend is asked for
+        from dejakv.blend.settings import BlendConfig
 
         quality = self.blend
         return BlendConfig(
@@ -106,48 +107,35 @@ class ConnectorSettings(TextSettings, BlendSettings, BudgetSettings, LifetimeSet
     def cache_config(self) -> SemanticCacheConfig:
         """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
         shared = {
-            item.name: getattr(self, item.name)
-            for part in (TextSettings, BlendSettings, BudgetSettings, LifetimeSettings)
-            for item in fields(part)
+            item.name: getattr(self, item.name) for part in (BlendSettings, BudgetSettings) for item in fields(part)
         }
         if self.max_bytes:
             shared["memory_bytes"] = min(self.memory_bytes, self.max_bytes)
         return SemanticCacheConfig(
             **shared,
-            semantic_text=self.index_encoder != NO_ENCODER,
+            copied_text=self.copied_text,
+            semantic_text=False,
             reuse="blend" if self.may_blend else "exact",  # the index of copied text is filled at the start
             cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
         )
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
-        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones, and so is an error bound."""
-        bound = extra.get("error_bound") if isinstance(extra, Mapping) else None
-        if bound is not None:
-            raise ConfigError(
-                f"kv_connector_extra_config: error_bound={shown(bound)} needs audits, which are requests of their own, and a connector can "
-                "send none: give it to the front in DEJAKV_ADOPT, use `dejakv run --engine vllm --error-bound`, or leave error_bound out"
-            )
-        return from_mapping(cls, extra, "kv_connector_extra_config")
+        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones, one that has left an error
+        with what took its place."""
+        return from_mapping(cls, extra, "kv_connector_extra_config", {**LEFT, **LEFT_HERE})
 
 
 @dataclass(frozen=True)
 class Wish:
     """What one request chose in `kv_transfer_params.dejakv`. It is untrusted input: whatever is wrong with it becomes
-    `problem`, and the request runs without reuse and says why.
-
-    limit  of which blends are served; the response then says what the blend would be (`limits.Would`)
-    apart  the `cache_salt` in whose partition the donors are: the prompt is blended from them as if it had never been computed,
-           under the request's own salt, and nothing is kept. It opens nothing: a client who knows a salt may send it as its own
-    """
+    `problem`, and the request runs without reuse and says why."""
 
     mode: Mode = "exact"
     threshold: float | None = None
     no_store: bool = False
     donors: tuple[str, ...] = ()
     ttl: float | None = None
-    limit: Limit | None = None
-    apart: str = ""
     problem: str = ""
 
     def ask(self) -> Ask:
@@ -168,7 +156,7 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        known = {"mode", "threshold", "no_store", "donor", "donors", "ttl", "limit", "apart"}
+        known = {"mode", "threshold", "no_store", "donor", "donors", "ttl"}
         unknown = sorted(str(name) for name in set(asked) - known)
         if unknown:
             return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store, ttl and donors")
@@ -178,13 +166,13 @@ class Wish:
         if mode not in settings.allowed:
             return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
         threshold = asked.get("threshold")
-        if threshold is not None and not (is_number(threshold) and -1.0 <= threshold <= 1.0):
+        if threshold is not None and not (_is_number(threshold) and -1.0 <= threshold <= 1.0):
             return refuse(f"threshold {threshold!r} is no cosine: give a number from -1 to 1")
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
         ttl = asked.get("ttl")
-        if ttl is not None and not (is_number(ttl) and ttl > 0):
+        if ttl is not None and not (_is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
         donor, donors = asked.get("donor"), asked.get("donors")
         if donor is not None and not isinstance(donor, str):
@@ -200,18 +188,15 @@ class Wish:
             return refuse(
                 f"{len(named)} donors: the server takes state of at most blend_donors={settings.blend_donors}"
             )
-        limit = Limit.read(asked.get("limit"))
-        if "limit" in asked and limit is None:
-            return refuse("limit has no risk, epoch and setting")
-        apart = asked.get("apart", "")
-        if not isinstance(apart, str) or (apart and not (named and mode == "blend")):
-            return refuse("apart is for a blend from named donors, and holds their cache_salt")
         return cls(
             cast(Mode, mode),
             None if threshold is None else float(threshold),
-            no_store or bool(apart),
+            no_store,
             named,
             None if ttl is None else float(ttl),
-            limit,
-            apart,
         )
+
+
+def _is_number(value: object) -> bool:
+    """Whether a float can hold it: an integer in JSON has any length."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max

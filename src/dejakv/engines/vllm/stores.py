@@ -5,20 +5,17 @@ from typing import Any
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.store.admission import Admission, AdmittingStore
-from dejakv.store.base import Store
-from dejakv.store.deltas import DeltaStore
-from dejakv.store.disk import DiskStore
-from dejakv.store.expiry import ExpiringStore
-from dejakv.store.memory import MemoryStore
+from dejakv.store.admission import Admission
+from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
+from dejakv.store.store import Budget, Store
 
 
-class _Shared(MemoryStore):
+class _Shared(Store):
     """A store in memory that both sides of one connector hold: it is emptied when the last of them closes it."""
 
-    def __init__(self, settings: ConnectorSettings) -> None:
-        super().__init__(settings.max_bytes, policy=settings.policy)
+    def __init__(self, settings: ConnectorSettings, rules: Admission) -> None:
+        super().__init__(budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules)
         self.holders = 0
 
     def close(self) -> None:
@@ -34,11 +31,11 @@ class MemoryStores:
         self._stores: dict[str, _Shared] = {}
         self._lock = threading.Lock()
 
-    def open(self, engine_id: str, settings: ConnectorSettings) -> Store:
+    def open(self, engine_id: str, settings: ConnectorSettings, rules: Admission) -> Store:
         with self._lock:
             store = self._stores.get(engine_id)
             if store is None or store.holders <= 0:
-                store = self._stores[engine_id] = _Shared(settings)
+                store = self._stores[engine_id] = _Shared(settings, rules)
             store.holders += 1
             return store
 
@@ -57,8 +54,8 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
         # Most prompts are never asked for again: only what is read is worth a place in memory.
         if writing:
             return store_of(config, memory_fill="read")
-        return ExpiringStore(DeltaStore(DiskStore(config.cache_dir, settings.max_bytes, policy=settings.policy)))
+        return open_folder(config.cache_dir, max_bytes=settings.max_bytes, policy=settings.policy)
     if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
         raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
-    shared = ExpiringStore(DeltaStore(_memory.open(vllm_config.kv_transfer_config.engine_id, settings)))
-    return AdmittingStore(shared, Admission(0, config.second_sight, config.max_write_rate)) if writing else shared
+    rules = Admission(0, config.second_sight, config.max_write_rate)
+    return _memory.open(vllm_config.kv_transfer_config.engine_id, settings, rules)

@@ -1,15 +1,15 @@
 """What the connector's scheduler side knows of one live request."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from dejakv.engines.vllm.found import Found
-from dejakv.engines.vllm.lookups import Lookup
 from dejakv.engines.vllm.messages import Loaded
 from dejakv.engines.vllm.settings import Wish
 from dejakv.records import short
 from dejakv.store.base import ChunkMeta
-from dejakv.store.lineage import DONORS
+from dejakv.store.selection import DONORS
 
 
 @dataclass
@@ -24,12 +24,11 @@ class Tracked:
     generation in which the request came; after a reset its state is of no use (`generations`)
     awaits    save under way at the lookup that may serve more of the prompt, and how many tokens of it; empty: none
     patience  how long that save is waited for, 0.0: it is not yet
-    repeats   it repeats a request to measure it (see `SchedulerSide.repeating`)
     """
 
     request: Any
     wish: Wish
-    lookup: Lookup | None
+    lookup: "Future[Found] | None"
     deadline: float
     found: Found | None = None
     settled: bool = False
@@ -40,21 +39,15 @@ class Tracked:
     kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
     reason: str = ""
     saved: bool = False
-    inner: bool = False
     generation: int = 0
     awaits: tuple[str, int] = ("", 0)
     patience: float = 0.0
-    repeats: bool = False
 
     def to_save(self) -> ChunkMeta | None:
-        """How the prompt's state is to be stored, with its text where that is known by now; None if it is not."""
-        lookup = self.lookup
-        if self.found is None and lookup is not None:
-            self.found = lookup.answer.result() if lookup.answer.done() else lookup.early
-        if self.found is None or self.found.save is None:
-            return None
-        described = lookup.described if lookup is not None else None
-        return described or self.found.save
+        """How the prompt's state is to be stored; None if it is not."""
+        if self.found is None and self.lookup is not None and self.lookup.done():
+            self.found = self.lookup.result()
+        return None if self.found is None else self.found.save
 
     @property
     def tells(self) -> bool:
@@ -64,7 +57,7 @@ class Tracked:
 
     def told(self) -> dict[str, Any]:
         """What the client is told."""
-        found = Found("exact", level="inner") if self.inner else self.found or Found()
+        found = self.found or Found()
         used = self.used
         loaded = self.loaded or Loaded("", 0, 0.0)
         donors = (loaded.donors or found.donors) if used else ()
@@ -83,7 +76,6 @@ class Tracked:
             "kept": self._kept(),
             "reason": short(self.reason),
             "prompt_key": found.key,
-            **({"would": found.would.as_dict()} if found.would is not None else {}),
         }
 
     def _kept(self) -> dict[str, Any]:

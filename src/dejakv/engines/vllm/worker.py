@@ -21,9 +21,9 @@ from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.watch import Watch
 from dejakv.errors import StoreError
 from dejakv.models.memory import is_out_of_memory
-from dejakv.store.admission import AdmittingStore
-from dejakv.store.base import Chunk, Store
-from dejakv.store.lineage import DONORS
+from dejakv.store.base import Chunk
+from dejakv.store.selection import DONORS
+from dejakv.store.store import Store
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -115,8 +115,7 @@ class WorkerSide:
         tokens = save.meta.num_tokens
         first, stop = save.rows or (0, tokens)
         nbytes = (stop - first) * self.paged.bytes_per_token
-        wants = self.store.wants if isinstance(self.store, AdmittingStore) and not first else None
-        if wants is not None and not wants(save.meta.id, tokens, save.meta.partition):
+        if not first and not self.store.wants(save.meta.id, tokens, save.meta.partition):
             self.saver.drop(save.meta.id, "admission: the store does not want it")
             return
         if not self.saver.has_room(save.meta.id, nbytes):
@@ -129,14 +128,14 @@ class WorkerSide:
             log.warning("no memory to copy the state of a prompt of %d tokens: %s", tokens, error)
             self.saver.drop(save.meta.id, "out of memory: the copy of the state could not be made")
             return
-        self.saver.submit(save.meta.id, nbytes, made, part=save.rows is not None)
+        self.saver.submit(save.meta.id, nbytes, made)
 
     def _made(self, save: Save, first: int, tokens: int) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
         assert self.paged is not None
         paged, meta = self.paged, save.meta
         block, skip = divmod(meta.position + first, self.paged.block_tokens)
-        described = replace(meta, nbytes=tokens * paged.bytes_per_token, rows_from=first)
+        described, rows = replace(meta, nbytes=tokens * paged.bytes_per_token), [(first, first + tokens)]
         blocks, tokens = save.block_ids[block:], skip + tokens
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
@@ -154,7 +153,8 @@ class WorkerSide:
                 if any(self.store.meta(donor) is None for donor in meta.metadata.get(DONORS, ())):
                     # They would have had to leave with it.
                     raise StoreError("a prompt that these rows were computed from was removed")
-                yield Chunk(described, to_store(state.tensor[:, :, :, skip:].contiguous()))
+                tensor = to_store(state.tensor[:, :, :, skip:].contiguous())
+                yield Chunk(described, tensor, rows if save.rows is not None else None)
             finally:
                 self.buffers.take_back(state)
                 if lent is not None:

@@ -1,5 +1,6 @@
 """Charts by matplotlib as SVG that stands in the page: its colours are the page's, light or dark, and its text is text."""
 
+import html
 import io
 import re
 import textwrap
@@ -91,11 +92,7 @@ def _cleaned(svg: str, name: str, title: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1).rstrip() + "\n"
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1).rstrip() + "\n"
 
 
 def bars(

@@ -1,29 +1,25 @@
 """From folders and logs to the page: what each source is, its section, and the files that are written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.finished_run import finished_summary
-from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, replace_file
-from dejakv.experiments.overwrite import refuse_existing
-from dejakv.experiments.report.other_sections import frontier_section, replay_section, tune_section, workload_section
+from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, refuse_existing, replace_file
+from dejakv.experiments.report.estimate_section import estimate_section
 from dejakv.experiments.report.page import GENERATOR, Section, page
 from dejakv.experiments.report.run_section import run_section
 from dejakv.experiments.report.sweep_section import sweep_section
+from dejakv.experiments.samples_log import finished_summary
 from dejakv.experiments.sweep_log import logged
 
-OTHERS: dict[str, tuple[str, Callable[[Path, Any, str], Section]]] = {
-    "frontier.json": ("rows", frontier_section),
-    "workloads.json": ("streams", workload_section),
-    "replay.json": ("rows", replay_section),
-    "tune.json": ("rows", tune_section),
-}
-"""Files that are a section of their own: a key that each must have, and what draws it."""
+Files = Mapping[str, tuple[str, Callable[[Path, Any, str], Section]]]
+"""Files that are a section of their own, by name: a key that each must have, and the function that makes the section."""
+
+FILES: Files = {"estimate.json": ("rows", estimate_section)}
 
 
-def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None) -> list[Path]:
+def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None, files: Files = FILES) -> list[Path]:
     """Writes the page, and with `svg` each chart as a file into that folder. Returns what was written.
 
     An earlier report is replaced; any other file is not.
@@ -31,7 +27,9 @@ def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None) 
     Raises: ConfigError for a source that is none, and for an output that exists and is no report.
     """
     check_output(output)
-    sections = [section for number, source in enumerate(sources) for section in sections_of(source, f"s{number}")]
+    sections = [
+        section for number, source in enumerate(sources) for section in sections_of(source, f"s{number}", files)
+    ]
     title = sections[0].title if len(sections) == 1 else "DejaKV report"
     make_folder(output.parent)
     written = [output]
@@ -61,28 +59,28 @@ def check_output(output: Path) -> None:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
 
 
-def sections_of(source: Path, prefix: str) -> list[Section]:
+def sections_of(source: Path, prefix: str, files: Files = FILES) -> list[Section]:
     """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
     if source.is_dir():
         found = [
             _made(source / name, key, make, f"{prefix}-{name.split('.')[0]}")
-            for name, (key, make) in OTHERS.items()
+            for name, (key, make) in files.items()
             if (source / name).exists()
         ]
         if not found or (source / SUMMARY).exists() or (source / SAMPLES).exists():
-            found.insert(0, run_section(source, _summary(source), f"{prefix}-run"))
+            found.insert(0, run_section(source, _summary(source, files), f"{prefix}-run"))
         return found
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
-    if source.name in OTHERS:
-        key, make = OTHERS[source.name]
+    if source.name in files:
+        key, make = files[source.name]
         return [_made(source, key, make, f"{prefix}-{source.stem}")]
     return [sweep_section(source, logged(source), f"{prefix}-sweep")]
 
 
-def _summary(source: Path) -> dict[str, Any]:
+def _summary(source: Path, files: Files) -> dict[str, Any]:
     if not (source / SUMMARY).exists() and not (source / SAMPLES).exists():
-        known = ", ".join((SUMMARY, *OTHERS))
+        known = ", ".join((SUMMARY, *files))
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with one of {known}, or the log of a sweep"
         )

@@ -8,9 +8,7 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import DejaKVError
-from dejakv.experiments.commands import run_command_of
-from dejakv.experiments.disagreements import disagreements
-from dejakv.experiments.finished_run import finished_rows, finished_settings
+from dejakv.experiments.data import read_samples
 from dejakv.experiments.output import SETTINGS, read_object
 from dejakv.experiments.plain_words import in_plain_words, not_run_in_words
 from dejakv.experiments.report.charts import Chart, Series, bars, lines
@@ -26,9 +24,11 @@ from dejakv.experiments.report.page import (
     table,
     text,
 )
-from dejakv.experiments.run import read_samples
+from dejakv.experiments.samples_log import finished_rows, finished_settings
 from dejakv.experiments.scoring import wilson
+from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
+from dejakv.experiments.table import changed_answers
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -113,7 +113,7 @@ def _distribution(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:
     """The changed answers, the furthest from full computation first, with their pictures."""
-    changed = disagreements(rows)
+    changed = changed_answers(rows)
     if not changed:
         same = "No answer of the cache arm differs from full computation's."
         return [paragraph(same)] if rows and rows[0].agrees("cache") is not None else []

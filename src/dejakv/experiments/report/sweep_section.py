@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dejakv.experiments.commands import run_command_of
 from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
 from dejakv.experiments.report.page import Block, Section, charts, paragraph, share, table, text
 from dejakv.experiments.scoring import wilson
-from dejakv.experiments.sweep_table import number
+from dejakv.experiments.settings import run_command_of
+from dejakv.experiments.sweep_log import number
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -1,8 +1,0 @@
-"""The work that reuse pays for, on a real language model: what blend saves beyond prefix caching, and what it changes.
-
-python -m benchmarks.workloads                                    # repo, rag, sessions through transformers
-.venv-vllm/bin/python -m benchmarks.workloads --engine vllm       # the same through vLLM, into the same folder
-python -m benchmarks.workloads --report                           # tables and picture of what is measured so far
-
-`make workloads` does the three. A command that was stopped goes on where it was; a finished stream is not measured again.
-"""

@@ -1,0 +1,1 @@
+"""Checkpoints for `dejakv.models`, which reads their folders; nothing here is code."""

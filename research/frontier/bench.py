@@ -1,0 +1,178 @@
+"""Runs one case on one engine: full computation, and every way of blending."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dejakv.blend.blend import find
+from dejakv.blend.forced import Need
+from dejakv.blend.recomputed import Choose, highest
+from dejakv.blend.sentences import sentence_ends
+from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.transformers.blending import plan_cache, rearrange
+from dejakv.engines.transformers.continuation import Continue, continuation
+from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.errors import ModelError
+from dejakv.request import Request
+from dejakv.store.base import Tensor
+from dejakv.trust.differs import divergence
+from research.frontier.cases import Case
+from research.frontier.cells import Cell
+from research.frontier.choices import at_random, by_deviation, first_of_runs
+
+FULL, NOISE = "full", "noise"
+"""Names of the rows of full computation, and of it in the other dtype."""
+
+
+class Bench:
+    """`steps`: number of tokens of full computation's greedy answer along which others are compared (teacher forcing). `twin`:
+    the same model in the other dtype, for the noise floor. Raises: ModelError for a model that reads more than text."""
+
+    def __init__(
+        self,
+        engine: TransformersEngine,
+        steps: int = 1,
+        twin: TransformersEngine | None = None,
+    ) -> None:
+        if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
+            raise ModelError(
+                "the frontier measures text models, and this model reads more than text: give --model docs-lm"
+            )
+        self.engine = engine
+        self.steps = steps
+        self.twin = twin
+        self._fresh: torch.Tensor | None = None
+        self._found: dict[Any, tuple[TokenMap, Need, float]] = {}
+        self.layers = engine.model.config.get_text_config(decoder=True).num_hidden_layers
+        self.ends = sentence_ends(engine.tokenizer)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt."""
+        return self.engine.prepare(Request("frontier", text, text)).token_ids
+
+    def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
+        """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`."""
+        self._found.clear()
+        states = [_prefill(self.engine, ids)[1] for ids in case.donors]
+        self._fresh = None
+        full, _, seconds = _prefill(self.engine, case.target)
+        tokens = _greedy(full, self.steps)
+        scores = _scored(full, tokens)
+        rows = {FULL: _row(case, full, scores, scores, 1.0, seconds)}
+        if self.twin is not None:
+            other, _, took = _prefill(self.twin, case.target)
+            rows[NOISE] = _row(case, other, _scored(other, tokens), scores, 1.0, took)
+        for cell in chosen:
+            got, share, took = self.blend(case, states, cell)
+            rows[cell.name] = _row(case, got, _scored(got, tokens), scores, share, took)
+        return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
+
+    @torch.inference_mode()
+    def blend(self, case: Case, states: Sequence[Tensor], cell: Cell) -> tuple[Continue, float, float]:
+        """Blend a prompt in one way.
+
+        Returns the output after the blended prompt, the share of recomputed tokens, and the seconds to the first token, planning
+        included. (The published choices that compare KV entries take them from full computation, which is not timed.)
+        """
+        model = self.engine.blend_model
+        if isinstance(model, ModelError):
+            raise model
+        donors = Donors.of(*case.donors)
+        found, needed, searched = self._find(case, donors, cell)
+        choose = self._choice(case, states, donors, found, cell)
+        begun = time.perf_counter()
+        parts = [[(0, state)] for state in states]
+        planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
+        given = torch.tensor([list(case.target)], device=self.engine.device)
+        self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
+        seconds = time.perf_counter() - begun + searched
+        after = continuation(self.engine.model, planned.cache, given, None)
+        return after, planned.cache.recomputed / len(case.target), seconds
+
+    def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
+        if cell.selector == "random":
+            return at_random(len(case.target), case.number)
+        if cell.budget == "first":
+            return first_of_runs(np.asarray(case.target, dtype=np.int64), donors, found)
+        if cell.selector not in ("value", "kv"):
+            return highest
+        if self._fresh is None:
+            self._fresh = borrowed(_prefill(self.engine, case.target)[1])
+        model = self.engine.blend_model
+        assert not isinstance(model, ModelError)
+        parts = [[(0, state)] for state in states]
+        held = rearrange(model, parts, donors, found, self._fresh.device, self._fresh.dtype)
+        return by_deviation(self._fresh, held, min(1, self.layers - 1), keys=cell.selector == "kv")
+
+    def _find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need, float]:
+        """Map and forced tokens with their seconds; shared by cells that differ only in later steps."""
+        config = cell.config
+        key = (case, cell.map, cell.budget == "share", None if config.by_need else cell.share)
+        if key not in self._found:
+            begun = time.perf_counter()
+            target = np.asarray(case.target, dtype=np.int64)
+            # The published ways have no exact prefix beside the blend, and force nothing but the question.
+            exact = [cell.budget != "share"] * len(case.donors)
+            found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends, exact)
+            if cell.budget == "share":
+                none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
+                needed = Need(asked, none, needed.tail, none)
+            self._found[key] = found, needed, time.perf_counter() - begun
+        return self._found[key]
+
+
+@torch.inference_mode()
+def _prefill(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, Tensor, float]:
+    """The output after a prompt computed in full, its state, and the seconds to the first token."""
+    given = torch.tensor([list(ids)], device=engine.device)
+    begun = time.perf_counter()
+    cache = plain_cache()
+    engine.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    seconds = time.perf_counter() - begun
+    state = captured(cache, len(ids))
+    assert state is not None
+    return continuation(engine.model, cache, given, None), state, seconds
+
+
+def _scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
+    scored = after(tokens)
+    assert scored is not None  # a plain cache, and at least one token
+    return scored
+
+
+def _greedy(after: Continue, steps: int) -> tuple[int, ...]:
+    """The likeliest tokens, one after another. (Each step recomputes the answer so far: a few rows.)"""
+    tokens: list[int] = [0]
+    for step in range(steps):
+        tokens[step] = int(_scored(after, tokens)[step].argmax())
+        if step + 1 < steps:
+            tokens.append(0)
+    return tuple(tokens)
+
+
+def _row(
+    case: Case, after: Continue, got: NDArray[np.float32], wanted: NDArray[np.float32],
+    share: float, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """`right` and `stale`: whether greedy decoding gives the right answer, or the answer before the change (None: no label);
+    `kl` of the first token and `kl_mean` along the answer, nats; `top1`: share of it with the same likeliest token."""
+    distances = divergence(wanted, got)
+    return {
+        "right": _says(after, case.answer),
+        "stale": _says(after, case.old_answer),
+        "kl": round(float(distances[0]), 6),
+        "kl_mean": round(float(distances.mean()), 6),
+        "top1": round(float((wanted.argmax(-1) == got.argmax(-1)).mean()), 4),
+        "share": round(share, 4),
+        "seconds": round(seconds, 6),
+    }
+
+
+def _says(after: Continue, answer: tuple[int, ...] | None) -> bool | None:
+    return None if answer is None else bool((_scored(after, answer).argmax(-1) == np.asarray(answer)).all())

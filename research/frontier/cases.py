@@ -1,0 +1,197 @@
+"""Cases of a frontier: donors, the changed prompt, and the right answer; from documents of facts, or from real text."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from dejakv.datasets.docs import KINDS, Document, Kind, ask, change, make_document, prompt_of
+from dejakv.datasets.rag import Passage, docs_corpus
+from dejakv.errors import ConfigError
+from dejakv.identity import digest_of
+
+Encode = Callable[[str], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A changed prompt, and its donors, whose state is available. Token ids throughout.
+
+    answer      first tokens of the right answer, None without a label
+    old_answer  the right answer for the donor, if the change made it wrong
+    """
+
+    kind: str
+    number: int
+    target: tuple[int, ...]
+    donors: tuple[tuple[int, ...], ...]
+    answer: tuple[int, ...] | None
+    old_answer: tuple[int, ...] | None
+
+
+class Cases(Protocol):
+    """Makes cases. Each is determined by kind, number, tokenizer and seed.
+
+    kinds  of change
+    steps  tokens of full computation's answer along which ways of blending are compared
+    """
+
+    kinds: Sequence[str]
+    steps: int
+
+    def settings(self) -> dict[str, object]:
+        """Other settings of the cases, for the folder's record."""
+        ...
+
+    def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case: ...
+
+
+class DocsCases:
+    """See Cases. `facts` in a document, about 10 tokens each."""
+
+    kinds: Sequence[str] = KINDS
+    steps = 1
+
+    def __init__(self, facts: int) -> None:
+        self.facts = facts
+
+    def settings(self) -> dict[str, object]:
+        """See Cases."""
+        return {"facts": self.facts}
+
+    def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
+        """See Cases."""
+        return make_case(kind, number, self.facts, encode, seed)  # type: ignore[arg-type]
+
+
+def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0) -> Case:
+    """Determined by its arguments. An edit asks about an edited fact; the other kinds ask in turn about facts that the
+    donor also states and facts that it does not."""
+    rng = random.Random(f"frontier/{seed}/{kind}/{number}")
+    doc = make_document(rng, facts)
+    made = change(kind, doc, rng, questions=2)
+    changed = [q for q in made.questions if q.must_change]
+    stay = [q for q in made.questions if not q.must_change]
+    first, second = (changed, stay) if kind == "edit" or number % 2 == 0 else (stay, changed)
+    question = (first or second)[0]
+    donors = [doc]
+    if kind == "merge":
+        donors.append(Document(made.target.sentences[: len(made.target.sentences) - len(doc.sentences)]))
+    prompts = tuple(encode(prompt_of(d.text, ask(rng.choice(d.facts), rng))) for d in donors)
+    old = question.old_answer if question.must_change else None
+    return Case(
+        kind,
+        number,
+        encode(prompt_of(made.target.text, question.text)),
+        prompts,
+        encode(question.answer)[:1],
+        encode(old)[:1] if old is not None else None,
+    )
+
+
+WORDS = (60, 160)
+"""Least and most words of a passage."""
+KINDS = ("edit", "instruction", "partial", "reorder", "apart")
+INSTRUCTIONS = (
+    "Read the following passages of a manual.",
+    "You answer from the passages below and from nothing else. Be brief.",
+)
+ASK = ("What is the release code of {name}?", "The release code of {name} is")
+SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe")
+
+
+class TextCases:
+    """See Cases. `passages` in a prompt, of about 140 tokens each, from the standard library's documentation.
+
+    edit         a word or number of one passage is replaced; questions ask for the changed code
+    instruction  the same passages under another instruction
+    partial      one passage is new
+    reorder      the same passages in another order
+    apart        each passage was computed in its own prompt
+    """
+
+    kinds: Sequence[str] = KINDS
+    steps = 16
+
+    def __init__(self, passages: int) -> None:
+        if passages < 2:
+            raise ConfigError(f"{passages} passages in a prompt: give at least 2")
+        self.passages = passages
+
+    def settings(self) -> dict[str, object]:
+        """See Cases."""
+        text = digest_of(*(passage.text for passage in passages_of_manuals()))
+        return {"passages": self.passages, "text": text[:16]}
+
+    def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
+        """See Cases."""
+        rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
+        texts = passages_of_manuals()
+        chosen = rng.sample(range(len(texts)), self.passages + 1)
+        *passages, spare = [texts[i] for i in chosen]
+        asks = number % 2 == 0
+        code, other = (str(value) for value in rng.sample(range(1000, 10000), 2))
+        told = rng.randrange(len(passages))
+        target = [_told(passage, code if i == told else None) for i, passage in enumerate(passages)]
+        question, begins = (part.format(name=passages[told].title) for part in (ASK if asks else SUMMARIZE))
+        donors = self._donors(kind, rng, passages, target, told, other, _told(spare, None), question, begins)
+        stale = kind == "edit" and asks
+        return Case(
+            kind,
+            number,
+            encode(prompt(INSTRUCTIONS[0], target, question, begins)),
+            tuple(encode(text) for text in donors),
+            _answer(encode, code) if asks else None,
+            _answer(encode, other) if stale else None,
+        )
+
+    @staticmethod
+    def _donors(
+        kind: str, rng: random.Random, passages: Sequence[Passage], target: list[str], told: int, other: str, spare: str,
+        question: str, begins: str,
+    ) -> list[str]:  # fmt: skip
+        """The donor prompts."""
+        before = list(target)
+        instruction = INSTRUCTIONS[0]
+        if kind == "edit":
+            before[told] = _told(passages[told], other)
+        elif kind == "instruction":
+            instruction = INSTRUCTIONS[1]
+        elif kind == "partial":
+            before[rng.choice([i for i in range(len(target)) if i != told])] = spare
+        elif kind == "reorder":
+            while before == target:
+                rng.shuffle(before)
+        else:
+            return [prompt(instruction, [text], question, begins) for text in target]
+        return [prompt(instruction, before, question, begins)]
+
+
+@cache
+def passages_of_manuals() -> tuple[Passage, ...]:
+    """Documentation of the standard library as running text, without code examples. It depends on the Python version."""
+    flat = (Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages)
+    return tuple(p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text)
+
+
+def prompt(instruction: str, passages: Sequence[str], question: str, begins: str) -> str:
+    """A chat turn in ChatML, SmolLM2's and Qwen's format, with the first words of the answer."""
+    text = "\n\n".join(passages)
+    return f"<|im_start|>user\n{instruction}\n\n{text}\n\n{question}<|im_end|>\n<|im_start|>assistant\n{begins}"
+
+
+def _told(passage: Passage, code: str | None) -> str:
+    """The passage, with the sentence that states its code in the middle."""
+    if code is None:
+        return passage.text
+    sentences = passage.text.split(". ")
+    half = len(sentences) // 2
+    stated = f"The release code of {passage.title} is {code}"
+    return ". ".join([*sentences[:half], stated, *sentences[half:]])
+
+
+def _answer(encode: Encode, code: str) -> tuple[int, ...]:
+    """The code's tokens after other text."""
+    before = encode("is")
+    return encode(f"is {code}")[len(before) :]

@@ -1,0 +1,187 @@
+"""Adopt: a similar earlier prompt is run in a request's place, and the engine's own prefix cache has its state.
+
+Nothing is injected, so nothing can be poisoned; the answer is the answer to the donor's prompt, and the provenance says so.
+`Adopter` finds and judges donors; `AdoptingLLM` rewrites prompts for vLLM's offline `LLM`, `middleware` for an OpenAI server.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.decide.plan import Ask, Decision
+from dejakv.engines.base import NO_STATE, Completion, Prepared
+from dejakv.errors import ConfigError
+from dejakv.identity import digest_of
+from dejakv.records import short
+from dejakv.request import DEFAULT_PARTITION, Request, keeping
+from dejakv.store.open import open_store
+
+log = logging.getLogger("dejakv.adopt")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared and what must be equal.
+
+    text     the part that varies (the last user message, or the prompt)
+    context  everything else that shapes the prompt, as one digest: earlier messages, media by content, model, tools
+    """
+
+    partition: str
+    text: str
+    context: str
+    threshold: float | None = None
+    donor: str | None = None
+    no_store: bool = False
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the client is told. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: what it comes from,
+    for `Adopter.learn`."""
+
+    method: str = "none"
+    level: str = ""
+    donor: str | None = None
+    score: float | None = None
+    reason: str = ""
+    decision: Decision | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", short(self.reason))
+
+    def as_dict(self) -> dict[str, Any]:
+        names = [item.name for item in fields(self) if item.name != "decision"]
+        return {"dejakv": {name: getattr(self, name) for name in names}}
+
+
+class Adopter:
+    """Earlier prompts, by what they say. Thread-safe. What differs in context, media or partition never meets.
+
+    config       similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other engines
+    max_donors   prompts remembered; the one used longest ago goes first
+    embeddings   lends `embed_text` if `index_encoder` is `model`
+
+    A cache without state: what stands in it are prompts, and the characters of a text take the place of tokens.
+    """
+
+    def __init__(
+        self,
+        config: SemanticCacheConfig | None = None,
+        max_donors: int = 10_000,
+        embeddings: Any = None,
+    ) -> None:
+        if max_donors < 1:
+            raise ConfigError(f"max_donors={max_donors}: give 1 or more")
+        self.config = config or SemanticCacheConfig(reuse="adopt")
+        if self.config.error_bound is not None:
+            raise ConfigError(
+                f"error_bound={self.config.error_bound} needs audits, and an adopter sends none: use `dejakv serve` or `dejakv run`, or "
+                "leave error_bound out"
+            )
+        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
+        self._store = open_store(max_entries=max_donors)
+        self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
+
+    def find(self, asked: Asked) -> tuple[str, Provenance]:
+        """The text to run, and why. Never raises: an error is a miss with its reason."""
+        try:
+            with keeping(no_store=asked.no_store):
+                return self._find(asked)
+        except Exception as error:
+            log.debug("a lookup failed", exc_info=True)
+            return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}")
+
+    def learn(self, asked: Asked, provenance: Provenance) -> None:
+        """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""
+        decision = provenance.decision
+        if decision is None or not asked.text.strip():
+            return
+        ran = Completion("", (), decision.tokens, 0, capture=lambda: NO_STATE)
+        self._cache.keep(_prepared(asked), decision, decision.plan, ran)
+
+    def __len__(self) -> int:
+        return self._store.stats().entries
+
+    def _find(self, asked: Asked) -> tuple[str, Provenance]:
+        ask = Ask("adopt", asked.threshold, (asked.donor,) if asked.donor is not None else (), asked.no_store)
+        decision = self._cache.find(_prepared(asked), ask)
+        chosen = decision.plan
+        if chosen.method == "adopt" and chosen.match is not None:
+            donor = chosen.donors[0]
+            self._store.touch(donor.id)
+            return donor.prompt, Provenance("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
+        same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
+        return asked.text, Provenance(reason=same or chosen.reason or "no donor", decision=decision)
+
+
+def _prepared(asked: Asked) -> Prepared:
+    request = Request(
+        id="",
+        prompt=asked.text,
+        chunk=asked.text,
+        partition=asked.partition,
+        no_store=asked.no_store,
+    )
+    return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
+
+
+class AdoptingLLM:
+    """An offline `vllm.LLM` whose prompts are rewritten. Prompts are texts, or dictionaries with `prompt` and perhaps
+    `multi_modal_data` and `cache_salt`; whatever else they are runs as it is.
+
+        llm = AdoptingLLM(vllm.LLM(model), Adopter())
+        for output in llm.generate(["What is the capital of France?"]):
+            print(output.outputs[0].text, output.dejakv.method)
+    """
+
+    def __init__(self, llm: Any, adopter: Adopter) -> None:
+        self.llm = llm
+        self.adopter = adopter
+
+    def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **options: Any) -> list[Any]:
+        """As `LLM.generate`; each output carries its `Provenance` as `output.dejakv`."""
+        asked = [_asked(prompt) for prompt in prompts]
+        rewritten: list[Any] = []
+        notes: list[Provenance] = []
+        for prompt, what in zip(prompts, asked, strict=True):
+            if what is None:
+                rewritten.append(prompt)
+                notes.append(Provenance(reason="not a text prompt with media that can be told apart"))
+                continue
+            text, note = self.adopter.find(what)
+            rewritten.append({**prompt, "prompt": text} if isinstance(prompt, Mapping) else text)
+            notes.append(note)
+        outputs = self.llm.generate(rewritten, sampling_params, **options)
+        for output, what, note in zip(outputs, asked, notes, strict=True):
+            if what is not None:
+                self.adopter.learn(what, note)
+            output.dejakv = note
+        return outputs
+
+
+def _asked(prompt: Any) -> Asked | None:
+    if isinstance(prompt, str):
+        return Asked(DEFAULT_PARTITION, prompt, digest_of())
+    if not isinstance(prompt, Mapping) or not isinstance(prompt.get("prompt"), str):
+        return None
+    media = _media_digests(prompt.get("multi_modal_data") or {})
+    if media is None:
+        return None
+    salt = prompt.get("cache_salt")
+    partition = DEFAULT_PARTITION if not salt else "salt-" + digest_of("cache_salt", salt)[:32]
+    return Asked(partition, prompt["prompt"], digest_of(*media))
+
+
+def _media_digests(data: Mapping[str, Any]) -> list[str] | None:
+    """Media by their pixels; None if there are some that are no pictures."""
+    digests: list[str] = []
+    for kind, items in data.items():
+        for item in items if isinstance(items, list | tuple) else [items]:
+            if kind != "image" or not hasattr(item, "tobytes") or not hasattr(item, "mode"):
+                return None
+            digests.append(digest_of(item.mode, str(item.size), item.tobytes()))
+    return digests

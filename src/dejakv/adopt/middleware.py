@@ -1,0 +1,218 @@
+"""Adopt before an OpenAI server: an ASGI middleware that rewrites a prompt to a similar earlier one before tokenization.
+
+    DEJAKV_ADOPT='{"similarity_threshold": 0.9}' DEJAKV_API_KEYS=key-of-one,key-of-two \\
+    python -m vllm.entrypoints.openai.api_server --model ... --middleware dejakv.adopt.AdoptMiddleware
+
+The partition comes from the key that is authenticated here and from nothing else: the body's `cache_salt` is replaced by it,
+and `uuid`s of media are taken out. The client is told in `x-dejakv-*` headers whose prompt was run. Of a request with the header `Cache-Control: no-store` nothing is kept.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+from dejakv.adopt.adopter import Adopter, Asked, Provenance
+from dejakv.adopt.embeddings import InputEmbeddings
+from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
+from dejakv.adopt.routes import ADOPTING, CLIENT, Audience, audience
+from dejakv.config import SemanticCacheConfig
+from dejakv.errors import ConfigError
+from dejakv.http.asgi import headers_of, replayed, route_path, with_length
+from dejakv.http.bodies import Limits, parse_object, read_body, written
+from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
+from dejakv.http.keys import SECRET, VARIABLE, ApiKeys, Callers, key_of
+from dejakv.request import asks_no_store
+
+log = logging.getLogger("dejakv.adopt")
+
+
+class AdoptMiddleware:
+    """Settings come from the environment, since vLLM makes the middleware without arguments.
+
+    DEJAKV_ADOPT      JSON: settings of `SemanticCacheConfig` (similarity_threshold, index_encoder, ...), `max_donors`, `mode`
+                      (for requests that ask for nothing: `adopt`, `blend`, which is the connector's, or `off`), and `model`, a folder,
+                      for index_encoder `model`
+    DEJAKV_API_KEYS, DEJAKV_API_KEYS_FILE
+                      keys separated by commas, and a file with one a line; a client must bring one. Without them there is one
+                      partition, and every route is open
+    DEJAKV_OPERATOR_KEY
+                      opens the routes that are not for clients (`routes`), where keys are required
+
+    Raises ConfigError for settings that do not fit, and for lists of keys without a key.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        adopter: Adopter | None = None,
+        api_keys: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
+        if not isinstance(values, dict):
+            raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
+        values = cast(dict[str, Any], values)
+        self.mode = values.pop("mode", "adopt")
+        if self.mode not in ("adopt", "blend", "off"):
+            raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
+        donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
+        self.app = app
+        file = os.environ.get(f"{VARIABLE}_FILE")
+        keys = (
+            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file), os.environ.get(SECRET))
+            if api_keys is None
+            else ApiKeys(api_keys)
+        )
+        self.callers = Callers(keys, os.environ.get("DEJAKV_OPERATOR_KEY"))
+        self.limits = limits or Limits()
+        if adopter is None:
+            config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
+            adopter = Adopter(config, donors, _embeddings(model))
+        self.adopter = adopter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            who = audience(scope)
+            partition = self._partition(scope, who)
+            if who != "client":
+                await self.app(scope, receive, send)
+                return
+            body = await asyncio.to_thread(parse_object, await read_body(scope, receive, self.limits))
+            no_store = asks_no_store(headers_of(scope, b"cache-control"))
+            asked, note = await self._rewrite(body, str(partition), scope, no_store)
+            if no_store:
+                unkept(body, str(partition))
+            raw = written(body)
+        except RefusedError as error:
+            await refuse(scope, send, error)
+            return
+        await self.app(with_length(scope, len(raw)), replayed(raw, receive), self._noting(send, asked, note))
+
+    async def _rewrite(
+        self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
+    ) -> tuple[Asked | None, Provenance]:
+        """Changes the body in place. Raises RefusedError."""
+        wish, adopting = wish_of(body), route_path(scope) in ADOPTING
+        problem = own(body, partition)
+        if problem:
+            raise RefusedError(400, problem)
+        if not adopting:
+            return None, Provenance(reason="adopt is not for this path")
+        mode = wish.get("mode", self.mode)
+        if mode == "blend":
+            with_wish(body, {"mode": "blend", **wish})
+            return None, Provenance(reason="mode is blend")
+        if wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
+            with_wish(body, _without_adopt(wish))
+        if mode != "adopt":
+            return None, Provenance(reason=f"mode is {mode}")
+        problem = _problem(wish)
+        if problem:
+            return None, Provenance(reason=problem)
+        if body.get("prompt_logprobs") is not None:
+            return None, Provenance(reason="prompt_logprobs are of the very prompt that is sent")
+        asked = asked_of(body, partition)
+        if isinstance(asked, str):
+            return None, Provenance(reason=asked)
+        asked = replace(
+            asked,
+            threshold=wish.get("threshold"),
+            donor=wish.get("donor"),
+            no_store=no_store or bool(wish.get("no_store", False)),
+        )
+        text, note = await asyncio.to_thread(self.adopter.find, asked)
+        if note.method == "adopt":
+            with_text(body, text)
+        return asked, note
+
+    def _noting(self, send: Send, asked: Asked | None, note: Provenance) -> Send:
+        """Adds the headers; a prompt whose answer was complete becomes a donor."""
+        status = 0
+
+        async def noting(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", []), *_headers(note)]}
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last and status == 200 and asked is not None:
+                # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.
+                asyncio.get_running_loop().run_in_executor(None, self._learn, asked, note)
+            await send(message)
+
+        return noting
+
+    def _learn(self, asked: Asked, note: Provenance) -> None:
+        try:
+            self.adopter.learn(asked, note)
+        except Exception:
+            log.exception("a prompt could not be remembered as a donor")
+
+    def _partition(self, scope: Scope, who: Audience) -> str | None:
+        """The partition of a client's key. Raises RefusedError for a request that needs a key and brings no known one, before the
+        request is looked at any further."""
+        if who == "everybody":
+            return None
+        caller = self.callers.caller(key_of(scope))
+        if who == "client":
+            if caller is None or caller.partition is None:
+                raise RefusedError(
+                    401,
+                    "no known API key: send one as 'Authorization: Bearer ...'",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+            return caller.partition
+        if caller is None or not caller.operator:
+            raise RefusedError(
+                403,
+                f"{route_path(scope)} is not for clients where API keys are required: send the key that"
+                " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
+            )
+        return None
+
+
+def _problem(wish: Mapping[str, Any]) -> str:
+    """What is wrong with a request's own choice, empty if nothing is."""
+    unknown = sorted(str(name) for name in set(wish) - {"mode", "threshold", "no_store", "donor"})
+    if unknown:
+        return f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donor"
+    threshold = wish.get("threshold")
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if threshold is not None and not (number and -1.0 <= threshold <= 1.0):
+        return f"threshold {threshold!r} is no cosine: give a number from -1 to 1"
+    if not isinstance(wish.get("no_store", False), bool):
+        return "no_store is neither true nor false"
+    return "" if isinstance(wish.get("donor"), str | None) else "donor is no string"
+
+
+def _without_adopt(wish: Mapping[str, Any]) -> dict[str, Any]:
+    left = {name: value for name, value in wish.items() if name == "no_store" and isinstance(value, bool)}
+    return {"mode": "exact", **left}
+
+
+def _headers(note: Provenance) -> list[tuple[bytes, bytes]]:
+    values = {"method": note.method, "level": note.level, "donor": note.donor, "reason": note.reason}
+    if note.score is not None:
+        values["score"] = f"{note.score:.4f}"
+    return [
+        (f"x-dejakv-{name}".encode(), quote(value, safe=" :;,.'()%/=").encode())
+        for name, value in values.items()
+        if value
+    ]
+
+
+def _embeddings(model: str | None) -> InputEmbeddings | None:
+    if model is None:
+        return None
+    from transformers import AutoTokenizer
+
+    return InputEmbeddings(Path(model), AutoTokenizer.from_pretrained(model), f"input:{model}")

@@ -1,0 +1,192 @@
+"""What adopt needs of an OpenAI request body: the part that varies, and a digest of all that must be equal."""
+
+import copy
+import json
+import secrets
+from typing import Any, cast
+
+from dejakv.adopt.adopter import Asked
+from dejakv.identity import digest_of
+
+ABOUT_THE_ANSWER = {
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "user",
+    "cache_salt",
+    "kv_transfer_params",
+    "request_id",
+    "priority",
+    "metadata",
+    "store",
+    "service_tier",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+}
+"""Fields that do not shape the prompt. Everything else does, fields that are not known included."""
+
+
+_MESSAGES = ("messages", "input", "system", "prompt", "content_parts", "items", "query")
+_PARAMETERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
+
+
+def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
+    """What a request asks, or why no other prompt may stand in for it."""
+    place = _varying(body)
+    if isinstance(place, str):
+        return place
+    holder, key = place
+    text = cast(str, holder[key])
+    if not text.strip():
+        return "the varying text is empty"
+    remote = _remote_media(body)
+    if remote:
+        return f"media at {remote} are not known by content: send them as data URLs"
+    holder[key] = ""
+    try:
+        context = json.dumps(
+            {name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}, sort_keys=True
+        )
+    finally:
+        holder[key] = text
+    return Asked(partition, text, digest_of("openai", context))
+
+
+def with_text(body: dict[str, Any], text: str) -> None:
+    """Puts another text where the varying one stands."""
+    place = _varying(body)
+    assert not isinstance(place, str)
+    holder, key = place
+    holder[key] = text
+
+
+def own(body: dict[str, Any], partition: str) -> str:
+    """Makes the body the partition's, in place: whatever in it chooses a partition, a donor elsewhere, or a name under which
+    media are known is replaced or taken out. Returns why the body cannot be made the partition's, empty if it could be.
+
+    Media named by a client would share vLLM's own caches with others of that name. Media hashes, which `/inference/v1/generate`
+    cannot do without, are hashed with the partition.
+    """
+    if body.get("previous_response_id") is not None:
+        return "previous_response_id names an answer that may be another client's: send the conversation itself"
+    _own_parameters(body, partition)
+    _own_messages([body.get(name) for name in _MESSAGES], partition)
+    body["cache_salt"] = partition
+    return ""
+
+
+def unkept(body: dict[str, Any], partition: str) -> None:
+    """Has nothing of the request kept, in place. Its blocks get a salt that no other request has, so that vLLM's prefix cache, which
+    holds them until it needs the room, gives them to nobody."""
+    with_wish(body, {**wish_of(body), "no_store": True})
+    body["cache_salt"] = f"{partition}-{secrets.token_hex(16)}"
+
+
+def _own_hashes(features: dict[str, Any], partition: str) -> None:
+    hashes = features.get("mm_hashes")
+    if isinstance(hashes, dict):
+        features["mm_hashes"] = {
+            kind: [digest_of("media", partition, item) for item in cast(list[Any], items) if isinstance(item, str)]
+            for kind, items in cast(dict[str, Any], hashes).items()
+            if isinstance(items, list)
+        }
+
+
+def wish_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What a body asks of the connector."""
+    params = body.get("kv_transfer_params")
+    wish = params.get("dejakv") if isinstance(params, dict) else None
+    return cast(dict[str, Any], wish) if isinstance(wish, dict) else {}
+
+
+def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
+    """Puts it there, alone."""
+    body["kv_transfer_params"] = {"dejakv": wish}
+
+
+def _own_parameters(holder: dict[str, Any], partition: str) -> None:
+    """Of what is meant for connectors, only our own part is left: the rest names blocks and hosts of others."""
+    for name in ("cache_salt", "multi_modal_uuids"):
+        holder.pop(name, None)
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        params = holder.pop(name, None)
+        if isinstance(params, dict) and "dejakv" in params:
+            holder[name] = {"dejakv": params["dejakv"]}
+    for name in _PARAMETERS:
+        inner = holder.get(name)
+        if isinstance(inner, dict):
+            _own_parameters(cast(dict[str, Any], inner), partition)
+    features = holder.get("features")
+    if isinstance(features, dict):
+        _own_hashes(cast(dict[str, Any], features), partition)
+
+
+def _own_messages(value: Any, partition: str) -> None:
+    """Messages and the parts of their contents, at any depth; what a tool is called with is nobody's business."""
+    if isinstance(value, list):
+        for item in cast(list[Any], value):
+            if isinstance(item, list | dict):  # a prompt of token ids is a long list of numbers
+                _own_messages(item, partition)
+    elif isinstance(value, dict):
+        part = cast(dict[str, Any], value)
+        part.pop("uuid", None)
+        _own_parameters(part, partition)
+        for name in ("content", "output"):
+            _own_messages(part.get(name), partition)
+
+
+def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
+    """The dictionary and key of the last user text (chat) or of the prompt (completions)."""
+    if isinstance(body.get("prompt"), str):
+        return body, "prompt"
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "neither one text prompt nor messages"
+    last = cast(Any, messages[-1])
+    if not isinstance(last, dict) or last.get("role") != "user":
+        return "the last message is not the user's"
+    last = cast(dict[str, Any], last)
+    if isinstance(last.get("content"), str):
+        return last, "content"
+    content = last.get("content")
+    parts = cast(list[Any], content) if isinstance(content, list) else []
+    texts = [part for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != 1 or not isinstance(texts[0].get("text"), str):
+        return "the last message does not hold exactly one text"
+    return cast(dict[str, Any], texts[0]), "text"
+
+
+def _parts(body: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    messages = body.get("messages")
+    for message in cast(list[Any], messages) if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            found += [part for part in cast(list[Any], content) if isinstance(part, dict)]
+    return found
+
+
+def _remote_media(body: dict[str, Any]) -> str:
+    """The kind of the first medium that is not in the body itself, empty if all are."""
+    for part in _parts(body):
+        for name, value in copy.copy(part).items():
+            url = value.get("url") if isinstance(value, dict) else None
+            if isinstance(url, str) and not url.startswith("data:"):
+                return url.split(":")[0] + " addresses"
+            if name.endswith("_url") and isinstance(value, str) and not value.startswith("data:"):
+                return value.split(":")[0] + " addresses"
+    return ""

@@ -1,0 +1,88 @@
+"""Blend: take similar donors' KV entries token by token, and recompute the tokens that need it (SemShareKV, arXiv 2509.24832).
+
+The steps that know only tokens, and the report. An engine does the rest. The answer is approximate, so the state that a blend leaves is
+never used as exact: its recomputed tokens may serve later blends (`token_map.new_text`), the others nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dejakv.blend.forced import Need, need
+from dejakv.blend.recomputed import count_of
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, token_map, with_prefix
+
+
+@dataclass(frozen=True)
+class BlendReport:
+    """Cost of blending one prompt, in tokens and seconds; or, if it was computed exactly, the `reason`.
+
+    rows      recomputed tokens of each layer (all the same, but for top-layer reuse)
+    computed  their mean over the layers, from an engine that reports only that
+    active    indices of the recomputed tokens; None: all
+    asked     tokens computed by the question's own pass, for the ranking: not part of `rows`
+    """
+
+    tokens: int
+    rows: tuple[int, ...] = ()
+    computed: int | None = None
+    active: tuple[int, ...] | None = field(default=None, repr=False)
+    asked: float = 0.0
+    forced_share: float = 0.0
+    map_s: float = 0.0
+    read_s: float = 0.0
+    read_bytes: int = 0
+    plan_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def share(self) -> float:
+        """Share of recomputed tokens, the mean over the layers, without the question's own pass."""
+        if self.rows:
+            return sum(self.rows) / (len(self.rows) * self.tokens)
+        return 1.0 if self.computed is None else self.computed / self.tokens
+
+    @property
+    def blended(self) -> bool:
+        return bool(self.rows) or self.computed is not None
+
+
+def find(
+    target: Ids,
+    donors: Donors,
+    embed: Embed,
+    config: BlendConfig,
+    ends: Ids | None,
+    exact: Sequence[bool] = (),
+    first: int = 0,
+) -> tuple[TokenMap, Need]:
+    """Make the token map of one prompt and mark its forced tokens.
+
+    ends   ids of tokens that end a sentence
+    exact  whether each donor's state is that of full computation from its first token on: as far as its tokens are the prompt's from the
+           beginning, it is this prompt's own state
+    first  tokens from the beginning that are exact already, whatever the donors hold
+    """
+    found, held = with_prefix(token_map(config.map, target, donors, embed, ends=ends), target, donors, exact)
+    budget = None if config.by_need else config.share
+    return found, need(target, donors, found, ends=ends, tail=config.tail, budget=budget, exact=max(held, first))
+
+
+def not_worth(config: BlendConfig, needed: Need) -> str:
+    """Return the reason not to blend a prompt with these forced tokens; empty if blending pays.
+
+    >>> import numpy as np
+    >>> forced = np.array([True, True, True, False])
+    >>> not_worth(BlendConfig(max_share=0.5), Need(forced, forced, tail=1, left=~forced))
+    'too little is alike: 75% of the prompt must be computed'
+    """
+    if needed.share > config.max_share:
+        return f"too little is alike: {needed.share:.0%} of the prompt must be computed"
+    tokens = len(needed.forced)
+    count = max(count_of(config.share, tokens, needed.exact), needed.share * tokens)
+    if count > config.max_computed * tokens:
+        return (
+            f"the exact prefix is cheaper: blending would compute {count / tokens:.0%} of the rows, and no more than "
+            f"{config.max_computed:.0%} pay"
+        )
+    return ""

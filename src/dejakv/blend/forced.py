@@ -1,0 +1,177 @@
+"""Forced tokens, recomputed whatever the share: changed tokens, the rest of their sentences, and the question.
+
+Too little recomputation does not degrade gracefully: on edited documents a model answers as before the edit. KV of equal
+text after a changed value still tells of the old value, so the rest of the sentence goes with it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.blend.sentences import Segments, rarity, segments, weights_of
+from dejakv.blend.token_map import Donors, Ids, TokenMap
+
+COPIED = 6
+"""Common context (left counted double) from which text counts as copied."""
+NEW_SHARE = 0.5
+"""A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
+LEAST_SIMILARITY = 0.2
+"""A token that matches its donor token less counts as changed."""
+LONGEST_TAIL = 64
+OPENING = 16
+"""Tokens at most that count as the first sentence of a donor."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Forced tokens of a prompt, each an array `[tokens]`.
+
+    forced   recomputed whatever the share
+    changed  the changed tokens among them
+    tail     number of tokens of the question, at the end
+    left     not to be chosen: sentences beyond the budget, of which a part alone would be half a sentence, and the exact prefix
+    exact    tokens of the exact prefix, whose state stays as it is
+    """
+
+    forced: NDArray[np.bool_]
+    changed: NDArray[np.bool_]
+    tail: int
+    left: NDArray[np.bool_]
+    exact: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the prompt that is forced."""
+        return float(self.forced.mean())
+
+
+def need(
+    target: Ids,
+    donors: Donors,
+    found: TokenMap,
+    *,
+    ends: Ids | None = None,
+    tail: int | None = None,
+    budget: float | None = None,
+    exact: int = 0,
+) -> Need:
+    """Mark the forced tokens: every token that differs from its donor token, in new sentences also those that equal it by chance, and
+    the rest of their sentences; and the question.
+
+    tail    tokens of the question; None: the last sentence of at least 4 tokens (at most 64)
+    budget  share of the tokens that may be forced, None for no limit: sentences are taken whole while they fit, those with edits
+            first, then new ones, then reworded ones, short before long
+    exact   tokens of the exact prefix, fewer than there are
+
+    >>> found = TokenMap(np.arange(6), np.ones(6, np.float32), np.full(6, 12))
+    >>> need(np.array([5, 6, 1, 7, 8, 9]), Donors.of([5, 6, 2, 7, 8, 9]), found, tail=1).forced.tolist()
+    [False, False, True, True, True, True]
+    """
+    n = len(target)
+    parts = segments(target, ends)
+    rows = min(n, question_length(parts, n) if tail is None else tail)
+    forced = np.zeros(n, dtype=bool)
+    forced[n - rows :] = True
+    there = segments(donors.ids, ends, donors.starts)
+    differs = donors.ids[found.source] != target
+    edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
+    new = _new_sentences(target, donors, found, parts, there)
+    unknown = new[parts.number] & (differs | (found.context < COPIED))
+    lost = differs | unknown | _foreign(target, donors, found, parts, there)
+    changed = edits | lost | (found.similarity < LEAST_SIMILARITY)
+    changed[n - rows :] = False
+    changed[:exact] = False
+    wanted = rest_of_sentence(changed, parts) & ~forced
+    paid = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
+    forced, left = forced | paid, wanted & ~paid
+    forced[:exact] = False
+    left[:exact] = True
+    return Need(forced, changed, rows, left, exact)
+
+
+def _affordable(
+    wanted: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], parts: Segments, rows: int
+) -> NDArray[np.bool_]:
+    """Of the wanted rows those of the first sentences, by rank and then length, that `rows` rows pay for."""
+    size = np.bincount(parts.number[wanted], minlength=len(parts))
+    rank = np.where(new, 1, 2)
+    rank[parts.number[wanted & edits]] = 0
+    order = np.lexsort((size, rank))
+    order = order[size[order] > 0]
+    paid = np.zeros(len(parts), dtype=bool)
+    paid[order[np.cumsum(size[order]) <= rows]] = True
+    return wanted & paid[parts.number]
+
+
+def question_length(parts: Segments, n: int) -> int:
+    """Count the tokens from the start of the last sentence of at least 4 tokens to the end, at most 64."""
+    long = np.flatnonzero(parts.stops - parts.starts >= 4)
+    start = int(parts.starts[long[-1]]) if long.size else 0
+    return max(1, min(n - start, LONGEST_TAIL))
+
+
+def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.bool_]:
+    """Mark the changed tokens and, in each sentence, all tokens behind the first of them.
+
+    >>> parts = segments(np.array([5, 1, 6, 7, 1]), ends=np.array([1]))
+    >>> rest_of_sentence(np.array([False, False, False, True, False]), parts).tolist()
+    [False, False, False, True, True]
+    """
+    index = np.arange(len(changed))
+    first = np.full(len(parts), len(changed), dtype=np.int64)
+    np.minimum.at(first, parts.number[changed], index[changed])
+    return index >= first[parts.number]
+
+
+def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bool_]:
+    """A prompt's first token holds the attention sink: its state belongs to the first place and to no other, and no other
+    belongs there. And the first sentence of a prompt (at most 16 tokens) was computed with next to nothing before it: moved
+    behind other text, it is computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
+    place, here = donors.positions[found.source], np.arange(len(found))
+    starts = np.asarray(donors.starts)[donors.number[found.source]]
+    opening = (there.number[found.source] == there.number[starts]) & (place < OPENING)
+    return ((place == 0) | (here == 0) | opening) & (place != here)
+
+
+def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:
+    """Tokens that differ between neighbours that were copied from one sentence, and tokens behind a deletion."""
+    n = len(found)
+    copied = ~differs & (found.context >= COPIED)
+    index = np.arange(n)
+    before = np.maximum.accumulate(np.where(~differs, index, -1))
+    after = np.minimum.accumulate(np.where(~differs, index, n)[::-1])[::-1]
+    inner = differs & (before >= 0) & (after < n)
+    one, other = np.maximum(before, 0), np.minimum(after, n - 1)
+    gap = found.source[other] - found.source[one]
+    # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
+    aligned = inner & (gap > 0) & (gap <= other - one + 4) & copied[one] & copied[other]
+    jump = np.zeros(n, dtype=bool)
+    step = found.source[1:] - found.source[:-1]
+    same = there.number[found.source[1:]] == there.number[found.source[:-1]]
+    jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
+    return aligned | jump
+
+
+def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+    """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
+    weight = weights_of(target, rarity(donors.ids, there))
+    came = there.number[found.source]
+    keys, count = np.unique(parts.number * len(there) + came, return_counts=True)
+    order = np.lexsort((count, keys // len(there)))
+    most = np.zeros(len(parts), dtype=np.int64)
+    most[keys[order] // len(there)] = keys[order] % len(there)
+    inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
+    return inside & (came != most[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
+
+
+def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+    """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
+    weight = weights_of(target, rarity(donors.ids, there))
+    equal = donors.ids[found.source] == target
+    pair = parts.number.astype(np.int64) * len(there) + there.number[found.source]
+    keys, inverse = np.unique(pair, return_inverse=True)
+    mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
+    most = np.zeros(len(parts))
+    np.maximum.at(most, keys // len(there), mass)
+    return most < NEW_SHARE * np.bincount(parts.number, weights=weight, minlength=len(parts))

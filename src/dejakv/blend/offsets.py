@@ -1,0 +1,122 @@
+"""K and V of rows that are not computed, moved by what computed rows near them show (KVCOMM, arXiv 2510.12872).
+
+Text that was computed behind other text has other K and V, and the difference is alike in neighbouring rows. KVCOMM keeps
+anchors that tell of it; here the rows that a blend computes anyway are the anchors. What they show is carried on as the mean
+of a Gaussian process: rows of one run covary by exp(-distance / REACH), each row adds noise of its own. Far from any computed
+row nothing is changed, and an identical donor stays as it is. The weights follow from positions alone, so one matrix serves
+all layers and heads. Keys are taken as they are rotated: neighbours are rotated almost alike.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
+
+REACH = 100.0
+"""Tokens over which the difference fades."""
+NOISE = 4.0
+"""Variance of a row's own part of the difference, in units of the part that it has in common with its neighbours."""
+PIECE = 512
+"""Rows of a run that are treated together. It bounds the matrices: a prompt costs what its length times this does."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """For one piece: the rows `rest` move by `weights @ (difference of the rows anchors)`.
+
+    rest     `[r]` rows of the prompt
+    anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
+    weights  `[r, s]` float32
+    span     first and stop of the piece, if its rows are all there are between them
+    whole    `[stop - first, s]`: the weights of these, 0 for the anchors; None without a span
+    """
+
+    rest: Tensor
+    anchors: Tensor
+    at: Tensor
+    weights: Tensor
+    span: tuple[int, int] = (0, 0)
+    whole: Tensor | None = None
+
+
+def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
+    """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
+    `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
+    correction)."""
+    first, _ = equal_runs(target, donors, found.source)
+    index = np.arange(len(found))
+    begins = np.maximum(first, exact)
+    known = (donors.ids[found.source] == target) & (index >= exact)
+    number = np.cumsum((index - begins) % PIECE == 0) - 1
+    return np.where(known, number, -1)
+
+
+def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[Correction]:
+    """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both.
+
+    runs     see `runs_of`
+    changed  see `Surroundings`: each token moves by this share of the difference; None: by all of it
+    """
+    rows = computed.cpu().numpy()
+    there = np.zeros(len(runs), dtype=bool)
+    there[rows] = True
+    members = np.flatnonzero(runs >= 0)
+    made: list[Correction] = []
+    for piece in np.split(members, np.flatnonzero(np.diff(runs[members])) + 1):
+        anchors, rest = piece[there[piece]], piece[~there[piece]]
+        if not anchors.size or not rest.size:
+            continue
+        among = _covariance(anchors, anchors) + NOISE * np.eye(len(anchors))
+        weights = np.linalg.solve(among, _covariance(anchors, rest)).T
+        if changed is not None:
+            weights *= changed[rest][:, None]
+        first, stop = int(piece[0]), int(piece[-1]) + 1
+        every = None
+        if stop - first == len(piece):
+            every = np.zeros((len(piece), len(anchors)))
+            every[rest - first] = weights
+        at = np.searchsorted(rows, anchors)
+        tensor = partial(_tensor, device=computed.device)
+        whole = None if every is None else tensor(every.astype(np.float32))
+        rows_of = tensor(rest), tensor(anchors), tensor(at)
+        made.append(Correction(*rows_of, tensor(weights.astype(np.float32)), (first, stop), whole))
+    return made
+
+
+def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _covariance(one: Ids, other: Ids) -> NDArray[np.float64]:
+    return np.exp(-np.abs(one[:, None] - other[None]) / REACH)
+
+
+def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
+    """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
+    `held` still has the donor's state there."""
+    for part in made:
+        if part.whole is None:
+            held.index_copy_(2, part.rest, corrected(held, fresh, part))
+        else:  # in one pass over the piece, without gathering its rows
+            first, stop = part.span
+            held[:, :, first:stop].add_(part.whole @ _shift(held, fresh, part))
+
+
+def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+    """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
+    shift = _shift(held, fresh, part)
+    before = held.index_select(2, part.rest)
+    heads = before.flatten(0, 1)
+    weights = part.weights.expand(len(heads), -1, -1)
+    return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(held.dtype).view_as(before)
+
+
+def _shift(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+    """How far the donors' state of the anchors is off: `[batch, kv_heads, s, head_dim]` float32."""
+    return fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()

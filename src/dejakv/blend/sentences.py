@@ -1,0 +1,125 @@
+"""Sentences, as far as token ids tell: where a tokenizer's sentences end, and which donor sentence a sentence resembles."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.blend.token_map import Ids
+
+_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\n", "\u010a")
+
+
+def sentence_ends(tokenizer: Any) -> Ids | None:
+    """Return the ids of tokens whose piece ends with a full stop, a question or exclamation mark or a line break (byte-level
+    tokenizers spell it as U+010A), ascending; None for a tokenizer without a vocabulary. Reads the whole vocabulary: keep the
+    result."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    special = set(getattr(tokenizer, "all_special_ids", None) or ())
+    found = (i for piece, i in tokenizer.get_vocab().items() if piece.endswith(_ENDS) and i not in special)
+    return np.array(sorted(found), dtype=np.int64)
+
+
+FIXED = 16
+"""Tokens in a segment where no token is known to end a sentence."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`number[i]` is token i's segment, `starts[s]` where segment s begins, `stops[s]` where it ends (exclusive)."""
+
+    number: Ids
+    starts: Ids
+    stops: Ids
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segments:
+    """Cut behind every token in `ends` (and before every index in `breaks`); runs of ends stay together.
+
+    >>> segments(np.array([7, 8, 1, 9, 1, 1, 5]), ends=np.array([1])).starts.tolist()
+    [0, 3, 6]
+    """
+    n = len(ids)
+    if ends is None or not len(ends):
+        cut = np.arange(n) % FIXED == 0
+    else:
+        ending = np.isin(ids, ends)
+        cut = np.zeros(n, dtype=bool)
+        cut[1:] = ending[:-1] & ~ending[1:]
+        cut[0] = True
+    cut[list(breaks)] = True
+    starts = np.flatnonzero(cut)
+    return Segments(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
+
+
+def rarity(ids: Ids, parts: Segments) -> dict[str, Ids | NDArray[np.float32]]:
+    """Compute inverse document frequencies over segments: `{"ids": unique ids, "weight": log((S + 1) / df)}`."""
+    known, inverse = np.unique(ids, return_inverse=True)
+    pairs = np.unique(inverse.astype(np.int64) * len(parts) + parts.number)
+    frequency = np.bincount(pairs // len(parts), minlength=known.size)
+    return {"ids": known, "weight": np.log((len(parts) + 1) / frequency).astype(np.float32)}
+
+
+def weights_of(ids: Ids, table: dict[str, Ids | NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The rarity of each id; an unknown id weighs as the rarest."""
+    known, weight = table["ids"], table["weight"]
+    at = np.minimum(np.searchsorted(known, ids), known.size - 1)
+    return np.where(known[at] == ids, weight[at], weight.max()).astype(np.float32)
+
+
+def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
+    """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
+    table = rarity(donor, theirs)
+    known = table["ids"]
+    weight = table["weight"]
+
+    def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
+        at = np.minimum(np.searchsorted(known, ids), known.size - 1)
+        hit = known[at] == ids
+        bag = np.zeros((len(parts), known.size), dtype=np.float32)
+        bag[parts.number[hit], at[hit]] = weight[at[hit]]
+        lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
+        return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
+
+    return bags(target, mine) @ bags(donor, theirs).T
+
+
+IN_ORDER = 0.35
+"""What it is worth that a segment's counterpart follows its predecessor's: two sentences of one wording about different
+things share more tokens than two wordings of one thing do, but documents keep their order more often than not."""
+
+
+def counterparts(
+    target: Ids, mine: Segments, donor: Ids, theirs: Segments, source: Ids
+) -> tuple[Ids, NDArray[np.float32]]:
+    """For each target segment its donor segment and how alike the two are: the best path through `resemblance`, where
+    keeping the donor's order is worth `IN_ORDER` a step. `source`: places of copied tokens (-1 for others), which decide
+    the segment they are the most of."""
+    alike = resemblance(target, mine, donor, theirs)
+    score = alike.copy()
+    known = np.flatnonzero(source >= 0)
+    pair, count = np.unique(mine.number[known] * len(theirs) + theirs.number[source[known]], return_counts=True)
+    copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
+    score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
+    came = np.zeros(score.shape, dtype=np.int64)
+    before_each = np.arange(len(theirs)) - 1
+    for s in range(1, len(mine)):
+        before = score[s - 1]
+        jump = int(before.argmax())
+        best = float(before[jump])
+        follow = before[:-1] + IN_ORDER
+        better = follow > best
+        came[s, 0] = jump
+        came[s, 1:] = np.where(better, before_each[1:], jump)
+        score[s, 0] += best
+        score[s, 1:] += np.where(better, follow, best)
+    path = np.empty(len(mine), dtype=np.int64)
+    path[-1] = int(score[-1].argmax())
+    for s in range(len(mine) - 1, 0, -1):
+        path[s - 1] = came[s, path[s]]
+    return path, alike[np.arange(len(mine)), path]

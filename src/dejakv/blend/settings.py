@@ -1,0 +1,122 @@
+"""How to blend: token map, ranking of tokens and their share. Every default of a blend stands here.
+
+The costs and results of each quality on SmolLM2 are in docs/results/frontier-smollm2.md. Nothing here imports torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from dejakv.costs import MAX_SHARE
+from dejakv.errors import ConfigError
+from dejakv.settings import Positive, Share, check_fields
+
+BlendMap = Literal["context", "embedding", "lsh"]
+BlendSelector = Literal["prophet", "similarity"]
+BlendQuality = Literal["strict", "default", "loose"]
+
+MAPS: tuple[BlendMap, ...] = get_args(BlendMap)
+SELECTORS: tuple[BlendSelector, ...] = get_args(BlendSelector)
+
+MAP: BlendMap = "context"
+"""The token map of all qualities. Another map needs many more recomputed tokens for the same answers."""
+
+_REVISION = 2
+"""Counted up where the same settings recompute other tokens than before: evidence of the error bound is of one revision."""
+
+MAX_GENERATION = 5
+"""How often approximate state may enter KV entries that serve a blend. The cost of each generation on SmolLM2 is in
+docs/results/generations.md; `python -m research.generations` measures it again."""
+
+TOP_LAYER_TAIL = 32
+"""Last tokens of a prompt, where the question stands: `top_layer` always computes them."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A ranking of tokens, and the share of them to recompute. Changed tokens are recomputed in every quality, beyond the share too."""
+
+    selector: BlendSelector
+    share: float
+
+    @property
+    def told(self) -> str:
+        return f"rows {_REVISION}, {self.selector}, share {self.share:g}"
+
+
+_QUALITIES: dict[BlendQuality, Quality] = {
+    # About half of the default's divergence where passages moved.
+    "strict": Quality("prophet", 0.4),
+    # Tokens that the question attends to, or next to an edit, and offsets for the rest: where passages moved, a quarter of the
+    # divergence of CacheBlend's or EPIC's choice at this share.
+    "default": Quality("prophet", 0.2),
+    # Changed tokens and the question, nothing else: fastest, and good only for prompts whose passages stay in place.
+    "loose": Quality("similarity", 0.0),
+}
+QUALITIES: Mapping[BlendQuality, Quality] = MappingProxyType(_QUALITIES)
+DEFAULT: BlendQuality = "default"
+
+
+def quality_of(name: BlendQuality, selector: BlendSelector | None = None, share: float | None = None) -> Quality:
+    """Return the named quality, with its selector or share replaced.
+
+    >>> quality_of("default", share=0.3)
+    Quality(selector='prophet', share=0.3)
+    """
+    chosen = QUALITIES[name]
+    if selector is not None:
+        chosen = replace(chosen, selector=selector)
+    return chosen if share is None else replace(chosen, share=share)
+
+
+@dataclass(frozen=True)
+class BlendConfig:
+    """Settings of one blend. All layers recompute the same tokens.
+
+    map           token map: `context` (longest common context), `embedding` (nearest input embedding, SemShareKV) or `lsh` (the same by
+                  random hyperplanes)
+    selector      ranking of tokens: `prophet` (attention of the question in the last third of the layers) or `similarity` (worst match of
+                  the token map first)
+    share         share of the prompt's tokens to recompute
+    by_need       recompute changed tokens and the rest of their sentences even beyond the share; otherwise as many of these sentences as the
+                  share pays for
+    offsets       move KV entries that are not recomputed by the differences that recomputed neighbours show (`blend.offsets`)
+    surroundings  where little changed before a copied run, prefer tokens near the change, and count offsets less
+    tail          last tokens, always recomputed (the question); None: the last sentence
+    max_share     compute a prompt in full if more than this share must be recomputed
+    max_computed  or if the blend would recompute more than this share: an exact prefix is cheaper
+
+    >>> BlendConfig(selector="similarity", share=0.0).by_need
+    True
+    """
+
+    map: BlendMap = MAP
+    selector: BlendSelector = QUALITIES[DEFAULT].selector
+    share: Share = QUALITIES[DEFAULT].share
+    by_need: bool = True
+    offsets: bool = True
+    surroundings: bool = True
+    tail: Positive | None = None
+    max_share: Share = MAX_SHARE
+    max_computed: Share = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("map", self.map, MAPS), ("selector", self.selector, SELECTORS)):
+            if value not in known:
+                raise ConfigError(f"blend {name} {value!r} is unknown: choose one of {', '.join(known)}")
+        check_fields(self)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the ranking needs a pass of the question alone, for its attention."""
+        return self.selector == "prophet"
+
+
+def first_asked(layers: int) -> int:
+    """Return the first layer whose attention ranks tokens: the last third of the layers reads.
+
+    >>> first_asked(30)
+    20
+    """
+    return layers * 2 // 3

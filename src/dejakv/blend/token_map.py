@@ -1,0 +1,225 @@
+"""Token maps: the donor token whose KV entries stand in for each token of a prompt. The map decides the quality of a blend more than the
+ranking of tokens does.
+
+| name        | takes                                                                              |
+| `context`   | the longest common context; where that is short, the nearest embedding near it     |
+| `embedding` | the nearest embedding anywhere (SemShareKV, arXiv 2509.24832), exact cosine         |
+| `lsh`       | the same by random hyperplanes                                                      |
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.blend.settings import MAPS
+from dejakv.errors import ConfigError, InputError
+
+Ids = NDArray[np.int64]
+Embed = Callable[[Any], NDArray[np.float32]]
+"""Input embeddings `[k, hidden]` of `[k]` token ids. Negative ids (media, ends of donors) are never asked for."""
+
+
+@dataclass(frozen=True)
+class Donors:
+    """The token ids of one or more donors, one behind the other.
+
+    starts  index in `ids` of each donor's first token
+    first   position of each donor's first token in its own prompt; empty: 0 for all
+
+    >>> donors = Donors.of([5, 6, 7], [8, 9])
+    >>> donors.starts, donors.lengths, donors.positions.tolist()
+    ((0, 3), [3, 2], [0, 1, 2, 0, 1])
+    """
+
+    ids: Ids
+    starts: tuple[int, ...] = (0,)
+    first: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, *donors: Sequence[int] | Ids, first: Sequence[int] = ()) -> "Donors":
+        """Join donors. Raises: InputError without donors or with an empty one."""
+        if not donors or any(len(donor) == 0 for donor in donors):
+            raise InputError("a token map needs donors of at least one token each")
+        lengths = [len(donor) for donor in donors]
+        starts = tuple(int(x) for x in np.cumsum([0, *lengths[:-1]]))
+        return cls(np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors]), starts, tuple(first))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rows(self) -> Ids:
+        """Index of each token within its own donor."""
+        return np.arange(len(self.ids)) - np.repeat(np.asarray(self.starts), self.lengths)
+
+    @property
+    def positions(self) -> Ids:
+        """Position of each token in the prompt that it was computed in."""
+        return self.rows + (np.repeat(np.asarray(self.first), self.lengths) if self.first else 0)
+
+    @property
+    def openings(self) -> tuple[int, ...]:
+        """Starts of the donors that hold their prompt from its first token on."""
+        return (
+            tuple(start for start, first in zip(self.starts, self.first, strict=True) if not first)
+            if self.first
+            else self.starts
+        )
+
+    @property
+    def stops(self) -> list[int]:
+        """Position behind each donor's last token."""
+        return [
+            first + length for first, length in zip(self.first or [0] * len(self.starts), self.lengths, strict=True)
+        ]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [int(x) for x in np.diff([*self.starts, len(self.ids)])]
+
+    @property
+    def number(self) -> Ids:
+        """Number of the donor of each token."""
+        return np.repeat(np.arange(len(self.starts)), self.lengths)
+
+    def parts(self, source: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Yield `(donor, target tokens, their indices in the donor)` for each donor that the map `source` uses.
+
+        >>> [(n, rows.tolist(), at.tolist()) for n, rows, at in Donors.of([5, 6], [7]).parts(np.array([2, 0, 1]))]
+        [(0, [1, 2], [0, 1]), (1, [0], [0])]
+        """
+        number, places = self.number[source], self.rows[source]
+        for index in np.unique(number).tolist():
+            rows = np.flatnonzero(number == index)
+            yield index, rows, places[rows]
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """source      `[n]` index into `Donors.ids` for every target token
+    similarity  `[n]` in [0, 1]: how well it fits; low values are recomputed first
+    context     `[n]` tokens of common context around the match (left counted double), 0 where the map does not know
+    """
+
+    source: Ids
+    similarity: NDArray[np.float32]
+    context: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def stretches(marked: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return first and stop of each run of marked places.
+
+    >>> stretches(np.array([True, True, False, True]))
+    [(0, 2), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(marked, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
+    """Return, for each target token, first and stop of its copied run: tokens that equal consecutive tokens of one donor. A token that
+    differs from its donor token is a run of its own.
+
+    >>> first, stop = equal_runs(np.array([5, 6, 1, 7]), Donors.of([5, 6, 9, 7]), np.array([0, 1, 2, 3]))
+    >>> first.tolist(), stop.tolist()
+    ([0, 0, 2, 3], [2, 2, 3, 4])
+    """
+    equal = donors.ids[source] == target
+    follows = np.zeros(len(target), dtype=bool)
+    follows[1:] = (
+        equal[1:]
+        & equal[:-1]
+        & (source[1:] == source[:-1] + 1)
+        & (donors.number[source[1:]] == donors.number[source[:-1]])
+    )
+    index = np.arange(len(target))
+    first = np.maximum.accumulate(np.where(follows, 0, index))
+    starts_next = np.append(~follows[1:], True)
+    stop = np.minimum.accumulate(np.where(starts_next, index, len(target))[::-1])[::-1] + 1
+    return first, stop
+
+
+def with_prefix(found: TokenMap, target: Ids, donors: Donors, exact: Sequence[bool]) -> tuple[TokenMap, int]:
+    """Return the map with the longest exact prefix taken from its donor, and the length of that prefix. At least the last token is
+    left out, whose state gives the answer.
+
+    exact  whether each donor's state is exact; donors not named are not
+
+    >>> donors = Donors.of([5, 6, 7, 8])
+    >>> found = TokenMap(np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int64))
+    >>> with_prefix(found, np.array([5, 6, 1]), donors, [True])[1]
+    2
+    """
+    held, start = 0, 0
+    for first, length, usable in zip(donors.starts, donors.lengths, exact, strict=False):
+        shared = min(length, len(target) - 1) if usable else 0
+        differs = donors.ids[first : first + shared] != target[:shared]
+        same = int(differs.argmax()) if differs.any() else shared
+        if same > held:
+            held, start = same, first
+    if not held:
+        return found, 0
+    source, similarity, context = found.source.copy(), found.similarity.copy(), found.context.copy()
+    source[:held] = start + np.arange(held)
+    similarity[:held] = 1.0
+    context[:held] = np.maximum(context[:held], held)
+    return replace(found, source=source, similarity=similarity, context=context), held
+
+
+def new_text(target: Ids, donors: Donors, found: TokenMap, least: int) -> NDArray[np.bool_]:
+    """Mark tokens outside copied runs of at least `least` tokens, which the donors already serve. Media (negative ids) are never new.
+
+    >>> found = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))
+    >>> new_text(np.array([5, 6, 1]), Donors.of([5, 6, 7]), found, least=2).tolist()
+    [False, False, True]
+    """
+    first, stop = equal_runs(target, donors, found.source)
+    return (stop - first < least) & (target >= 0)
+
+
+def long_runs(marked: NDArray[np.bool_], least: int) -> tuple[tuple[int, int], ...]:
+    """Return first and stop of each run of at least `least` marked tokens.
+
+    >>> long_runs(np.array([True, True, False, True]), least=2)
+    ((0, 2),)
+    """
+    return tuple((first, stop) for first, stop in stretches(marked) if stop - first >= least)
+
+
+def token_map(
+    name: str,
+    target: Sequence[int] | Ids,
+    donors: Donors,
+    embed: Embed,
+    *,
+    ends: Ids | None = None,
+    bits: int = 256,
+    rope_weight: float = 0.0,
+    seed: int = 0,
+) -> TokenMap:
+    """Make the named map.
+
+    ends                     token ids that end a sentence
+    bits, rope_weight, seed  of the embedding maps
+
+    Raises: ConfigError for an unknown name, InputError for an empty target.
+    """
+    from dejakv.blend.context_map import context_map
+    from dejakv.blend.embedding_map import embedding_map, lsh_map
+
+    ids = np.asarray(target, dtype=np.int64)
+    if ids.size == 0:
+        raise InputError("an empty prompt has no token map: give at least one token")
+    if name == "context":
+        return context_map(ids, donors, embed, ends=ends)
+    if name == "embedding":
+        return embedding_map(ids, donors, embed, rope_weight=rope_weight)
+    if name == "lsh":
+        return lsh_map(ids, donors, embed, bits=bits, seed=seed, rope_weight=rope_weight)
+    raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")

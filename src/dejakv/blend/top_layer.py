@@ -1,0 +1,105 @@
+"""Top-layer reuse (Sim-LLM): which rows of a prompt take donors' top-layer KV, from which of their rows, and which are computed.
+
+Settings, and the step that knows tokens alone. An engine does the rest (`Engine.blend`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.blend.settings import TOP_LAYER_TAIL
+from dejakv.blend.token_map import Donors, Embed, token_map, with_prefix
+from dejakv.costs import MAX_SHARE
+from dejakv.errors import ConfigError
+from dejakv.settings import Positive, Share, check_fields
+
+Matching = Literal["position", "map"]
+MATCHINGS: tuple[Matching, ...] = get_args(Matching)
+LEAST_CONTEXT = 2
+"""Common context (`TokenMap.context`) below which a token of a map counts as changed."""
+
+
+@dataclass(frozen=True)
+class TopLayerConfig:
+    """How a prompt takes the top layer's state.
+
+    tail          rows at the end that are always computed: where the question stands
+    max_share     a prompt that needs more rows is computed in full instead
+    max_computed  so is one that would compute more rows than this share: an exact prefix is cheaper
+    """
+
+    tail: Positive = TOP_LAYER_TAIL
+    max_share: Share = MAX_SHARE
+    max_computed: Share = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def not_worth(self, computed: int, tokens: int) -> str:
+        """Why a prompt of which so many rows must be computed takes nothing, in words; empty if it does."""
+        share = computed / tokens
+        if share > self.max_share:
+            return f"too little is alike: {share:.0%} of the prompt must be computed"
+        if computed > self.max_computed * tokens:
+            return (
+                f"the exact prefix is cheaper: {share:.0%} of the rows would be computed, and no more than "
+                f"{self.max_computed:.0%} pay"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class TakenRows:
+    """source  [n] index into `Donors.ids` of the row that each row takes; -1: computed"""
+
+    source: NDArray[np.int64]
+
+    @property
+    def computed(self) -> NDArray[np.int64]:
+        """Rows that are computed, ascending; the last row is among them."""
+        return np.flatnonzero(self.source < 0)
+
+    @property
+    def reused(self) -> int:
+        return int((self.source >= 0).sum())
+
+
+def take_rows(
+    target: Sequence[int],
+    donors: Donors,
+    matching: str,
+    embed: Embed,
+    *,
+    tail: int = TOP_LAYER_TAIL,
+    ends: NDArray[np.int64] | None = None,
+) -> TakenRows:
+    """The rows for a prompt and donors of the same or another length.
+
+    matching  `position`: row i takes the first donor's row i, whatever it says, as in Sim-LLM; equal to the donor where the
+              prompts are. `map`: equal tokens in common context, wherever they stand (`dejakv.blend.token_map`), and the longest
+              exact prefix; others are computed
+    tail      rows at the end that are computed in any case, at least 1; all of a shorter prompt's
+    """
+    if tail < 1:
+        raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
+    n, ids, first = len(target), np.asarray(target, np.int64), donors.lengths[0]
+    if n == first and np.array_equal(ids, donors.ids[:first]):
+        source = np.arange(n)
+        tail = 1  # identical: nothing is gained by computing more
+    elif matching == "position":
+        source = np.arange(n)
+        source[first:] = -1
+    elif matching == "map":
+        found = token_map("context", ids, donors, embed, ends=ends)
+        found, held = with_prefix(found, ids, donors, [True] * len(donors.starts))
+        taken = (donors.ids[found.source] == ids) & (found.context >= LEAST_CONTEXT)
+        taken[:held] = True
+        source = np.where(taken, found.source, -1)
+    else:
+        raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
+    source = source.astype(np.int64)
+    source[max(0, n - tail) :] = -1
+    return TakenRows(source)

@@ -1,0 +1,88 @@
+"""`dejakv estimate`: does reuse pay for a log of prompts?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dejakv.cli.options import SETTINGS_HELP, HelpAll
+from dejakv.config import SemanticCacheConfig
+from dejakv.presets import SHARES_MODEL
+
+
+def estimate_command(
+    log: Annotated[
+        str,
+        typer.Argument(
+            help="JSON lines with prompt, question or messages and, if known, answer, in the order of the log; or the name of a data set."
+        ),
+    ],
+    max_false_hits: Annotated[
+        float, typer.Option(help="Largest share of approximate hits that may be wrong, above 0 and up to 1.")
+    ] = 0.01,
+    label_with: Annotated[
+        str | None, typer.Option(help="Model whose answers count as right (default: the answers in the log).")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Model whose tokenizer reads the prompts and whose embeddings compare them.")
+    ] = SHARES_MODEL,
+    index_encoder: Annotated[
+        str,
+        typer.Option(
+            help="What compares texts: sentence-transformers name or folder, or model: the model's own embeddings."
+        ),
+    ] = "model",
+    chunk_source: Annotated[
+        str, typer.Option(help="Text that is compared: question, prompt or a field of the lines.")
+    ] = "question",
+    raw_prompts: Annotated[
+        bool, typer.Option("--raw-prompts", help="Read the field 'prompt' as it stands, without a chat template.")
+    ] = False,
+    min_gain: Annotated[
+        int, typer.Option(min=0, help="Fewest tokens that a hit must save beyond the exact prefix.")
+    ] = SemanticCacheConfig.min_gain,
+    max_samples: Annotated[int, typer.Option(min=1, help="Prompts to read.")] = 2000,
+    output: Annotated[
+        Path | None, typer.Option(help="New folder for estimate.json, which `dejakv report` reads.")
+    ] = None,
+    reuse: Annotated[
+        str | None, typer.Option(help="Reuse method of the dry run (default: the recommended one).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help=f"For the dry run: {SETTINGS_HELP}"),
+    ] = None,
+    help_all: HelpAll = False,
+) -> None:
+    """Does reuse pay for a log of prompts? What occurred before, what each setting would hit and how often it would be wrong, the settings
+    to choose, a dry run of them, and the command that proves it. Nothing is answered."""
+    from rich.console import Console
+
+    from dejakv.cli.progress import watching
+    from dejakv.errors import ConfigError
+    from dejakv.experiments.advice import show
+    from dejakv.experiments.estimate import estimate
+    from dejakv.experiments.output import make_folder, refuse_existing, replace_file
+    from dejakv.experiments.settings import read_set, split_settings
+
+    run_part, cache = split_settings(dict(map(read_set, set_ or ())), "--set")
+    if run_part:
+        raise ConfigError(
+            f"--set {next(iter(run_part))}: a dry run takes settings of the cache alone; see docs/settings.md"
+        )
+    if reuse is not None:
+        cache = {"reuse": reuse, **cache}
+    if output is not None:
+        refuse_existing(output / "estimate.json", "the estimate")
+        make_folder(output)
+    with watching(Console(stderr=True)) as watch:
+        result = estimate(
+            log, model, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
+            chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
+            cache=cache or None, watch=watch,
+        )  # fmt: skip
+    show(result, Console())
+    if output is not None:
+        replace_file(output / "estimate.json", json.dumps(result, indent=2) + "\n", "--output")
+        typer.echo(f"written to {output}: estimate.json")

@@ -1,0 +1,133 @@
+"""Options of commands, made from classes of settings: each name, type, help text and default stands in its class alone."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from dejakv.settings import from_text, helps, kinds_of
+
+Groups = Mapping[str, Sequence[str]]
+"""Settings whose options `--help` shows, by the title of their group; `--help-all` shows the others too."""
+
+SETTINGS_HELP = "NAME=VALUE of any setting, such as blend.share=.2; repeatable."
+_WITH_COMMAS = ("arms", "costs")
+
+
+def help_all(context: typer.Context, wanted: bool) -> None:
+    """The callback of `--help-all`."""
+    if wanted:
+        for option in context.command.params:
+            option.hidden = False  # pyright: ignore[reportAttributeAccessIssue]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool, typer.Option("--help-all", help="Show all options.", callback=help_all, is_eager=True, rich_help_panel="More")
+]
+
+
+def command(
+    body: Callable[..., None],
+    settings: Sequence[type],
+    groups: Groups,
+    names: Mapping[str, str] | None = None,
+    skip: Sequence[str] = (),
+    more: Mapping[str, Sequence[str]] | None = None,
+) -> Callable[..., None]:
+    """A command with the options of `body` and one for each field of some classes. `body` has the values that were given as `given`, by
+    the name of their option.
+
+    names  options that are not named like their setting: `disable_...` switches a setting off, others are given once for each item
+    more   further names of options
+    """
+    own = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in inspect.signature(body).parameters.values()
+        if one.name != "given"
+    ]
+    named = {of: option for option, of in (names or {}).items()}
+    every = {
+        named.get(name, name): _option(named.get(name, name), name, kind, part, groups, (more or {}).get(name, ()))
+        for part in settings
+        for name, kind in kinds_of(part).items()
+        if name not in skip
+    }
+    made = [option for option in every.values() if option is not None]
+    kinds = {named.get(name, name): kind for part in settings for name, kind in kinds_of(part).items()}
+
+    def run(**values: Any) -> None:
+        found = {option.name: values.pop(option.name) for option in made}
+        given = {
+            name: from_text(value, kinds[name]) if name in _WITH_COMMAS else value
+            for name, value in found.items()
+            if value is not None and value != []
+        }
+        body(**values, given=given)
+
+    order = [named.get(name, name) for names in groups.values() for name in names]
+    made.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+    titles = list(groups)
+    parameters = sorted(
+        [*own, *made], key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles)
+    )
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__doc__ = body.__doc__
+    return run
+
+
+def _panel(option: inspect.Parameter) -> str:
+    return str(option.annotation.__metadata__[0].rich_help_panel)
+
+
+def _option(
+    name: str, field: str, kind: Any, part: type, groups: Groups, more: Sequence[str]
+) -> inspect.Parameter | None:
+    """None for a setting that is on unless it is told otherwise and has no switch: it has `--set` alone."""
+    title = next((title for title, names in groups.items() if field in names), None)
+    default = getattr(part, field, None)
+    text = helps(part)[field]
+    members = {kind, *get_args(kind)}
+    flag, typed = f"--{name.replace('_', '-')}", Any
+    if name.startswith("disable_"):
+        typed, text = bool, f"Switch off: {text}"
+    elif bool in members:
+        if default is True:
+            return None
+        typed = bool
+    elif get_origin(kind) is tuple:
+        typed, text = (str, text) if name in _WITH_COMMAS else (list[str], f"{text}; repeatable")
+    else:
+        inner = {get_args(each)[0] if get_origin(each) is Annotated else each for each in members - {NoneType}}
+        typed = next((each for each in (int, float) if each in inner), str)
+    text = _with_default(text, default)
+    option = typer.Option(flag, *more, help=text, rich_help_panel=title or "Other settings", hidden=title is None)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, option]
+    )
+
+
+def _with_default(text: str, default: Any) -> str:
+    """The help text as a sentence that ends with the default, in brackets."""
+    told = re.search(r"; None: (.+)$", text)
+    if told is not None:
+        text, default = text[: told.start()], told[1]
+    text = (text[0].upper() + text[1:]).replace("`", "")
+    if default is None or default == "" or default == () or isinstance(default, bool):
+        return f"{text}."
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    return f"{text} (default: {size(default)})."
+
+
+def size(value: Any) -> str:
+    """A number as it is, a large one that is a size in bytes in MiB or GiB."""
+    for unit, number in (("GiB", 1024**3), ("MiB", 1024**2)):
+        if isinstance(value, int) and value >= number and value % number == 0:
+            return f"{value // number} {unit}"
+    return str(value).replace("`", "")

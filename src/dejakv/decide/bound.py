@@ -1,0 +1,134 @@
+"""The error bound, as an observer: what it leaves of the plan that was chosen, and the label that waits."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.decide.plan import Decision, Method, Plan, Trial
+from dejakv.request import Prepared, Request
+from dejakv.trust.audits import Audits
+from dejakv.trust.differs import Differs, Seen
+from dejakv.trust.draw import Draw
+from dejakv.trust.features import LATE_BLEND, TIME_SHARE, certainty, features_of, orders
+from dejakv.trust.gate import Gate
+
+BOUND = "error bound"
+"""How the reason begins where the bound does not let an approximate plan run."""
+
+
+class ErrorBound:
+    """Draws for every approximate plan: whether it is served, and whether it is labelled in idle time.
+
+    gate    knows how often plans were wrong, and draws
+    audits  where would-be hits wait for their labels; None: their draws are the caller's business
+    """
+
+    def __init__(self, gate: Gate, config: SemanticCacheConfig, audits: Audits[Decision] | None = None) -> None:
+        self._gate = gate
+        self._config = config
+        self._audits = audits
+
+    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
+        """The decision with its trial, and without the approximate plan where that is not served.
+
+        Of a request of which nothing may be kept, no label can be made: it is run exactly, and there is no draw. A blend may run
+        until its first token is known, which then draws.
+        """
+        plan = decision.plan
+        if not plan.approximate:
+            return decision
+        if decision.ask.no_store:
+            why = "nothing of this request is kept, so that its answer could not be checked"
+            return decision.without(f"{BOUND}: {why}")
+        setting = setting_of(plan.method, self._config)
+        late = decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
+        takes = {TIME_SHARE: _time_share(decision)} if late else None
+        if takes is not None and self._tries(prepared, setting, takes):
+            trial = Trial(plan)
+            decision = replace(decision, trial=trial)
+
+            def accept(logs: NDArray[np.float32]) -> str:
+                tried = {**takes, **certainty(logs)}
+                trial.draw = self._draw(prepared, decision, plan, setting, tried)
+                self._note(trial.draw, prepared, decision)
+                return "" if trial.draw.served else f"{BOUND}: {trial.draw.reason}"
+
+            return replace(decision, plans=(replace(plan, accept=accept), *decision.plans[1:]))
+        draw = self._draw(prepared, decision, plan, setting, takes, late=late)
+        decision = replace(decision, trial=Trial(plan, draw))
+        if not draw.served:
+            decision = decision.without(f"{BOUND}: {draw.reason}")
+        self._note(draw, prepared, decision)
+        return decision
+
+    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
+        """Hands the answer to the label that waits: one of the two that are compared is known then."""
+        trial, audits = decision.trial, self._audits
+        if trial is not None and trial.draw is not None and audits is not None:
+            answer = _greedy(prepared.request, ran, audits.differs)
+            audits.answered(trial.draw, answer, approximate=plan.approximate)
+
+    def _tries(self, prepared: Prepared, setting: str, known: Mapping[str, float]) -> bool:
+        """Whether a blend of which this is known (`TIME_SHARE`) may be served once it was tried."""
+        partition = prepared.request.partition
+        return self._gate.tries(known, partition=partition, epoch=prepared.epoch, method=LATE_BLEND, setting=setting)
+
+    def _draw(
+        self,
+        prepared: Prepared,
+        decision: Decision,
+        plan: Plan,
+        setting: str,
+        tried: Mapping[str, float] | None,
+        *,
+        late: bool = False,
+    ) -> Draw:
+        """Whether a plan may serve, and whether its outcome is to be learned from.
+
+        setting  the quality that it runs with: evidence is collected for each method and setting
+        tried    of a blend that is judged by its first token: `TIME_SHARE`, and what is known from trying it
+        late     that will be known with its label
+        """
+        return self._gate.draw(
+            partition=prepared.request.partition,
+            epoch=prepared.epoch,
+            method=LATE_BLEND if tried is not None else plan.method,
+            setting=setting,
+            features={**features_of(plan, decision.found, len(prepared.token_ids)), **(tried or {})},
+            late=late,
+        )
+
+    def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
+        """The label waits from before anybody has seen a token."""
+        if self._audits is not None:
+            self._audits.note(draw, prepared.request, prepared.epoch, decision)
+
+
+def setting_of(method: Method, config: SemanticCacheConfig) -> str:
+    """What makes approximate plans of a method what they are: evidence on one setting says nothing of another."""
+    if method == "blend":
+        made = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
+    elif method == "top_layer":
+        made = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
+    else:
+        made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
+        made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
+    return ", ".join(made)
+
+
+def _time_share(decision: Decision) -> float:
+    """What the plan takes, as a share of the exact plan's time; 0 without costs."""
+    tried, exact = decision.plan.seconds, decision.exact.seconds
+    return tried / exact if tried is not None and exact else 0.0
+
+
+def _greedy(request: Request, ran: Any, differs: Differs) -> Seen | None:
+    """What a request was answered, if that is greedy and all that is compared; it holds on to no state."""
+    sampling = request.sampling
+    if differs.logits or not sampling.greedy or sampling.num_beams != 1:
+        return None
+    return Seen(ran.text, ran.token_ids)

@@ -1,0 +1,318 @@
+"""Where fingerprints stand in the segments of one space: packed arrays in sorted tiers, merged as they grow (an LSM tree)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.decide.copied.fingerprints import Fingerprints
+
+Entries = NDArray[np.uint64]
+
+MAX_HOLDERS = 16
+"""Places kept for one fingerprint."""
+
+ENTRY_BYTES = 12
+"""Memory of one place."""
+
+SEGMENT_BYTES = 256
+"""What the name of a segment and its place in two tables take, about."""
+
+GROWTH = 8
+"""How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
+
+DEAD_SHARE = 0.25
+"""Share of entries of removed segments above which the index is compacted."""
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """entries    `[m]` sorted: fingerprint (upper half) and segment number (lower half, higher is newer)
+    positions  `[m]` uint32: where in the segment
+    """
+
+    entries: Entries
+    positions: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, number: int, found: Fingerprints) -> "Tier":
+        """The places of one segment's fingerprints."""
+        order = np.argsort(found.keys, kind="stable")
+        entries = (found.keys[order].astype(np.uint64) << _HALF) | np.uint64(number)
+        return cls(entries, found.positions[order].astype(np.uint32))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def nbytes(self) -> int:
+        return self.entries.nbytes + self.positions.nbytes
+
+    def ranges(self, keys: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First place and number of places of each key; sorted keys are quickest."""
+        low = keys.astype(np.uint64) << _HALF
+        first = np.searchsorted(self.entries, low)
+        return first, np.searchsorted(self.entries, low | _LOW, side="right") - first
+
+    def only(self, kept: NDArray[np.bool_]) -> "Tier":
+        return self if kept.all() else Tier(self.entries[kept], self.positions[kept])
+
+    def renumbered(self, new: NDArray[np.int64]) -> "Tier":
+        """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""
+        numbers = new[numbers_of(self.entries)]
+        kept = numbers >= 0
+        entries = (self.entries[kept] & ~_LOW) | numbers[kept].astype(np.uint64)
+        return Tier(entries, self.positions[kept])
+
+    def capped(self, uses: NDArray[np.uint32]) -> "Tier":
+        """With at most `MAX_HOLDERS` places a fingerprint."""
+        return self.only(within_cap(self.entries >> _HALF, numbers_of(self.entries), uses))
+
+
+def numbers_of(entries: Entries) -> NDArray[np.int64]:
+    """Segment number of each entry."""
+    return (entries & _LOW).astype(np.int64)
+
+
+def merged(older: Tier, newer: Tier) -> Tier:
+    """One tier of two. The larger one is copied once and never sorted."""
+    large, small = (older, newer) if len(older) >= len(newer) else (newer, older)
+    places = np.searchsorted(large.entries, small.entries) + np.arange(len(small))
+    rest = np.ones(len(large) + len(small), np.bool_)
+    rest[places] = False
+    entries = np.empty(len(rest), np.uint64)
+    positions = np.empty(len(rest), np.uint32)
+    for into, tier in ((places, small), (rest, large)):
+        entries[into] = tier.entries
+        positions[into] = tier.positions
+    return Tier(entries, positions)
+
+
+def within_cap(keys: NDArray[Any], numbers: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which places stay if a fingerprint keeps `MAX_HOLDERS`: up to half of them places in the segments used most, the others the
+    newest. Sorted by key, then number; `uses[number]` tells how often a segment was used."""
+    kept = np.ones(len(keys), np.bool_)
+    if len(keys) <= MAX_HOLDERS or not (keys[MAX_HOLDERS:] == keys[:-MAX_HOLDERS]).any():
+        return kept
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    lengths = np.diff(starts, append=len(keys))
+    crowded = lengths > MAX_HOLDERS
+    many = np.flatnonzero(np.repeat(crowded, lengths))
+    lengths = lengths[crowded]
+    group = np.repeat(np.arange(len(lengths)), lengths)
+    favoured = _most_used(group, uses[numbers[many]])
+    room = MAX_HOLDERS - np.bincount(group[favoured], minlength=len(lengths))
+    others = np.cumsum(~favoured)
+    newer = others[np.cumsum(lengths) - 1][group] - others
+    kept[many] = favoured | (newer < room[group])
+    return kept
+
+
+def _most_used(group: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """The half of `MAX_HOLDERS` of each group used most, of equally used ones the newest; fewer where fewer were used."""
+    favoured = np.zeros(len(group), np.bool_)
+    used = np.flatnonzero(uses)
+    order = used[np.lexsort((-used, -uses[used].astype(np.int64), group[used]))]
+    rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    favoured[order[rank < MAX_HOLDERS // 2]] = True
+    return favoured
+
+
+def bytes_of(places: int) -> int:
+    """Memory of a segment of so many places."""
+    return ENTRY_BYTES * places + SEGMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Places where fingerprints stand: `[c]` each, sorted by key, then number.
+
+    keys       which of the keys that were asked for
+    numbers    segment, as `names` knows it; higher is newer
+    positions  where in the segment
+    """
+
+    keys: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a search sees. Tiers never change; of the rest, what concerns new and removed segments changes in place.
+
+    names       `[s]` by number, `number_of` the living ones' numbers
+    sizes, alive, uses  `[s or more]`: places added, whether it is still held, how often it was used
+    """
+
+    tiers: tuple[Tier, ...]
+    names: list[str]
+    number_of: dict[str, int]
+    sizes: NDArray[np.int32]
+    alive: NDArray[np.bool_]
+    uses: NDArray[np.uint32]
+
+    @classmethod
+    def empty(cls) -> "_Held":
+        return cls((), [], {}, np.zeros(16, np.int32), np.zeros(16, np.bool_), np.zeros(16, np.uint32))
+
+    def grown(self) -> "_Held":
+        """With room for twice as many segments."""
+        room = np.zeros(len(self.alive), np.bool_)
+        return replace(
+            self,
+            sizes=np.concatenate([self.sizes, room.astype(np.int32)]),
+            alive=np.concatenate([self.alive, room]),
+            uses=np.concatenate([self.uses, room.astype(np.uint32)]),
+        )
+
+    def compacted(self) -> "_Held":
+        """Without removed segments and their places, the others numbered anew in their order."""
+        alive = np.flatnonzero(self.alive[: len(self.names)])
+        new = np.full(len(self.names), -1, np.int64)
+        new[alive] = np.arange(len(alive))
+        names = [self.names[number] for number in alive.tolist()]
+        tiers = tuple(tier for tier in (tier.renumbered(new) for tier in self.tiers) if len(tier))
+        room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
+        return _Held(
+            tiers,
+            names,
+            {name: number for number, name in enumerate(names)},
+            sizes=np.pad(self.sizes[alive], room),
+            alive=np.pad(self.alive[alive], room),
+            uses=np.pad(self.uses[alive], room),
+        )
+
+
+class CopiedIndex:
+    """Segments by their fingerprints. A search needs no lock, changes need one: see `CopiedText`.
+
+    1.5 bytes an indexed token, up to a third more until removed segments are compacted away, and at most twice as much while
+    tiers are merged.
+    """
+
+    def __init__(self) -> None:
+        self._dead = 0
+        self._held = _Held.empty()
+
+    def __len__(self) -> int:
+        return len(self._held.number_of)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held.number_of
+
+    @property
+    def entries(self) -> int:
+        """Places held, those of removed segments included until they are compacted away."""
+        return sum(len(tier) for tier in self._held.tiers)
+
+    @property
+    def nbytes(self) -> int:
+        held = self._held
+        arrays = held.sizes.nbytes + held.alive.nbytes + held.uses.nbytes
+        return sum(tier.nbytes for tier in held.tiers) + arrays + SEGMENT_BYTES * len(held.names)
+
+    def add(self, name: str, found: Fingerprints) -> bool:
+        """Indexes a segment; False for one that is known, or has no fingerprints."""
+        if not len(found):
+            return False
+        held = self._held
+        if name in held.number_of:
+            return False
+        number = len(held.names)
+        if number == len(held.alive):
+            held = held.grown()
+        held.sizes[number] = len(found)
+        held.alive[number] = True
+        held.uses[number] = 0
+        tiers = [*held.tiers, Tier.of(number, found).capped(held.uses)]
+        while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
+            newer, older = (self._living(tier, held) for tier in (tiers.pop(), tiers.pop()))
+            tiers.append(merged(older, newer).capped(held.uses))
+        held.names.append(name)
+        held.number_of[name] = number
+        self._held = replace(held, tiers=tuple(tiers))
+        return True
+
+    def remove(self, name: str) -> bool:
+        """Takes a segment out: it is not found from now on, and its memory is given back with the next compaction."""
+        if not self._drop(name):
+            return False
+        if self._dead > DEAD_SHARE * self.entries:
+            self._compact()
+        return True
+
+    def shrink(self, nbytes: int) -> list[str]:
+        """Takes out the oldest segments until at most `nbytes` are held; which they were."""
+        gone: list[str] = []
+        if self._dead and self.nbytes > nbytes:
+            self._compact()
+        while len(self) and (excess := self.nbytes - nbytes) > 0:
+            held = self._held
+            for number, name in enumerate(list(held.names)):
+                excess -= bytes_of(int(held.sizes[number]))  # at most: some are beyond the cap
+                self._drop(name)
+                gone.append(name)
+                if excess <= 0:
+                    break
+            self._compact()
+        return gone
+
+    def used(self, names: Sequence[str]) -> None:
+        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay. It locks nothing either:
+        a use noted during a change may be lost."""
+        held = self._held
+        for name in names:
+            number = held.number_of.get(name)
+            if number is not None:
+                held.uses[number] += 1
+
+    def holders(self, keys: NDArray[np.uint32]) -> Holders:
+        """Where these fingerprints stand (sorted, each once): at most 16 places each."""
+        held = self._held
+        which: list[NDArray[np.int64]] = []
+        numbers: list[NDArray[np.int64]] = []
+        positions: list[NDArray[np.int64]] = []
+        for tier in held.tiers:
+            first, count = tier.ranges(keys)
+            present = np.flatnonzero(count)
+            if not present.size:
+                continue
+            first, count = first[present], count[present]
+            skip = np.cumsum(count) - count
+            places = np.arange(int(count.sum())) + np.repeat(first - skip, count)
+            which.append(np.repeat(present, count))
+            numbers.append(numbers_of(tier.entries[places]))
+            positions.append(tier.positions[places].astype(np.int64))
+        if not which:
+            nothing = np.empty(0, np.int64)
+            return Holders(nothing, nothing, nothing, held.names)
+        key, number, position = np.concatenate(which), np.concatenate(numbers), np.concatenate(positions)
+        there = held.alive[number]
+        key, number, position = key[there], number[there], position[there]
+        # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
+        order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
+        order = order[within_cap(key[order], number[order], held.uses)]
+        return Holders(key[order], number[order], position[order], held.names)
+
+    def _living(self, tier: Tier, held: _Held) -> Tier:
+        """Without places of removed segments, which must not count as holders."""
+        return tier.only(held.alive[numbers_of(tier.entries)]) if self._dead else tier
+
+    def _drop(self, name: str) -> bool:
+        number = self._held.number_of.pop(name, None)
+        if number is None:
+            return False
+        self._held.alive[number] = False
+        self._dead += int(self._held.sizes[number])
+        return True
+
+    def _compact(self) -> None:
+        self._held = self._held.compacted()
+        self._dead = 0

@@ -1,0 +1,364 @@
+"""Runs of equal tokens between a prompt and indexed segments, and the runs that cover the prompt.
+
+candidates  fingerprints of the prompt that stand at one distance from those of a segment, joined along the diagonal
+verified    candidates compared token by token: runs in their full length, and nothing that is not equal
+cover       the runs that cover the prompt: longest first, from donors that are used already where there is a choice
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.decide.copied.fingerprints import GUARANTEED, WINDOW, K, fingerprints
+from dejakv.decide.copied.index import CopiedIndex, Holders
+from dejakv.tokens import Ids
+
+MAX_CANDIDATES = 2048
+"""Candidates that are verified for a prompt, or one for each of its fingerprints if there are more of those."""
+
+TokensOf = Callable[[str], NDArray[np.int64] | None]
+"""Token ids of a segment by its name, pictures' as `with_media` gives them; None for one that is gone."""
+
+STEP = 1024
+"""Tokens compared at once beyond a candidate's window; doubled while they are equal."""
+
+EXTENDED = 1 << 20
+"""Tokens compared beyond windows for one prompt, and 16 for each of its tokens. Runs that are not followed further are
+shorter than they might be, and still right. Only fingerprints with too many holders need any."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens `start..start+length` of the prompt equal tokens `source..source+length` of the segment `donor`."""
+
+    start: int
+    length: int
+    donor: str
+    source: int
+
+
+@dataclass(frozen=True)
+class Cover:
+    """What of a prompt stands in donors. `runs` do not overlap and are sorted by their place in the prompt.
+
+    tokens      tokens of the prompt
+    candidates  places that were compared
+    dropped     places that were not, because there were too many: what they hold may be missing
+    gone        donors that had left the store when they were to be compared
+    """
+
+    tokens: int
+    runs: tuple[Run, ...] = ()
+    candidates: int = 0
+    dropped: int = 0
+    gone: int = 0
+
+    @cached_property
+    def covered(self) -> int:
+        """Tokens of the prompt that stand in a donor."""
+        return sum(run.length for run in self.runs)
+
+    @property
+    def share(self) -> float:
+        """Share of the prompt that stands in a donor, [0, 1]."""
+        return self.covered / self.tokens if self.tokens else 0.0
+
+    @cached_property
+    def loads(self) -> Mapping[str, int]:
+        """Rows to be loaded of each donor, the one with most first. A row that serves two places is loaded once."""
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for run in self.runs:
+            rows.setdefault(run.donor, []).append((run.source, run.source + run.length))
+        loads = {donor: _union(parts) for donor, parts in rows.items()}
+        return dict(sorted(loads.items(), key=lambda item: -item[1]))
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The donors, the one with most rows first."""
+        return tuple(self.loads)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Windows of the prompt that may hold runs: `[c]` each, sorted by segment and diagonal.
+
+    numbers    segment
+    diagonals  place in the segment less place in the prompt
+    first, stop  the window in the prompt; it reaches beyond the fingerprints as far as a run can
+    dropped    candidates beyond the bound
+    """
+
+    numbers: Ids
+    diagonals: Ids
+    first: Ids
+    stop: Ids
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def only(self, kept: Ids, dropped: int = 0) -> "Candidates":
+        return Candidates(
+            self.numbers[kept], self.diagonals[kept], self.first[kept], self.stop[kept], self.dropped + dropped
+        )
+
+
+def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Candidates, Holders]:
+    """Candidates for the runs of a prompt, and the holders they are of."""
+    found = fingerprints(target)
+    by_key = np.argsort(found.keys, kind="stable")
+    keys, first, count = np.unique(found.keys[by_key], return_index=True, return_counts=True)
+    holders = index.holders(keys)
+    # Each holder with each place of its fingerprint in the prompt.
+    times = count[holders.keys]
+    holder = np.repeat(np.arange(len(holders.keys)), times)
+    nth = np.arange(len(holder)) - np.repeat(np.cumsum(times) - times, times)
+    place = found.positions[by_key[first[holders.keys[holder]] + nth]]
+    joined = _joined(holders.numbers[holder], holders.positions[holder] - place, place, len(target))
+    return _bounded(joined, max(most, len(found))), holders
+
+
+def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Candidates:
+    """Windows of one diagonal that touch are one. A run goes on for less than a window beyond its outer fingerprints."""
+    if not len(numbers):
+        return Candidates(numbers, diagonals, places, places)
+    order = _order(numbers, diagonals, places, n)
+    numbers, diagonals, places = numbers[order], diagonals[order], places[order]
+    apart = (np.diff(numbers) != 0) | (np.diff(diagonals) != 0) | (np.diff(places) > GUARANTEED + WINDOW - 1)
+    starts = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    ends = np.append(starts[1:], len(order)) - 1
+    first = np.maximum(places[starts] - (WINDOW - 1), np.maximum(0, -diagonals[starts]))
+    stop = np.minimum(places[ends] + K + (WINDOW - 1), n)
+    return Candidates(numbers[starts], diagonals[starts], first, stop)
+
+
+def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
+    """Sorted by segment, diagonal and place: as one number where it fits, which takes a fifth of the time."""
+    lowest, low = int(numbers.min()), int(diagonals.min())
+    width = int(diagonals.max()) - low + 1
+    if (int(numbers.max()) - lowest + 1) * width * n >= 1 << 63:
+        return np.lexsort((places, diagonals, numbers))
+    return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
+
+
+def _bounded(found: Candidates, most: int) -> Candidates:
+    """At most so many: for every place of the prompt the longest candidate that begins there, then the second longest, ..."""
+    if len(found) <= most:
+        return found
+    order = np.lexsort((-found.numbers, found.first - found.stop, found.first))
+    begin = found.first[order]
+    rank = np.empty(len(found), np.int64)
+    rank[order] = np.arange(len(found)) - np.searchsorted(begin, begin)
+    kept = np.sort(np.lexsort((found.first - found.stop, rank))[:most])
+    return found.only(kept, len(found) - most)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Equal runs: `[r]` each. `starts`, `stops` in the prompt; `diagonals`: place in the segment less place in the prompt.
+
+    gone  segments that were found and no longer have tokens
+    """
+
+    numbers: Ids
+    diagonals: Ids
+    starts: Ids
+    stops: Ids
+    gone: int = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def verified(target: Ids, found: Candidates, names: Sequence[str], tokens_of: TokensOf, least: int) -> Runs:
+    """The longest runs of at least `least` tokens around the candidates, each once."""
+    held: dict[int, NDArray[np.int64]] = {}
+    gone = 0
+    lengths = np.zeros(len(found), np.int64)
+    for number, start, stop in _by_segment(found.numbers):
+        tokens = tokens_of(names[number])
+        if tokens is None:
+            gone += 1
+            continue
+        held[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
+        lengths[start:stop] = len(tokens)
+    stops = np.minimum(found.stop, lengths - found.diagonals)
+    there = np.flatnonzero(stops - found.first >= K)
+    numbers, diagonals = found.numbers[there], found.diagonals[there]
+    which, starts, stops = _equal(target, held, numbers, diagonals, found.first[there], stops[there])
+    inside = (starts > found.first[there][which]) & (stops < np.minimum(found.stop[there], len(target))[which])
+    numbers, diagonals = numbers[which], diagonals[which]
+    _follow(target, held, numbers, diagonals, starts, stops, np.flatnonzero(~inside))
+    order = np.lexsort((starts, diagonals, numbers))
+    numbers, diagonals, starts, stops = numbers[order], diagonals[order], starts[order], stops[order]
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = (np.diff(numbers) == 0) & (np.diff(diagonals) == 0) & (starts[1:] < stops[:-1])
+    kept = ~again & (stops - starts >= least)
+    return Runs(numbers[kept], diagonals[kept], starts[kept], stops[kept], gone)
+
+
+def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
+    """Stretches of one number in sorted numbers: number, start, stop."""
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    return zip(numbers[starts].tolist(), starts.tolist(), np.append(starts, len(numbers))[1:].tolist(), strict=True)
+
+
+def _equal(
+    target: Ids, held: dict[int, NDArray[np.int64]], numbers: Ids, diagonals: Ids, first: Ids, stop: Ids
+) -> tuple[Ids, Ids, Ids]:
+    """Runs of at least `K` equal tokens within windows: which window, start and stop in the prompt."""
+    ends = np.cumsum(stop - first)
+    begins = ends - (stop - first)
+    same = np.empty(int(ends[-1]) if len(ends) else 0, np.bool_)
+    columns = (numbers, diagonals, first, stop, begins, ends)
+    windows = zip(*(column.tolist() for column in columns), strict=True)
+    for number, shift, low, high, begin, end in windows:
+        np.equal(held[number][low + shift : high + shift], target[low:high], out=same[begin:end])
+    # A run begins where a token is equal and the one before, in the same window, is not.
+    opens, closes = same.copy(), same.copy()
+    opens[1:] &= ~same[:-1]
+    closes[:-1] &= ~same[1:]
+    opens[begins] = same[begins]
+    closes[ends - 1] = same[ends - 1]
+    starts, lasts = np.flatnonzero(opens), np.flatnonzero(closes)
+    long = lasts - starts >= K - 1
+    starts, lasts = starts[long], lasts[long]
+    window = np.searchsorted(ends, starts, side="right")
+    moved = (first - begins)[window]
+    return window, starts + moved, lasts + moved + 1
+
+
+def _follow(
+    target: Ids, held: dict[int, NDArray[np.int64]], numbers: Ids, diagonals: Ids, starts: Ids, stops: Ids, which: Ids
+) -> None:
+    """Lengthens runs that reach the edge of their window, in place."""
+    left = EXTENDED + 16 * len(target)
+    for run in which.tolist():
+        if left <= 0:
+            return
+        theirs, shift = held[int(numbers[run])], int(diagonals[run])
+        start, stop = int(starts[run]), int(stops[run])
+        low, high = max(0, -shift), min(len(target), len(theirs) - shift)
+        stop = _forward(target[stop:high], theirs[stop + shift : high + shift]) + stop
+        start -= _forward(target[low:start][::-1], theirs[low + shift : start + shift][::-1])
+        left -= stop - start - int(stops[run] - starts[run]) + STEP
+        starts[run], stops[run] = start, stop
+
+
+def _forward(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """How many tokens are equal from the beginning."""
+    if not len(one) or one[0] != other[0]:
+        return 0
+    done, step = 0, STEP
+    while done < len(one):
+        differs = one[done : done + step] != other[done : done + step]
+        first = int(differs.argmax())
+        if differs[first]:
+            return done + first
+        done += step
+        step *= 2
+    return len(one)
+
+
+def cover(
+    target: Ids,
+    index: CopiedIndex,
+    tokens_of: TokensOf,
+    least: int = GUARANTEED,
+    *,
+    worth: int = 1,
+    most: int = MAX_CANDIDATES,
+    generation_of: Callable[[str], int] = lambda _: 0,
+) -> Cover:
+    """Covers a prompt `[n]` with runs of at least `least` tokens that segments of the index hold.
+
+    The run that adds most tokens comes first; of equal ones that of the least generation, then that of a donor in use, then that
+    of the donor which holds most of the prompt, then the newest. What a longer run has covered is cut off; what is left is taken if it is `worth` tokens long.
+    At most `most` places are compared, or one for each of the prompt's fingerprints if those are more.
+
+    generation_of  of a segment's state (see `ChunkMeta`): 0 if it is exact
+
+    Complete for `least >= GUARANTEED` where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
+
+    >>> passage, index = np.arange(100), CopiedIndex()
+    >>> index.add("donor", fingerprints(passage))
+    True
+    >>> found = cover(np.concatenate([[7, 7], passage[20:80]]), index, {"donor": passage}.get)
+    >>> found.runs
+    (Run(start=2, length=60, donor='donor', source=20),)
+    >>> found.donors, round(found.share, 2)
+    (('donor',), 0.97)
+    """
+    places, holders = candidates(target, index, most)
+    if not len(places):
+        return Cover(len(target), dropped=places.dropped)
+    found = verified(target, places, holders.names, tokens_of, least)
+    runs = [
+        Run(start, stop - start, holders.names[number], start + shift)
+        for start, stop, number, shift in _chosen(
+            found, len(target), worth, lambda number: generation_of(holders.names[number])
+        )
+    ]
+    runs.sort(key=lambda run: run.start)
+    return Cover(len(target), tuple(runs), len(places), places.dropped, found.gone)
+
+
+def _chosen(
+    found: Runs, n: int, worth: int, generation_of: Callable[[int], int]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Pieces that do not overlap: start, stop, segment number, diagonal. Greedy, over a heap in which what has been covered since
+    is noticed when a run comes up."""
+    donors, donor = np.unique(found.numbers, return_inverse=True)
+    lengths = found.stops - found.starts
+    held = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
+    rows = list(zip(found.starts.tolist(), found.stops.tolist(), donor.tolist(), found.diagonals.tolist(), strict=True))
+    of_donor: list[list[int]] = [[] for _ in donors]
+    for row, (_, _, which, _) in enumerate(rows):
+        of_donor[which].append(row)
+    generation = [generation_of(number) for number in donors.tolist()]
+    # (tokens, generation, in use or not, tokens that the donor holds, age), the best first; a new donor is the higher number.
+    heap = [
+        (start - stop, generation[which], 1, -held[which], -which, row)
+        for row, (start, stop, which, _) in enumerate(rows)
+    ]
+    heapq.heapify(heap)
+    free = np.ones(n, np.bool_)
+    used: set[int] = set()
+    done: set[int] = set()
+    while heap:
+        gain, approximate, unused, most, age, row = heapq.heappop(heap)
+        start, stop, which, shift = rows[row]
+        left = int(np.count_nonzero(free[start:stop]))
+        if row in done or not left:
+            continue
+        if left < -gain or unused != (which not in used):
+            heapq.heappush(heap, (-left, approximate, int(which not in used), most, age, row))
+            continue
+        done.add(row)
+        taken = [(a, b) for a, b in _stretches(free[start:stop], start) if b - a >= worth]
+        for begin, end in taken:
+            free[begin:end] = False
+            yield begin, end, int(donors[which]), shift
+        if taken and which not in used:
+            used.add(which)
+            for other in of_donor[which]:  # they now come before equal runs of others
+                if other not in done:
+                    begin, end, _, _ = rows[other]
+                    heapq.heappush(heap, (begin - end, approximate, 0, most, age, other))
+
+
+def _stretches(free: NDArray[np.bool_], start: int) -> Iterator[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(free, prepend=False, append=False)) + start
+    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _union(parts: list[tuple[int, int]]) -> int:
+    total = reached = 0
+    for start, stop in sorted(parts):
+        total += max(0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return total

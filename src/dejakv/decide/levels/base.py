@@ -1,0 +1,144 @@
+"""The seam of a level: one way to find an earlier request whose state may stand in for this one's."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from dejakv.request import Request
+
+Status = Literal["hit", "miss", "skip"]
+Value = TypeVar("Value")
+Vectors = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A donor and how it was found.
+
+    level  what the status table calls it: `exact_text`, `semantic_text`, `embedding:<layer>`
+    score  cosine similarity in [-1, 1]; 1.0 for exact text
+    """
+
+    donor: str
+    level: str
+    score: float
+    layers: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def chunk_id(self) -> str:
+        """Id of the donor's chunk, in a store."""
+        return self.donor
+
+    @property
+    def layer(self) -> str:
+        """The latent layer that decided, empty for levels without layers."""
+        return self.level.partition("embedding:")[2]
+
+    @property
+    def provenance(self) -> str:
+        """As logs and reports print it: `text:exact`, `text:semantic`, `embedding:prompt`."""
+        names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
+        return names.get(self.level, self.level)
+
+
+@dataclass(frozen=True)
+class Query:
+    """What the levels compare. `space` separates what must never match: partition and epoch, and, unless the caller
+    allowed otherwise, the media. A level keeps nothing across spaces.
+
+    embed  computes the latent layers' vectors, at most once and only if a level asks (`query.vectors`)
+    """
+
+    request: Request
+    space: str
+    embed: Callable[[], Vectors] = dict
+
+    @property
+    def text(self) -> str:
+        return self.request.chunk
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """Latent layer name -> 1-D float32 vector; a layer that could not be computed is absent."""
+        return self.embed()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a level found: candidates, best first (empty: none), and its rows of the status table."""
+
+    matches: tuple[Match, ...]
+    statuses: Mapping[str, Status]
+
+
+class Recent(Generic[Value]):
+    """Values computed of the latest texts, apart by partition: a text that another tenant sent is not quicker. Thread-safe.
+
+    most   values kept
+    never  whether the value of the request that is served must not be remembered (`no_store`)
+
+    >>> lengths = Recent[int](most=100, never=lambda: False)
+    >>> lengths.get("tenant", "Where is it?", len)
+    12
+    """
+
+    def __init__(self, most: int, never: Callable[[], bool]) -> None:
+        self._never = never
+        self._values: LRUCache[tuple[str, str], Value] = LRUCache(most)
+        self._lock = threading.Lock()
+
+    def get(self, partition: str, text: str, compute: Callable[[str], Value]) -> Value:
+        """The value of a text, computed outside the lock if it is not remembered."""
+        with self._lock:
+            known = self._values.get((partition, text))
+        if known is not None:
+            return known
+        value = compute(text)
+        if value is not None and not self._never():
+            with self._lock:
+                self._values[partition, text] = value
+        return value
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets one partition's texts, or all."""
+        with self._lock:
+            for key in [key for key in self._values if partition in (None, key[0])]:
+                del self._values[key]
+
+
+class Level(Protocol):
+    """`add` and `remove` are idempotent; `search` never raises for lack of data: that is a miss or a skip.
+
+    A level may have two more attributes: `thresholds`, the least score by the level that a match names, for the threshold guard, and
+    `fingerprint`, of the encoder that its vectors depend on: vectors of another fingerprint are of no use.
+    """
+
+    name: str
+
+    @property
+    def status_names(self) -> tuple[str, ...]:
+        """Its rows in the status table: `(name,)` for most."""
+        ...
+
+    def search(self, query: Query) -> Search: ...
+
+    def add(self, donor: str, query: Query) -> None: ...
+
+    def remove(self, donor: str) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class ComparesText(Protocol):
+    """A level that compares a vector of the text, which is stored with the chunk."""
+
+    def vector(self, text: str, partition: str | None = None) -> NDArray[np.float32] | None:
+        """The vector that a text is compared by; None for a text that has none."""
+        ...

@@ -1,0 +1,120 @@
+"""L0.5: the same text but for case, white space, Unicode form and closing punctuation, found by a hash."""
+
+import sys
+import threading
+import unicodedata
+from hashlib import blake2b
+
+from dejakv.decide.levels.base import Match, Query, Search
+
+CLOSING = ".?!…。？！ \t"
+MAX_MATCHES = 8
+_DEFAULT_SPACE = "default"
+
+
+def normalize(text: str) -> str:
+    """What two texts must share to be the same: normalizing twice changes nothing more.
+
+    Unicode NFKC (full-width letters, ligatures and the like become plain), case folded, runs of white space one space,
+    none at the ends. Closing marks (`. ? ! …` and their full-width forms) are dropped, so "The car?" is "the car"; marks
+    inside stay, so 1.5 is not 15. A text of nothing but marks stays as it is. Whether a question was made of a statement
+    ("it is red." and "it is red?") is for the lexical guard to see, which compares the texts as they came.
+
+    >>> normalize("  The  CAR? ")
+    'the car'
+    >>> normalize("1.5") == normalize("15")
+    False
+    """
+    if text.isascii():
+        folded = " ".join(text.lower().split())
+    else:
+        folded = text
+        while True:  # folding may undo NFKC (and the other way round) for a few letters: until nothing changes
+            again = " ".join(unicodedata.normalize("NFKC", folded.casefold()).split())
+            if again == folded:
+                break
+            folded = again
+    return folded.rstrip(CLOSING) or folded
+
+
+class ExactTextCache:
+    """Donors by the hash of their normalized text. Thread-safe; a look-up is one dictionary access.
+
+    `record` and `candidates` are the face for those who drive it themselves (one default space); `add`, `search` and
+    `remove` are the level's, which keeps spaces apart. An empty text matches nothing.
+
+    >>> cache = ExactTextCache()
+    >>> cache.record("Where is the cat?", "chunk_1")
+    >>> cache.candidates("where is the CAT")
+    ['chunk_1']
+    """
+
+    name = "exact_text"
+    status_names = ("exact_text",)
+
+    def __init__(self) -> None:
+        self._donors: dict[bytes, tuple[str, ...]] = {}
+        self._key_of: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def normalize(self, text: str) -> str:
+        """See `dejakv.decide.levels.exact.normalize`."""
+        return normalize(text)
+
+    def candidates(self, text: str, space: str = _DEFAULT_SPACE) -> list[str]:
+        """Chunk ids recorded for this text, newest first. The text may be normalized already."""
+        plain = normalize(text)
+        return list(self._donors.get(_key(space, plain), ())) if plain else []
+
+    def record(self, text: str, chunk_id: str, space: str = _DEFAULT_SPACE) -> None:
+        """Makes a chunk a candidate for this text; a chunk that was one for another text is moved."""
+        plain = normalize(text)
+        if not plain:
+            return
+        key = _key(space, plain)
+        with self._lock:
+            known = self._key_of.get(chunk_id)
+            if known == key:
+                return
+            if known is not None:
+                self._drop(chunk_id, known)
+            self._donors[key] = (chunk_id, *self._donors.get(key, ()))
+            self._key_of[chunk_id] = key
+
+    def search(self, query: Query) -> Search:
+        """Up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
+        plain = normalize(query.text)
+        if not plain:
+            return Search((), {self.name: "skip"})
+        donors = self._donors.get(_key(query.space, plain), ())
+        matches = tuple(Match(donor, self.name, 1.0) for donor in donors[:MAX_MATCHES])
+        return Search(matches, {self.name: "hit" if matches else "miss"})
+
+    def add(self, donor: str, query: Query) -> None:
+        self.record(query.text, donor, query.space)
+
+    def remove(self, donor: str) -> None:
+        with self._lock:
+            key = self._key_of.get(donor)
+            if key is not None:
+                self._drop(donor, key)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the two tables and their keys, ids not counted."""
+        return sys.getsizeof(self._donors) + sys.getsizeof(self._key_of) + len(self._donors) * (49 + 56)
+
+    def __len__(self) -> int:
+        return len(self._key_of)
+
+    def _drop(self, donor: str, key: bytes) -> None:
+        del self._key_of[donor]
+        left = tuple(other for other in self._donors[key] if other != donor)
+        if left:
+            self._donors[key] = left
+        else:
+            del self._donors[key]
+
+
+def _key(space: str, plain: str) -> bytes:
+    return blake2b(f"{len(space)}:{space}{plain}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

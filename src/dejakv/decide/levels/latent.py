@@ -1,0 +1,251 @@
+"""L2: latent embeddings: one index a layer, and a donor is found where the layers agree.
+
+`match="all"` wants every layer above its own threshold. The best score over layers ("any") lets the same picture under
+another question pass on `vision` alone and return the wrong answer; it exists because the prototypes did that.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from dejakv.config import LayerMatch
+from dejakv.decide.levels.base import Match, Query, Search, Status, Vectors
+from dejakv.errors import ConfigError, InputError
+from dejakv.vectors.base import Hit, Vector, VectorIndex, unit
+from dejakv.vectors.spaces import LayerSpec, Spaces
+
+_DEFAULT_SPACE = "default"
+MAX_MATCHES = 8
+DEPTHS = (32, 256, 4096)
+"""How many of a layer's nearest are looked at, and again if that may not have been enough. A donor that is beyond the
+last depth in *every* layer is missed, never wrongly found."""
+
+Rows = Mapping[str, Vector]
+Indexes = Mapping[str, VectorIndex]
+Combine = Callable[[Sequence[LayerSpec], Rows, Indexes], list[Match]]
+
+
+def all_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+    """Donors at or above the threshold in every layer, by their mean score."""
+    if not specs or any(spec.name not in indexes for spec in specs):
+        return []
+    passed: list[Match] = []
+    for donor, scores in _whole(_above_in_one(specs, rows, indexes), specs, rows, indexes):
+        if all(scores[spec.name] >= spec.threshold for spec in specs):
+            weakest = min(scores, key=scores.__getitem__)
+            passed.append(Match(donor, f"embedding:{weakest}", scores[weakest], scores))
+    passed.sort(key=lambda match: -sum(match.layers.values()))
+    return passed[:MAX_MATCHES]
+
+
+def any_layer(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+    """Donors at or above the threshold in some layer, by their best score."""
+    best: dict[str, tuple[str, float]] = {}
+    for spec in specs:
+        if spec.name not in indexes:
+            continue
+        for donor, score in indexes[spec.name].search(rows[spec.name], MAX_MATCHES, spec.threshold):
+            if donor not in best or score > best[donor][1]:
+                best[donor] = (spec.name, score)
+    order = sorted(best, key=lambda donor: -best[donor][1])[:MAX_MATCHES]
+    matches: list[Match] = []
+    for donor in order:
+        name, score = best[donor]
+        others = {n: s for n, index in indexes.items() if (s := index.scores(rows[n], (donor,))[0]) is not None}
+        matches.append(Match(donor, f"embedding:{name}", score, others))
+    return matches
+
+
+def mean_of_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+    """Donors whose weighted mean score reaches the weighted mean threshold, by that score.
+
+    Fagin's threshold algorithm (Fagin, Lotem & Naor, PODS 2001): no donor that is not among the first k of any layer can
+    have a mean above the mean of the k-th scores.
+    """
+    if not specs or any(spec.name not in indexes for spec in specs):
+        return []
+    total = sum(spec.weight for spec in specs)
+    least = sum(spec.weight * spec.threshold for spec in specs) / total
+    passed: list[Match] = []
+    for depth in DEPTHS:
+        found = {spec.name: indexes[spec.name].search(rows[spec.name], depth) for spec in specs}
+        donors = list(dict.fromkeys(donor for hits in found.values() for donor, _ in hits))
+        passed = []
+        for donor, scores in _whole(donors, specs, rows, indexes):
+            score = sum(spec.weight * scores[spec.name] for spec in specs) / total
+            if score >= least:
+                passed.append(Match(donor, "embedding:mean", score, scores))
+        passed.sort(key=lambda match: -match.score)
+        unseen = sum(spec.weight * _floor(found[spec.name], depth) for spec in specs) / total
+        if unseen < (passed[0].score if passed else least):
+            break
+    return passed[:MAX_MATCHES]
+
+
+def _above_in_one(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[str]:
+    """Every donor above the threshold of one layer: the first layer, and the least depth, at which that is a whole list."""
+    widest: list[str] = []
+    for depth in DEPTHS:
+        for spec in specs:
+            above = [donor for donor, _ in indexes[spec.name].search(rows[spec.name], depth, spec.threshold)]
+            if len(above) < depth:
+                return above
+            widest = above
+    return widest
+
+
+def _whole(
+    donors: Sequence[str], specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes
+) -> list[tuple[str, dict[str, float]]]:
+    """The donors that have a score in every layer, with their scores."""
+    columns = {spec.name: indexes[spec.name].scores(rows[spec.name], donors) for spec in specs}
+    whole: list[tuple[str, dict[str, float]]] = []
+    for place, donor in enumerate(donors):
+        scores = {name: score for name, column in columns.items() if (score := column[place]) is not None}
+        if len(scores) == len(specs):
+            whole.append((donor, scores))
+    return whole
+
+
+def _floor(hits: Sequence[Hit], depth: int) -> float:
+    """No donor outside the list scores above this."""
+    return hits[-1][1] if len(hits) == depth else -1.0
+
+
+COMBINE: dict[str, Combine] = {"all": all_layers, "any": any_layer, "mean": mean_of_layers}
+
+
+class EmbeddingCache:
+    """Donors by the vectors of several layers. Thread-safe.
+
+    layers  specs or `NAME:DIM[:THRESHOLD]`
+    match   `all`: every layer at or above its threshold. `any`: one is enough, the best decides. `mean`: the weighted
+            mean of the scores at or above the weighted mean of the thresholds
+    index   `flat` (exact), `hnsw` or `lsh`
+
+    For `all` and `mean` a layer without a vector, on either side, agrees with nothing. A match names the layer that
+    decided: for `all` the one with the lowest score, for `any` the best, for `mean` `embedding:mean`.
+
+    >>> cache = EmbeddingCache(["prompt:2:0.9", "vision:2:0.8"])
+    >>> cache.add("chunk_1", {"prompt": [1, 0], "vision": [0, 1]})
+    >>> cache.search({"prompt": [1, 0], "vision": [0, 1]}).level
+    'embedding:prompt'
+    >>> cache.search({"prompt": [1, 0], "vision": [1, 0]}) is None  # the picture differs
+    True
+    """
+
+    name = "embedding"
+
+    def __init__(self, layers: Sequence[LayerSpec | str], match: LayerMatch = "all", *, index: str = "flat") -> None:
+        specs = [LayerSpec.parse(layer) if isinstance(layer, str) else layer for layer in layers]
+        if len({spec.name for spec in specs}) != len(specs):
+            raise ConfigError(
+                "two latent layers have one name: give each of embedding_layers (--embedding-layer) its own"
+            )
+        if match not in COMBINE:
+            raise ConfigError(f"embedding_match={match!r} is unknown: choose one of {', '.join(COMBINE)}")
+        self.match = match
+        self.layers: dict[str, LayerSpec] = {spec.name: spec for spec in specs}
+        self.status_names = tuple(f"embedding:{name}" for name in self.layers)
+        self._kind = index
+        self._spaces = {spec.name: Spaces(spec.dim, index) for spec in specs if spec.dim is not None}
+        self._lock = threading.Lock()
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """By the level that a match names, for a `ThresholdGuard`."""
+        specs = self.layers.values()
+        named = {f"embedding:{spec.name}": spec.threshold for spec in specs}
+        if specs:
+            named["embedding:mean"] = sum(s.weight * s.threshold for s in specs) / sum(s.weight for s in specs)
+        return named
+
+    @overload
+    def search(self, query: Query) -> Search: ...
+
+    @overload
+    def search(self, query: Mapping[str, Any]) -> Match | None: ...
+
+    def search(self, query: Query | Mapping[str, Any]) -> Search | Match | None:
+        """For a `Query`, a `Search` with up to 8 matches, best first; for `{layer: vector}`, the best match or None.
+
+        Raises ConfigError for a vector of another dimension than its layer's.
+        """
+        if isinstance(query, Query):
+            vectors = query.vectors  # computed outside the lock
+            with self._lock:
+                return self._search(vectors, query.space)
+        with self._lock:
+            matches = self._search(query, _DEFAULT_SPACE).matches
+        return matches[0] if matches else None
+
+    @overload
+    def add(self, donor: str, query: Query) -> None: ...
+
+    @overload
+    def add(self, donor: str, query: Mapping[str, Any]) -> None: ...
+
+    def add(self, donor: str, query: Query | Mapping[str, Any]) -> None:
+        """Makes a chunk a donor by whichever layers have a vector. Raises ConfigError as `search` does."""
+        vectors, space = (query.vectors, query.space) if isinstance(query, Query) else (query, _DEFAULT_SPACE)
+        with self._lock:
+            for name, row in self._rows(vectors).items():
+                self._spaces[name].add(space, donor, row)
+
+    def remove(self, donor: str) -> None:
+        with self._lock:
+            for spaces in self._spaces.values():
+                spaces.remove(donor)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the vectors of all layers."""
+        return sum(spaces.nbytes for spaces in tuple(self._spaces.values()))
+
+    def __len__(self) -> int:
+        return max((len(spaces) for spaces in tuple(self._spaces.values())), default=0)
+
+    def _search(self, vectors: Vectors, space: str) -> Search:
+        rows = self._rows(vectors)
+        statuses: dict[str, Status] = {f"embedding:{n}": "miss" if n in rows else "skip" for n in self.layers}
+        indexes: dict[str, VectorIndex] = {}
+        for name in rows:
+            index = self._spaces[name].get(space)
+            if index is not None:
+                indexes[name] = index
+        matches = COMBINE[self.match](list(self.layers.values()), rows, indexes)
+        if matches:
+            for name, score in matches[0].layers.items():
+                if self.match != "any" or score >= self.layers[name].threshold:
+                    statuses[f"embedding:{name}"] = "hit"
+        return Search(tuple(matches), statuses)
+
+    def _rows(self, vectors: Vectors) -> dict[str, Vector]:
+        """Unit vectors of the layers that are known here; one without a direction counts as absent."""
+        rows: dict[str, Vector] = {}
+        for name, spec in self.layers.items():
+            given = vectors.get(name)
+            if given is None:
+                continue
+            vector = np.asarray(given, dtype=np.float32)
+            if spec.dim is None:
+                spec = self._settle(spec, vector.size)
+            if vector.shape != (spec.dim,):
+                raise ConfigError(
+                    f"layer {name!r} was declared with dimension {spec.dim}, but its vector has shape {vector.shape}: "
+                    f"write {name}:{vector.size}:{spec.threshold:g} in embedding_layers (--embedding-layer)"
+                )
+            try:
+                rows[name] = unit(vector, vector.size, f"layer {name!r}")
+            except InputError:
+                continue
+        return rows
+
+    def _settle(self, spec: LayerSpec, dim: int) -> LayerSpec:
+        """The first vector of a layer of dimension `auto` settles it."""
+        settled = self.layers[spec.name] = replace(spec, dim=dim)
+        self._spaces[spec.name] = Spaces(dim, self._kind)
+        return settled

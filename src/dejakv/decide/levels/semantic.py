@@ -1,0 +1,162 @@
+"""L1: a text that means the same, found by the cosine of embeddings."""
+
+import threading
+from typing import overload
+
+from dejakv.config import SIMILARITY_THRESHOLD
+from dejakv.decide.levels.base import Match, Query, Recent, Search
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import epoch_of
+from dejakv.request import nothing_is_kept
+from dejakv.vectors.base import Closes, TextEncoder, Vector
+from dejakv.vectors.spaces import Spaces
+from dejakv.vectors.text import varying_part
+
+MAX_MATCHES = 8
+REMEMBERED = 256
+_DEFAULT_SPACE = "default"
+
+
+class SemanticTextCache:
+    """Donors whose embedded text has a cosine of at least `threshold` with the query's. Thread-safe.
+
+    threshold     cosine in [-1, 1]; 0 is a threshold like any other
+    chunk_window  characters that are embedded, 0 for all; see `dejakv.vectors.text`
+    preamble      what all chunks begin with and what is therefore not embedded
+    index         `flat` (exact), `hnsw` or `lsh`
+
+    `search(text)` and `add(chunk_id, text)` are the face for those who drive it themselves (one default space);
+    `search(query)`, `add(donor, query)` and `remove` are the level's, which keeps spaces apart.
+
+    >>> import numpy as np
+    >>> from dejakv.vectors.text import ModelTextEncoder
+    >>> letters = lambda text: np.array([text.count(letter) for letter in "abcdefghij"])  # stands for a model
+    >>> cache = SemanticTextCache(ModelTextEncoder(letters, "letters"), threshold=0.8)
+    >>> cache.add("chunk_1", "a big cat")
+    >>> cache.search("the big cat, a").donor
+    'chunk_1'
+    """
+
+    name = "semantic_text"
+    status_names = ("semantic_text",)
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        threshold: float = SIMILARITY_THRESHOLD,
+        chunk_window: int = 0,
+        *,
+        preamble: str = "",
+        index: str = "flat",
+    ) -> None:
+        if not -1.0 <= threshold <= 1.0:
+            raise ConfigError(
+                f"threshold={threshold} is no cosine: give a number from -1 to 1 ({SIMILARITY_THRESHOLD} is usual)"
+            )
+        if chunk_window < 0:
+            raise ConfigError(f"chunk_window={chunk_window} is negative: give a number of characters, 0 for all")
+        self.encoder = encoder
+        self.threshold = threshold
+        self.chunk_window = chunk_window
+        self.preamble = preamble
+        self._index = index
+        self._spaces: Spaces | None = None
+        self._recent: Recent[Vector | None] = Recent(REMEMBERED, nothing_is_kept)
+        self._lock = threading.Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the encoder and what of a text it is given; stored vectors of another fingerprint are of no use."""
+        return epoch_of(
+            {"encoder": self.encoder.fingerprint, "window": self.chunk_window, "preamble": self.preamble.strip()}
+        )
+
+    def close(self) -> None:
+        """Ends the encoder's process, if it has one."""
+        if isinstance(self.encoder, Closes):
+            self.encoder.close()
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """By the level that a match names, for a `ThresholdGuard`."""
+        return {self.name: self.threshold}
+
+    def vector(self, text: str, partition: str | None = None) -> Vector | None:
+        """The unit vector a text is compared by; None for a text that cannot be embedded (an empty one).
+
+        With a partition, it is remembered for a while for that partition alone; see `Recent`.
+        """
+        part = varying_part(text, self.chunk_window, self.preamble)
+        if not part:
+            return None
+        return self._encode(part) if partition is None else self._recent.get(partition, part, self._encode)
+
+    @overload
+    def search(self, query: Query) -> Search: ...
+
+    @overload
+    def search(self, query: str) -> Match | None: ...
+
+    def search(self, query: Query | str) -> Search | Match | None:
+        """For a `Query`, a `Search` with up to 8 matches, best first; for a text, the best match or None."""
+        if isinstance(query, str):
+            matches = self.search_vector(self.vector(query), _DEFAULT_SPACE)
+            return matches[0] if matches else None
+        vector = self.vector(query.text, query.request.partition)
+        if vector is None:
+            return Search((), {self.name: "skip"})
+        matches = self.search_vector(vector, query.space)
+        return Search(matches, {self.name: "hit" if matches else "miss"})
+
+    def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
+        """Up to 8 matches for a vector that is there already, best first."""
+        if vector is None or self._spaces is None:
+            return ()
+        with self._lock:
+            hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
+        return tuple([Match(id, self.name, score) for id, score in hits])
+
+    @overload
+    def add(self, donor: str, query: Query) -> None: ...
+
+    @overload
+    def add(self, donor: str, query: str, vector: Vector | None = None) -> None: ...
+
+    def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
+        """Makes a chunk a donor. A vector that is known already (`ChunkMeta.vectors["text"]`) is not computed again."""
+        if isinstance(query, str):
+            row = self.vector(query) if vector is None else vector
+            space = _DEFAULT_SPACE
+        else:
+            row, space = query.vectors.get("text"), query.space
+            if row is None:
+                row = self.vector(query.text, query.request.partition)
+        if row is None:
+            return
+        with self._lock:
+            if self._spaces is None:
+                self._spaces = Spaces(len(row), self._index)
+            self._spaces.add(space, donor, row)
+
+    def forget(self, partition: str | None) -> None:
+        """Forgets the vectors of the latest texts of one partition, or of all."""
+        self._recent.forget(partition)
+
+    def remove(self, donor: str) -> None:
+        with self._lock:
+            if self._spaces is not None:
+                self._spaces.remove(donor)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the vectors and the structure over them."""
+        return self._spaces.nbytes if self._spaces is not None else 0
+
+    def __len__(self) -> int:
+        return len(self._spaces) if self._spaces is not None else 0
+
+    def _encode(self, part: str) -> Vector | None:
+        try:
+            return self.encoder.encode(part)
+        except InputError:
+            return None

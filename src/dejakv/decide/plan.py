@@ -1,0 +1,419 @@
+"""What there is for a request, the plans that it allows, and the decision: all plans that may run, best first.
+
+Of the plans that may run the cheapest is the best. An approximate one must be asked for. Where an engine knows no costs, an
+approximate plan that saves enough comes before the exact prefix, and that before full computation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv.costs import MAX_SHARE, Costs
+from dejakv.decide.guards.base import Verdict
+from dejakv.decide.levels.base import Match, Query, Status
+from dejakv.request import Request, ReuseMode, reusable
+from dejakv.store.base import KV, ROWS, ChunkMeta, PrefixHit
+from dejakv.trust.draw import Draw
+
+Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
+
+PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
+"""Methods that take donors' state token by token, and compute what differs."""
+
+APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
+"""Methods that may change an answer."""
+
+COPIED = "copied"
+"""Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
+
+COSTS = "costs"
+"""How the reason begins where an approximate plan may run and an exact one takes less time."""
+
+Accept = Callable[[NDArray[np.float32]], str]
+"""Sees the log probabilities `[vocabulary]` of an answer's first token before anybody gets it. Returns why the plan is refused, or ""."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request may be given.
+
+    mode       `off` reuses nothing but exact prefixes and is not compared; others: see `ReuseMethod`
+    threshold  least score of a donor: the cosine of similar text, or the share of the prompt that is copied text; it can only
+               tighten what the cache is set to
+    named      ids of the only donors to be used beside exact ones, the best first; the caller vouches for them, so no guard is
+               asked. They must be of the request's own partition and epoch
+    no_store   nothing of this request is kept
+    donors     of how many prompts a piecewise method takes state at most; None: of as many as the settings say
+    similar    False leaves out whatever is not exact: exact prefixes and equal prompts alone
+    levels     False leaves out the levels, which may run an encoder: copied text is still looked for
+    tells_first_token  the engine lets a blend be refused by its first token, so that an error bound may wait for it
+    """
+
+    mode: ReuseMode = "exact"
+    threshold: float | None = None
+    named: tuple[str, ...] = ()
+    no_store: bool = False
+    similar: bool = True
+    donors: int | None = None
+    levels: bool = True
+    tells_first_token: bool = False
+
+    @classmethod
+    def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":
+        """The request's own choice where it has one, the cache's elsewhere."""
+        return cls(request.reuse or config.reuse, request.threshold, no_store=request.no_store, donors=donors)
+
+    @property
+    def method(self) -> ReuseMethod:
+        """The most that may be done with a donor."""
+        return "exact" if self.mode == "off" else self.mode
+
+    @property
+    def piecewise(self) -> bool:
+        """Whether state may be taken token by token, from several donors, and what differs computed."""
+        return self.method in PIECEWISE
+
+
+@dataclass(frozen=True)
+class Found:
+    """Donors and an exact prefix.
+
+    match     the best donor that passed the guards; `donors` its description first, further ones only for blend
+    prefix    the longest exact prefix, whether it is worth loading or not
+    verdicts  what the guards said of each candidate they saw
+    copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
+    runs      first token and length of each stretch of the prompt that stands in the donors
+    held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
+    failed    the name of the error of a level that could not be asked, empty if there was none
+    """
+
+    match: Match | None = None
+    donors: tuple[ChunkMeta, ...] = ()
+    prefix: tuple[PrefixHit, ChunkMeta] | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    copied: int | None = None
+    runs: tuple[tuple[int, int], ...] = ()
+    held: tuple[tuple[int, int], ...] | None = None
+    failed: str = ""
+
+    @property
+    def refused(self) -> str:
+        """Why there is no match although something was found: the first rejection, which is the best candidate's."""
+        if self.match is not None:
+            return ""
+        return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
+
+    def new(self, tokens: int, kept: int) -> int:
+        """Of a prompt of `tokens` tokens those behind the first `kept` that no donor holds; 0 where it is not known."""
+        if self.held is None:
+            return 0
+        return tokens - kept - sum(max(0, first + length - max(first, kept)) for first, length in self.held)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to run a request.
+
+    method   `none`, `prefix`, `exact`, `adopt`, `blend` or `top_layer`
+    donors   whose state is used, best first (more than one only for piecewise methods)
+    reused   prompt tokens that are not computed (for piecewise methods: an estimate made before the token map is known)
+    reason   why a donor that was found is not used, else empty
+    kept     tokens of an exact prefix that a blend leaves as they are
+    seams    of a blend: stretches of the prompt behind `kept` that stand in donors, as far as they are known
+    seconds  estimated time; None: not known
+    refused  why it may not run; empty: it may
+    config   settings of a piecewise method; None: its defaults
+    most     share of rows that a piecewise method may compute, the mean over layers: beyond it the next plan is better
+    accept   asked by the engine after the prefill, before anything of the answer is told
+    """
+
+    method: Method
+    donors: tuple[ChunkMeta, ...] = ()
+    match: Match | None = None
+    reused: int = 0
+    reason: str = ""
+    kept: int = 0
+    seams: int = 0
+    seconds: float | None = None
+    refused: str = ""
+    config: SemanticCacheConfig | None = None
+    most: float = 1.0
+    accept: Accept | None = None
+
+    @property
+    def approximate(self) -> bool:
+        return self.method in APPROXIMATE
+
+    @property
+    def piecewise(self) -> bool:
+        """See `PIECEWISE`."""
+        return self.method in PIECEWISE
+
+    @property
+    def name(self) -> str:
+        """The method in words."""
+        if self.method == "blend":
+            return f"blend{' behind the exact prefix' if self.kept else ''}"
+        return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
+
+    def loaded(self, tokens: int) -> int:
+        """Tokens of which state is loaded for a prompt of so many: a blend reads the rows that it uses."""
+        held = sum(meta.num_tokens for meta in self.donors)
+        return min(held, tokens) if self.method == "blend" else held
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f" {self.seconds:.2g} s"
+        return f"{self.name}{took}{f' ({self.refused})' if self.refused else ''}"
+
+
+FULL = Plan("none")
+"""Full computation. No engine refuses it."""
+
+
+@dataclass
+class Trial:
+    """An approximate plan under an error bound. `draw`: whether it is served, and whether it is labelled; None until its first
+    token is known, which decides."""
+
+    plan: Plan
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a request is to be run.
+
+    key         exact key of the prompt: id of its own chunk, if it is stored; `tokens` its length
+    plans       all that may run, best first; the last is full computation
+    considered  every plan that was looked at, with its seconds, or why it is refused
+    query       what the levels were asked
+    seconds     what finding took
+    trial       the approximate plan that was chosen, where there is an error bound; `plans` has it only if it may be served
+    """
+
+    key: str
+    tokens: int
+    ask: Ask
+    plans: tuple[Plan, ...]
+    found: Found
+    query: Query
+    statuses: Mapping[str, Status]
+    seconds: float = 0.0
+    considered: tuple[Plan, ...] = ()
+    trial: Trial | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan."""
+        return self.plans[0]
+
+    @property
+    def exact(self) -> Plan:
+        """The best plan that changes no answer, beside the prompt's own state: the exact prefix, or full computation."""
+        return next(plan for plan in self.plans if plan.method in ("prefix", "none"))
+
+    def without(self, reason: str) -> "Decision":
+        """The decision after its best plan was refused."""
+        best = self.plan
+        considered = tuple(replace(plan, refused=reason) if plan is best else plan for plan in self.considered)
+        plans = (replace(self.exact, reason=reason), *(plan for plan in self.plans[1:] if plan is not self.exact))
+        return replace(self, plans=plans, considered=considered)
+
+    def ran(self, plan: Plan, computed: int, exactly: str) -> Plan:
+        """The plan that ran: an engine may run a prompt exactly by itself and say why (`exactly`)."""
+        if not exactly:
+            return plan
+        return replace(FULL if computed == self.tokens else self.exact, reason=exactly)
+
+    def __str__(self) -> str:
+        """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""
+        return self.told(self.plan)
+
+    def told(self, ran: Plan) -> str:
+        """What was considered, and the plan that ran."""
+        return f"{', '.join(map(str, self.considered))}: {ran.name}"
+
+
+def serves_blends(meta: ChunkMeta, most: int) -> bool:
+    """Whether a blend may take a chunk's rows: exact state, or rows of a blend of at most the generation `most`."""
+    return meta.kind == KV or (meta.kind == ROWS and meta.generation <= most)
+
+
+def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
+    """The status table once it is known what is run: a level whose donor is not used is no hit, and `kv_cache` is one
+    exactly where state is used."""
+    rows: dict[str, Status] = {}
+    for name, status in statuses.items():
+        unused = plan.match is None or (plan.match.level == COPIED and name != COPIED)
+        rows[name] = "miss" if unused and status == "hit" else status
+    rows["kv_cache"] = "hit" if plan.donors else "miss"
+    return rows
+
+
+class PlanGuard(Protocol):
+    """Judges plans as the other guards judge donors."""
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        """Why an approximate plan for a prompt of `tokens` tokens may not run, in words; empty if it may.
+
+        exact  the exact plan that would run instead
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LeastGain:
+    """Refuses plans that save fewer than `tokens` tokens beyond the exact one.
+
+    An adopted prompt runs from state that is whole, its pictures' tokens included, and what it saves is counted so: over the whole
+    prompt, as long as it is anything beyond the exact plan. A short question behind a picture would never be worth it else.
+    """
+
+    tokens: int
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        gain = plan.reused - exact.reused
+        if gain >= self.tokens or (plan.method == "adopt" and gain > 0 and plan.reused >= self.tokens):
+            return ""
+        return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {self.tokens} are asked for"
+
+
+@dataclass(frozen=True)
+class MostRows:
+    """Refuses piecewise plans that compute more than `share` of the prompt's rows: they save little, and are still approximate."""
+
+    share: float
+
+    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
+        rows = tokens - plan.reused
+        if not plan.piecewise or rows <= self.share * tokens:
+            return ""
+        return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
+
+
+def choose(
+    tokens: int,
+    found: Found,
+    ask: Ask,
+    *,
+    same: bool = False,
+    min_gain: int = 0,
+    share: float = 0.0,
+    most: int = 1,
+    tail: int = 1,
+    costs: Costs | None = None,
+    guards: Sequence[PlanGuard] = (),
+    piece: int = 1,
+) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
+    """The plans for a prompt of `tokens` tokens: those that may run, best first, and all that were considered.
+
+    same      the donor's token ids and media equal the request's: exact reuse, whatever was asked
+    min_gain  tokens that an approximate plan must save, see `LeastGain`
+    share     rows that blend would recompute at least, of those that are not exact
+    most      donors that a blend takes
+    tail      rows that `top_layer` would compute at least
+    costs     what rows, bytes and blends take; None: not known
+    guards    asked beside `LeastGain` and `MostRows`
+    piece     see `Prepared`
+    """
+    ways = tuple(exact_plans(tokens, found, costs, piece))
+    exact = _cheapest(ways)
+    others = (FULL,) if exact.donors else ()
+
+    def exactly(reason: str, considered: tuple[Plan, ...] = ways) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
+        return (replace(exact, reason=reason), *others), considered
+
+    if found.match is None or not found.donors:
+        return exactly(found.refused)
+    if same:
+        held = reusable(tokens, tokens, piece, found.donors[0].spans)
+        if not held:
+            reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
+            return (replace(FULL, reason=reason),), ways
+        took = costs.prefix(held, tokens) if costs else None
+        own = Plan("exact", found.donors[:1], found.match, held, seconds=took)
+        return (own, exact, *others), (*ways, own)
+    if ask.method == "exact":
+        level = found.match.level
+        return exactly(
+            f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
+        )
+    judges = (LeastGain(min_gain), MostRows(MAX_SHARE), *guards)
+    tried = tuple(
+        replace(way, refused=next(filter(None, (judge.refuses(way, tokens, exact) for judge in judges)), ""))
+        for way in _approximate_plans(tokens, found, ask, costs, share, most, tail, piece)
+    )
+    considered = (*ways, *tried)
+    admitted = [way for way in tried if not way.refused]
+    if not admitted:
+        return exactly(tried[0].refused, considered)
+    best = _cheapest([*ways, *admitted])
+    if best.approximate:
+        return (best, exact, *others), considered
+    return exactly(f"{COSTS}: {', '.join(map(str, considered))}: {best.name}", considered)
+
+
+def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
+    """The share of its rows, the mean over layers, that a piecewise plan may compute when its token map is known: beyond it the exact
+    plan is cheaper, or `min_gain` is missed. In [0, 1]."""
+    rows = float(tokens - exact.reused - min_gain)
+    if costs is not None:
+        seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
+        rows = min(rows, costs.most_rows(seconds, tokens, chosen.loaded(tokens)))
+    return min(1.0, max(0.0, rows / tokens))
+
+
+def _cheapest(plans: Sequence[Plan]) -> Plan:
+    """Of equal ones the first. Without costs the one that reuses most."""
+    if any(plan.seconds is None for plan in plans):
+        return max(plans, key=lambda plan: plan.reused)
+    return min(plans, key=lambda plan: plan.seconds or 0.0)
+
+
+def exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int = 1) -> Iterator[Plan]:
+    """In full, and behind the exact prefix. `piece`: see `Prepared`."""
+    yield replace(FULL, seconds=costs.full(tokens) if costs else None)
+    if found.prefix is not None:
+        hit, meta = found.prefix
+        held = reusable(hit.tokens, tokens, piece, meta.spans)
+        if held:
+            yield Plan("prefix", (meta,), None, held, seconds=costs.prefix(held, tokens) if costs else None)
+
+
+def _approximate_plans(
+    tokens: int, found: Found, ask: Ask, costs: Costs | None, share: float, most: int, tail: int, piece: int
+) -> Iterator[Plan]:
+    """What the donors are good for, by the method that was asked for. Arguments: see `choose`."""
+    donors = found.donors
+    if ask.method == "adopt":  # the donor's own prompt runs, from its own state
+        length = donors[0].num_tokens
+        held = reusable(length, length, piece, donors[0].spans)
+        took = costs.prefix(held, length) if costs else None
+        yield Plan("adopt", donors, found.match, tokens - (length - held), seconds=took)
+    elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
+        rows = min(tokens, max(tail, found.new(tokens, 0)))
+        yield _priced(Plan("top_layer", donors, found.match, tokens - rows), tokens, costs)
+    else:
+        hit, meta = found.prefix if found.prefix is not None else (None, None)
+        own = hit is None or meta is None or meta.id in [donor.id for donor in donors]
+        yield _blend(tokens, found, donors, hit.tokens if own and hit else 0, costs, share)
+        if not own and hit and meta and costs is not None and most > 1:
+            # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
+            yield _blend(tokens, found, (*donors[: most - 1], meta), hit.tokens, costs, share)
+
+
+def _blend(
+    tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
+) -> Plan:
+    rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
+    seams = sum(first + length > kept for first, length in found.held or ())
+    return _priced(Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept, seams=seams), tokens, costs)
+
+
+def _priced(plan: Plan, tokens: int, costs: Costs | None) -> Plan:
+    rows = tokens - plan.reused
+    return replace(plan, seconds=costs.blending(rows, tokens, plan.loaded(tokens))) if costs else plan

@@ -1,0 +1,379 @@
+"""A model as blending sees it, and the cache that starts full of donors' state, so that it computes only some rows of a prompt.
+
+The decoder layers run as they are. A forward pre-hook (`install`) takes the other tokens out of the first layer's input; each layer's
+attention then calls `cache.update` with the K and V of the recomputed tokens, which land among the donors', and attends to all.
+`generate` sees a cache of length 0 until that is done, so one call does partial prefill, first logits and decode.
+
+Nothing is looked up by model name. How each layer's keys carry positions is learnt from the model itself: the same tokens
+are run at shifted positions, and whatever turns the first keys into the second is that layer's rotation (none at all in
+layers without positions, as Cohere2 has). Blending is refused unless it is exact where it must be.
+"""
+
+import copy
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from dejakv.blend.offsets import Correction, correct, corrections
+from dejakv.blend.recomputed import RecomputePlan
+from dejakv.blend.rope import ApplyRotary, Tables, rotate, turn
+from dejakv.errors import InputError, ModelError
+
+
+class BlendLayer(DynamicLayer):
+    """One layer's K and V, `[batch, kv_heads, tokens, head_dim]`, keys already at this prompt's positions."""
+
+    keys: Any
+    values: Any
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.tokens = values.shape[-2]
+        self.dtype, self.device, self.is_initialized = values.dtype, values.device, True
+        self.pending = True
+        self.rows: Tensor | None = None
+        self.offsets: list[Correction] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.pending:
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.pending = False
+        if self.rows is None:
+            self.keys, self.values = key_states, value_states
+        else:
+            correct(self.keys, key_states, self.offsets)
+            correct(self.values, value_states, self.offsets)
+            self.keys.index_copy_(2, self.rows, key_states)
+            self.values.index_copy_(2, self.rows, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return 0 if self.pending else super().get_seq_length()
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length, 0) if self.pending else super().get_mask_sizes(query_length)
+
+    def widen(self, batch: int) -> None:
+        """Copies for beams or several samples of one prompt."""
+        self.keys = self.keys.expand(batch, -1, -1, -1).contiguous()
+        self.values = self.values.expand(batch, -1, -1, -1).contiguous()
+
+
+class BlendCache(Cache):
+    """Single use: one prefill of exactly the planned tokens, then ordinary decoding.
+
+    rows    the recomputed tokens, ascending; None for all
+    inside  the layer that runs: hooks of a second engine on the same model leave it alone
+    """
+
+    def __init__(self, layers: Sequence[BlendLayer], plan: RecomputePlan) -> None:
+        super().__init__(layers=list(layers))
+        self.blends: list[Any] = list(layers)
+        self.tokens = layers[0].tokens
+        self.plan = plan
+        self.rows: Tensor | None = plan.tokens if len(plan.tokens) < self.tokens else None
+        self.inside = -1
+        self._masks: dict[int, tuple[Tensor | None, Tensor]] = {}
+
+    @property
+    def recomputed(self) -> int:
+        """How many tokens each layer computes."""
+        return self.tokens if self.rows is None else len(self.rows)
+
+    @property
+    def pending(self) -> bool:
+        return self.blends[-1].pending
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Return the input of decoder layer `index`, and what goes with it (tables, position ids, mask), for the recomputed tokens.
+        `kwargs` are the model's own, for all tokens."""
+        if self.inside >= index:
+            raise InputError("a blend cache serves one prefill: make a new one for each request")
+        self.inside, rows = index, self.rows
+        if index == 0:
+            self._begin(hidden)
+            if rows is not None:
+                hidden = hidden.index_select(1, rows)
+        return hidden, kwargs if rows is None else self._for_rows(kwargs, rows)
+
+    def _begin(self, hidden: Tensor) -> None:
+        if hidden.shape[1] != self.tokens:
+            raise InputError(
+                f"the cache was planned for {self.tokens} tokens, but {hidden.shape[1]} came: pass the whole prompt, "
+                "without chunked prefill"
+            )
+        if hidden.shape[0] > 1:
+            if not bool((hidden == hidden[:1]).all()):
+                raise InputError("a batch of different prompts cannot be blended: run them one by one")
+            for layer in self.blends:
+                layer.widen(hidden.shape[0])
+        moves = self.rows is not None and self.plan.runs is not None
+        offsets = corrections(self.plan.runs, self.rows, self.plan.changed) if moves else []  # pyright: ignore
+        for index, layer in enumerate(self.blends):
+            layer.rows = self.rows
+            layer.offsets = offsets if index else []  # the first layer's K and V depend on the token alone
+
+    def _for_rows(self, kwargs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+        """The model's arguments for these tokens. They need an explicit mask: without one, SDPA takes the queries for the first
+        positions and cuts K and V short."""
+        made = dict(kwargs)
+        cos, sin = kwargs["position_embeddings"]
+        made["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
+        if kwargs.get("position_ids") is not None:
+            made["position_ids"] = kwargs["position_ids"].index_select(-1, rows)
+        made["attention_mask"] = self._mask(kwargs.get("attention_mask"), rows)
+        return made
+
+    def _mask(self, mask: Tensor | None, rows: Tensor) -> Tensor:
+        # Layers of one kind share a mask object; a model with sliding and full layers alternates between two.
+        held = self._masks.get(id(mask))
+        if held is not None and held[0] is mask:
+            return held[1]
+        if mask is None:
+            made = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[None, None]
+        elif mask.dim() == 4:
+            self._refuse_padding(mask)
+            made = mask.index_select(2, rows)
+        else:
+            raise InputError(
+                "blend needs the attention implementation 'sdpa' or 'eager': load the model with one of them"
+            )
+        self._masks[id(mask)] = (mask, made)
+        return made
+
+    def _refuse_padding(self, mask: Tensor) -> None:
+        """A token that cannot even see itself is padding, and padding shifts positions that the donor's keys rely on."""
+        own = mask.diagonal(dim1=-2, dim2=-1)
+        seen = own if own.dtype == torch.bool else own >= 0
+        if not bool(seen.all()):
+            raise InputError(
+                "a prompt with padding cannot be blended: run each prompt of the batch alone, without padding"
+            )
+
+
+def install(layers: Sequence[nn.Module]) -> None:
+    """Put the hooks on a model's decoder layers. They do nothing without a pending `BlendCache` of these very layers, and replace no
+    class, function or method."""
+    for index, layer in enumerate(layers):
+
+        def hook(_module: nn.Module, args: tuple, kwargs: dict[str, Any], index: int = index) -> Any:
+            cache = kwargs.get("past_key_values")
+            if not isinstance(cache, BlendCache) or not cache.pending or cache.inside == index:
+                return None
+            hidden = args[0] if args else kwargs["hidden_states"]
+            hidden, made = cache.enter(index, hidden, kwargs)
+            if args:
+                return (hidden, *args[1:]), made
+            return (), {**made, "hidden_states": hidden}
+
+        layer.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+FIXED = ("default", "linear", "yarn", "llama3")
+"""Kinds of rotary tables that do not depend on a prompt's length."""
+TOKENS, SHIFT = 24, 7
+"""Tokens of the trial, and the positions that they are shifted by."""
+
+
+@dataclass(frozen=True)
+class Mover:
+    """How one layer's keys move. `partial`: see `rope.rotate`; `kind`: the layer type its tables are made for."""
+
+    apply: ApplyRotary
+    partial: bool = False
+    kind: str | None = None
+
+
+@dataclass
+class BlendModel:
+    """The parts of a model that a blend works on. `movers[i]` is None where layer i's keys carry no position."""
+
+    model: Any
+    layers: list[Any]
+    rotary: Any
+    movers: list[Mover | None]
+    _tables: dict[tuple[str | None, int], Tables] = field(default_factory=dict, repr=False)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether a position is rotated alike in prompts of any length."""
+        return getattr(self.rotary, "rope_type", "default") in FIXED
+
+    def tables(self, length: int, kind: str | None) -> Tables:
+        """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Kept for the next."""
+        rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
+        held = self._tables.get((kind, rows))
+        if held is None:
+            if len(self._tables) >= 8:
+                self._tables.pop(next(iter(self._tables)))
+            held = self._tables[kind, rows] = self._make_tables(rows, kind)
+        return held
+
+    def _make_tables(self, length: int, kind: str | None) -> Tables:
+        # A copy that has seen no prompt: some rotary modules remember the longest one.
+        rotary = copy.deepcopy(self.rotary)
+        _forget(rotary)
+        device = next(self.rotary.buffers()).device
+        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
+        extra = (kind,) if kind is not None else ()
+        with torch.inference_mode(False), torch.no_grad():
+            cos, sin = rotary(probe, torch.arange(length, device=device)[None], *extra)
+        return cos.float(), sin.float()
+
+    def move(self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int) -> None:
+        """Turn keys `[layers, kv_heads, tokens, head_dim]` from positions `source` to `target` (`[tokens]`), in place.
+
+        source_length, target_length  tokens of the prompts: tables may depend on them (dynamic NTK, longrope)
+        """
+        same = self.fixed or source_length == target_length
+        if not len(keys) or (same and torch.equal(target, source)):
+            return
+        movers = self.movers
+        for mover in {m for m in movers if m is not None}:
+            here = [i for i, m in enumerate(movers) if m == mover]
+            cos, sin = self.tables(source_length, mover.kind)
+            old = (cos[:, source], sin[:, source])
+            cos, sin = self.tables(target_length, mover.kind)
+            tables = turn((cos[:, target], sin[:, target]), old)
+            if len(here) == len(movers):
+                rotate(mover.apply, keys, tables, partial=mover.partial, out=keys)
+            else:
+                keys[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
+
+
+def _forget(rotary: Any) -> None:
+    """Puts a copied rotary module back to what it was before it saw any prompt."""
+    for name, value in list(rotary.named_buffers(recurse=False)):
+        kept = getattr(rotary, name.replace("inv_freq", "original_inv_freq"), None)
+        if name.endswith("inv_freq") and "original" not in name and isinstance(kept, Tensor):
+            value.data = kept.clone()
+    original = getattr(rotary, "original_max_seq_len", None)
+    if isinstance(original, int) and isinstance(getattr(rotary, "max_seq_len_cached", None), int):
+        rotary.max_seq_len_cached = original
+
+
+def _parts_of(model: Any) -> BlendModel:
+    """Find the parts, with movers still to be learnt.
+
+    Raises: ModelError naming what is missing.
+    """
+    name = type(model).__name__
+    attention = getattr(model.config, "_attn_implementation", None)
+    text = getattr(model.config, "get_text_config", lambda: model.config)()
+    attention = getattr(text, "_attn_implementation", attention)
+    if attention not in ("sdpa", "eager"):
+        raise ModelError(
+            f"blend needs the attention implementation 'sdpa' or 'eager', {name} was loaded with {attention!r}: "
+            "other implementations cannot express rows that are not in a row; load it with --attn sdpa"
+        )
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    layers = getattr(body, "layers", None)
+    rotary = getattr(body, "rotary_emb", None)
+    if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
+        raise ModelError(
+            f"blend cannot work with {name}: its decoder has no list of layers with a rotary embedding; use exact"
+        )
+    used = list(layers[: text.num_hidden_layers])
+    apply = getattr(sys.modules[type(used[0]).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        raise ModelError(
+            f"blend cannot work with {name}: its module has no rotary function to move keys with; use exact"
+        )
+    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    kinds = list(text.layer_types) if by_kind else [None] * len(used)
+    return BlendModel(model, used, rotary, [Mover(apply, kind=kind) for kind in kinds])
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest relative error, root mean square, of a layer or of the logits. In bfloat16 the positions alone make .03 in
+    SmolLM2's values (.3 of their spread at the worst number: its V has outliers); errors make .3 and more."""
+    return 1e-3 if dtype == torch.float32 else 0.1
+
+
+@torch.no_grad()
+def blend_model_of(model: Any) -> BlendModel | ModelError:
+    """Try blending on a model and put its hooks on; or return the error that says why blending would not be exact where it must be."""
+    try:
+        parts = _parts_of(model)
+        _check(model, parts)
+    except ModelError as error:
+        return error
+    except (RuntimeError, TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
+        return ModelError(f"blend cannot work with {type(model).__name__}: {error}; use exact reuse")
+    return parts
+
+
+def _check(model: Any, parts: BlendModel) -> None:
+    name = type(model).__name__
+    generator = torch.Generator().manual_seed(11)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(0, vocabulary, (1, TOKENS), generator=generator).to(model.device)
+    here = torch.arange(TOKENS, device=model.device)
+    reference, keys, values = _prefill(model, ids, here)
+    _, shifted, shifted_values = _prefill(model, ids, here + SHIFT)
+    limit = tolerance(model.dtype)
+    if _far(values, shifted_values) > limit:
+        raise ModelError(f"blend cannot work with {name}: its state depends on absolute positions; use exact reuse")
+    _learn_movers(parts, keys, shifted, here, limit, name)
+    install(parts.layers)
+    for share, case in ((1.0, "recomputing every row"), (0.0, "an identical donor")):
+        got = _blend(model, ids, keys, values, share)
+        if _far(got, reference) > limit:
+            raise ModelError(
+                f"blend cannot work with {name}: {case} gives other logits than plain prefill "
+                f"(relative difference {_far(got, reference):.2g}, {limit:g} is allowed); use exact reuse"
+            )
+
+
+def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor, limit: float, name: str) -> None:
+    """Finds for each layer what turns its keys at `here` into those at `here + SHIFT`. Raises ModelError if nothing does."""
+    for index, mover in enumerate(parts.movers):
+        assert mover is not None
+        found: list[Mover | None] = []
+        for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
+            lone = BlendModel(parts.model, parts.layers, parts.rotary, [trial])
+            moved = keys[index : index + 1].clone()
+            try:
+                lone.move(moved, here + SHIFT, here, TOKENS, TOKENS + SHIFT)
+            except (RuntimeError, ValueError):
+                continue
+            if _far(moved, shifted[index : index + 1]) <= limit:
+                found = [trial]
+                break
+        if not found:
+            raise ModelError(
+                f"blend cannot work with {name}: the keys of layer {index} do not move with its rotary; use exact reuse"
+            )
+        parts.movers[index] = found[0]
+
+
+def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    cache = Cache(layer_class_to_replicate=DynamicLayer)  # keeps every token, also in sliding-window layers
+    out = model(input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
+    layers: list[Any] = list(cache.layers)
+    keys = torch.stack([layer.keys[0] for layer in layers])
+    return out.logits[:, -1], keys, torch.stack([layer.values[0] for layer in layers])
+
+
+def _blend(model: Any, ids: Tensor, keys: Tensor, values: Tensor, share: float) -> Tensor:
+    forced = torch.zeros(TOKENS, dtype=torch.bool, device=ids.device)
+    forced[-1] = True
+    plan = RecomputePlan(share, torch.ones(TOKENS, device=ids.device), forced)
+    layers = [BlendLayer(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)]
+    cache = BlendCache(layers, plan)
+    return model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    """Root mean square of the difference over that of the second; of several layers (the first axis) the worst."""
+    if one.shape != other.shape:
+        return float("inf")
+    error = (one.float() - other.float()).flatten(1).square().mean(1)
+    return float((error / other.float().flatten(1).square().mean(1).clamp_min(1e-18)).max().sqrt())

@@ -1,0 +1,284 @@
+"""A call of `generate` taken apart into single prompts, each a request, and its results put together again.
+
+Calls that single prompts' state cannot serve go to the model as they are. So do calls with an argument that is not named here: one
+of a later release, or of a model's own, may mean anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from dejakv.engines.transformers.prompts import Picture
+from dejakv.identity import Span
+from dejakv.request import Media, Request
+
+PROMPT_KEYS = frozenset({"input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids"})
+SERVED = PROMPT_KEYS | {
+    "generation_config", "logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "tokenizer",
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "disable_compile", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "eos_token_id", "epsilon_cutoff", "eta_cutoff",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "length_penalty",
+    "max_length", "max_new_tokens", "max_time", "min_length", "min_new_tokens", "min_p", "no_repeat_ngram_size",
+    "num_beams", "num_return_sequences", "output_logits", "output_scores", "pad_token_id", "remove_invalid_values",
+    "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "sequence_bias", "stop_strings",
+    "suppress_tokens", "temperature", "top_h", "top_k", "top_p", "typical_p", "use_cache", "watermarking_config",
+}  # fmt: skip
+"""Arguments with which a call that starts from stored state returns what it returns without."""
+_CONFIGURED = (
+    # rows or layers of the whole prompt are returned, and a hit computes one row
+    "output_attentions", "output_hidden_states",
+    # another way to decode, or another kind of cache
+    "assistant_early_exit", "cache_config", "cache_implementation", "compile_config", "constraints", "dola_layers",
+    "force_words_ids", "is_assistant", "low_memory", "max_cache_len", "penalty_alpha", "prefill_chunk_size",
+    "prompt_lookup_num_tokens", "token_healing", "use_mtp",
+)  # fmt: skip
+_OF_THE_BATCH = (
+    "logits_processor",
+    "prefix_allowed_tokens_fn",
+    "stopping_criteria",
+    "streamer",
+    "return_dict_in_generate",
+    # a row that these end is written on where no end token is set
+    "stop_strings",
+    "max_time",
+)
+_SEE_PADDING = (
+    "bad_words_ids", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "forced_bos_token_id",
+    "logits_processor", "max_length", "min_length", "no_repeat_ngram_size", "prefix_allowed_tokens_fn",
+    "repetition_penalty", "return_dict_in_generate",
+    "sequence_bias", "stop_strings", "stopping_criteria", "streamer", "watermarking_config",
+)  # fmt: skip
+
+
+class Arguments:
+    """One call's arguments over the given configuration over the model's own.
+
+    mask  the attention mask: that of the call, or the one that transformers infers from padding tokens
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], model: Any) -> None:
+        self.given = arguments
+        self._configs = (arguments.get("generation_config"), model.generation_config)
+        self._context = getattr(model.config, "max_position_embeddings", None)
+        ids, self.mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        if self.mask is None and _are_ids(ids):
+            pad = self.setting("pad_token_id")
+            known = pad is not None and pad not in self.ends
+            self.mask = (ids != pad).long() if known else torch.ones_like(ids)
+
+    @property
+    def ends(self) -> list[int]:
+        """The end tokens; empty if there are none."""
+        given = self.setting("eos_token_id")
+        return [] if given is None else torch.as_tensor(given).reshape(-1).tolist()
+
+    @property
+    def filler(self) -> int:
+        """The token behind the end of a shorter answer: with beams never a padding token 0, as in transformers."""
+        pad, ends = self.setting("pad_token_id"), self.ends
+        if ends and (pad is None or (pad == 0 and (self.setting("num_beams") or 1) > 1)):
+            return ends[0]
+        return int(pad or 0)
+
+    def setting(self, name: str) -> Any:
+        """What holds for this call; None if nothing says, or if the call says None."""
+        if name in self.given:
+            return self.given[name]
+        return next((value for config in self._configs if (value := getattr(config, name, None)) is not None), None)
+
+    def why_untouched(self, images: bool) -> str:
+        """Why the call must go to the model as it is; empty if single prompts can serve it."""
+        ids, mask = self.given.get("input_ids"), self.mask
+        if not _are_ids(ids):
+            return "no token ids"
+        if ids.numel() == 0:
+            return "no tokens"
+        for name, value in self.given.items():
+            if name not in SERVED and value is not None and value is not False:
+                return f"{name} is given"
+        for name in _CONFIGURED:
+            if self.setting(name):
+                return f"{name} is configured"
+        if self.setting("use_cache") is False:
+            return "use_cache is off"
+        if self.setting("guidance_scale") not in (None, 1):
+            return "guidance_scale runs a second prompt"
+        if "pixel_values" in self.given and not images:
+            return "pictures for a model whose pictures are not supported"
+        if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape or not _left_padded(mask):
+            return "an attention mask with holes or right padding"
+        if ids.shape[0] > 1 and (name := next(filter(self._in_use, _OF_THE_BATCH), "")):
+            return f"{name} with a batch"
+        if self.padded and (name := next(filter(self._in_use, _SEE_PADDING), "")):
+            return f"{name} with padding"
+        return ""
+
+    @property
+    def padded(self) -> bool:
+        return not bool((self.mask == 1).all())
+
+    def _in_use(self, name: str) -> bool:
+        value = self.setting(name)
+        if name == "max_length" and self.setting("max_new_tokens") is not None:
+            return False
+        if name == "max_length" and value is None:  # 20 new tokens, as far as the context goes
+            return self._context is not None and self.given["input_ids"].shape[1] + 20 > self._context
+        return bool(value) and not (name.endswith("penalty") and value == 1)
+
+
+def _are_ids(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int32, torch.int64)
+
+
+def _left_padded(mask: torch.Tensor) -> bool:
+    plain = ((mask == 0) | (mask == 1)).all()
+    return bool(plain and (mask[:, -1] == 1).all() and (mask[:, 1:] >= mask[:, :-1]).all())
+
+
+@dataclass(frozen=True)
+class GenerateCall(Request):
+    """One prompt of a call of `generate`, as token ids, with the call's own arguments beside the prompt."""
+
+    token_ids: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        """Checks nothing: transformers made all of it."""
+
+    def options_for(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """The arguments for a run of these tokens; a caller's streamer sees its own prompt, also where a donor's runs in its place."""
+        options = dict(self.arguments)
+        if options.get("streamer") is not None and tuple(token_ids) != self.token_ids:
+            options["streamer"] = _OwnPromptFirst(options["streamer"], self.token_ids)
+        return options
+
+    def output(self, output: Any, ran: int) -> Any:
+        """What `generate` returned of `ran` prompt tokens, with this prompt's tokens in front."""
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        own = torch.tensor([self.token_ids], device=sequences.device).expand(sequences.shape[0], -1)
+        sequences = torch.cat([own, sequences[:, ran:]], dim=1)
+        if isinstance(output, torch.Tensor):
+            return sequences
+        output.sequences = sequences
+        return output
+
+
+class _OwnPromptFirst(BaseStreamer):
+    """A caller's streamer that is shown another prompt than the one that ran."""
+
+    def __init__(self, streamer: BaseStreamer, prompt: tuple[int, ...]) -> None:
+        self._streamer = streamer
+        self._prompt: torch.Tensor | None = torch.tensor([prompt])
+
+    def put(self, value: torch.Tensor) -> None:
+        prompt, self._prompt = self._prompt, None
+        self._streamer.put(value if prompt is None else prompt)
+
+    def end(self) -> None:
+        self._streamer.end()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt of a batch: its tokens without padding, its pictures with what the tower takes of each."""
+
+    token_ids: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    pixels: tuple[Mapping[str, torch.Tensor], ...] = ()
+
+
+def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[Row]:
+    """Single prompts. Raises: ValueError if pixels and image tokens do not fit."""
+    ids: torch.Tensor = arguments["input_ids"]
+    mask = arguments.get("attention_mask")
+    prompts = [
+        tuple(row[kept.bool()].tolist() if kept is not None else row.tolist())
+        for row, kept in zip(ids, mask if mask is not None else [None] * ids.shape[0], strict=True)
+    ]
+    pixels = arguments.get("pixel_values")
+    if pixels is None:
+        return [Row(prompt) for prompt in prompts]
+    grids = arguments.get("image_grid_thw")
+    runs = [_runs(prompt, image_token) for prompt in prompts]
+    total = sum(sum(lengths) for lengths in runs)
+    parts = _by_grid(pixels, grids, total) if grids is not None else _by_tiles(pixels, [n for r in runs for n in r])
+    rows: list[Row] = []
+    for prompt, lengths in zip(prompts, runs, strict=True):
+        wanted, mine = sum(lengths), list[tuple[Picture, dict[str, torch.Tensor]]]()
+        while wanted > 0:
+            if not parts or parts[0][0].rows > wanted:
+                raise ValueError("pixel_values do not fit the image tokens")
+            wanted -= parts[0][0].rows
+            mine.append(parts.pop(0))
+        media = tuple(Media(_bytes_of(given), name="pixels") for _, given in mine)
+        rows.append(Row(prompt, media, tuple(picture for picture, _ in mine), tuple(given for _, given in mine)))
+    if parts:
+        raise ValueError("pixel_values hold more pictures than the prompts")
+    return rows
+
+
+def joined(rows: Sequence[torch.Tensor], ids: torch.Tensor, lengths: Sequence[int], padding: int) -> torch.Tensor:
+    """Results of single prompts as one batch: the padded prompts as they came, then the new tokens, padded at the end.
+
+    rows  one tensor `[sequences, prompt + new]` for every prompt, `lengths` the prompts' tokens without padding
+    """
+    longest = max(row.shape[1] - length for row, length in zip(rows, lengths, strict=True))
+    out: list[torch.Tensor] = []
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        new = torch.nn.functional.pad(row[:, length:], (0, longest - (row.shape[1] - length)), value=padding)
+        out.append(torch.cat([ids[index].to(new.device).expand(row.shape[0], -1), new], dim=1))
+    return torch.cat(out)
+
+
+def _runs(prompt: Sequence[int], image_token: int | None) -> list[int]:
+    """Lengths of the unbroken runs of image tokens."""
+    lengths: list[int] = []
+    before = False
+    for token in prompt:
+        here = token == image_token
+        if here and before:
+            lengths[-1] += 1
+        elif here:
+            lengths.append(1)
+        before = here
+    return lengths
+
+
+def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
+    """Pictures of many sizes in one list of patches, told apart by their grids (Qwen-VL)."""
+    sizes = grids.prod(-1).tolist()
+    merged = sum(sizes) // total if total else 0
+    if not merged or sum(sizes) != pixels.shape[0] or merged * total != sum(sizes):
+        raise ValueError("pixel_values do not fit image_grid_thw and the image tokens")
+    cut = torch.split(pixels, sizes)
+    shapes = [(int(grid[0]), int(grid[1]), int(grid[2])) for grid in grids]
+    return [
+        (Picture(size // merged, grid=shape), {"pixel_values": part, "image_grid_thw": grids[index : index + 1]})
+        for index, (size, shape, part) in enumerate(zip(sizes, shapes, cut, strict=True))
+    ]
+
+
+def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
+    """Pictures of one or more tiles of equal size (LLaVA, InternVL); those without text between count as one."""
+    tiles, total = pixels.shape[0], sum(runs)
+    rows = total // tiles if tiles else 0
+    if not rows or rows * tiles != total or any(run % rows for run in runs):
+        raise ValueError("pixel_values do not fit the image tokens")
+    cut = torch.split(pixels, [run // rows for run in runs])
+    return [(Picture(run), {"pixel_values": part}) for run, part in zip(runs, cut, strict=True)]
+
+
+def _bytes_of(given: Mapping[str, torch.Tensor]) -> bytes:
+    """What a picture is known by: its pixels as the processor made them, with shape and type."""
+    parts: list[bytes] = []
+    for name in sorted(given):
+        tensor = given[name].detach().cpu().contiguous()
+        parts.append(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
+        parts.append(np.asarray(tensor.view(torch.uint8)).tobytes())
+    return b"".join(parts)

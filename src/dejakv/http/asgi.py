@@ -1,0 +1,54 @@
+"""What servers and proxies read of an ASGI request, and how a proxy passes on a body that it wrote anew."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from dejakv.http.errors import Receive, RefusedError, Scope
+
+
+def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    """The values of a header that may be there several times. `name` is in lower case."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """A header's value, None without it. Raises: RefusedError if it is there twice."""
+    values = headers_of(scope, name)
+    if len(values) > 1:
+        raise RefusedError(400, f"the header {name.decode()} is there {len(values)} times: send it once")
+    return values[0] if values else None
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """The path that an application's router compares: without the root path, as Starlette's `get_route_path` has it.
+
+    >>> route_path({"path": "/api/v1/models", "root_path": "/api"})
+    '/v1/models'
+    """
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    if not path.startswith(root):
+        return path
+    rest = path[len(root) :]
+    return rest if not rest or rest.startswith("/") else path
+
+
+def replayed(raw: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a whole body first."""
+    sent = False
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return replay
+
+
+def with_length(scope: Scope, length: int) -> Scope:
+    """The scope of a request whose body was written anew, as JSON."""
+    ours = {b"content-length", b"content-type", b"transfer-encoding"}
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in ours]
+    headers += [(b"content-length", str(length).encode()), (b"content-type", b"application/json")]
+    return {**scope, "headers": headers}

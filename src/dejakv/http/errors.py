@@ -1,0 +1,63 @@
+"""Requests that are refused, and OpenAI's error object for them."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from dejakv.errors import DejaKVError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_KINDS = {429: "rate_limit_error", 499: "client_error", 500: "server_error", 503: "server_error"}
+
+
+class RefusedError(DejaKVError):
+    """A request that is refused with `status`. The message names the limit and the remedy.
+
+    param, code  of OpenAI's error object: the field that is wrong, and what is wrong with it
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.param, self.code = param, code
+
+
+class ClientGoneError(RefusedError):
+    """The client closed the connection before its answer was ready. The response has no reader."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client left")
+
+
+def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object.
+
+    >>> error_object(401, "no known API key")["error"]["type"]
+    'invalid_request_error'
+    """
+    kind = _KINDS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def refuse(scope: Scope, send: Send, error: RefusedError) -> None:
+    """Answers a request, or a WebSocket, that goes no further. The connection ends: the rest of a body may still be on its way."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+        return
+    body = json.dumps(error_object(error.status, str(error), error.param, error.code)).encode()
+    own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    headers = [(name.lower().encode(), value.encode()) for name, value in {**error.headers, **own}.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,286 @@
+"""The cache of tasks: prompts with the top layer's KV, found by the hash of an embedding."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dejakv.engines.tensors import borrowed, to_store
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import digest_of
+from dejakv.request import DEFAULT_PARTITION
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
+from dejakv.vectors.base import Vector, normalized, unit
+from dejakv.vectors.lsh import LSHIndex
+
+Judge = Callable[[tuple[int, ...], float], float]
+
+KIND = LAYER = "task"
+"""Kind of the stored state, which no level takes for a prompt's exact state, and name of its vector."""
+
+CANDIDATES = 4
+"""Tasks that a search compares with the judge."""
+
+
+@dataclass(frozen=True)
+class TaskCacheEntry:
+    """One task as `InterTaskKVManager` hands it out.
+
+    task_embedding  [dim] float32 of length 1
+    lsh_hash        the embedding's bucket, characters 0 and 1
+    top_layer_kv    keys and values, each [layers, kv heads, tokens, head dim], keys rotated for positions 0..tokens-1. In a
+                    model without ordinary layers on top, `layers` is 1
+    timestamp       seconds since 1970 at which it was added
+    token_ids       the task's prompt; empty if it was added without
+    similarity      cosine with the query that found it; 1.0 from `add_task`
+    """
+
+    task_id: str
+    task_embedding: NDArray[np.float32] = field(repr=False)
+    lsh_hash: str
+    top_layer_kv: tuple[torch.Tensor, torch.Tensor] = field(repr=False)
+    timestamp: float
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    similarity: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        return self.top_layer_kv[0].shape[-2]
+
+
+class InterTaskKVManager:
+    """Tasks by embedding, the least recently used leave first. Thread-safe.
+
+    max_cache_size  tasks held at most
+    device          where `top_layer_kv` of entries is handed out; `auto`: CUDA where there is one
+    epoch           fingerprint of the model: tasks of another one are never found
+    store           keeps the tasks; None: memory of this process. A store on disk keeps them over a restart and
+                    shares them. Its budget is its own then, and `max_cache_size` does not count
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int = 4096,
+        max_cache_size: int = 100,
+        similarity_threshold: float = 0.8,
+        num_hyperplanes: int = 16,
+        device: str = "auto",
+        *,
+        epoch: str = "",
+        partition: str = DEFAULT_PARTITION,
+        store: Store | None = None,
+        seed: int = 42,
+    ) -> None:
+        if max_cache_size < 1:
+            raise ConfigError(f"max_cache_size={max_cache_size} holds no task: give at least 1")
+        if embedding_dim < 1:
+            raise ConfigError(f"embedding_dim={embedding_dim} is no dimension: give the length of a task's embedding")
+        self.embedding_dim, self.partition = embedding_dim, partition
+        self.similarity_threshold = similarity_threshold
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.store = open_store(max_entries=max_cache_size) if store is None else store
+        self._made = lambda: LSHIndex(embedding_dim, num_hyperplanes, seed)
+        self._index = self._made()
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.store.on_evict(self._forget)
+        self._epoch: str | None = None
+        self.epoch = epoch
+
+    @property
+    def similarity_threshold(self) -> float:
+        """The least cosine of a task that is found. Setting it raises ConfigError for what is no cosine."""
+        return self._threshold
+
+    @similarity_threshold.setter
+    def similarity_threshold(self, value: float) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
+            raise ConfigError(f"similarity_threshold={value!r} is no cosine: give a number from -1 to 1 (0.8 is usual)")
+        self._threshold = float(value)
+
+    @property
+    def epoch(self) -> str:
+        """Fingerprint of the model whose tasks are found. Setting it indexes the stored tasks of that one."""
+        return self._epoch or ""
+
+    @epoch.setter
+    def epoch(self, value: str) -> None:
+        if value == self._epoch:
+            return
+        self._epoch, index = value, self._made()
+        for meta in self.store.metas(self.partition):
+            if (meta.kind, meta.epoch) == (KIND, value) and LAYER in meta.vectors:
+                index.add(meta.id, meta.vectors[LAYER])
+        with self._lock:
+            self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def search_similar_task(self, query_embedding: Any, judge: Judge | None = None) -> TaskCacheEntry | None:
+        """The most similar task at or above the threshold, None without one.
+
+        query_embedding  [dim], numpy or torch. Raises: ConfigError for another dimension, InputError without a direction
+        judge            the similarity that counts, from a candidate's token ids and its cosine; None: the cosine
+        """
+        vector = self._vector(query_embedding)
+        best: tuple[float, Chunk] | None = None
+        with self._lock:
+            hits = self._index.search(vector, CANDIDATES, self.similarity_threshold)
+        for id, cosine in hits:
+            meta = self.store.meta(id)
+            score = cosine if judge is None or meta is None else judge(meta.token_ids, cosine)
+            if score < self.similarity_threshold or (best is not None and score <= best[0]):
+                continue
+            chunk = self.store.get(id)
+            if chunk is None:  # gone, or damaged: the store has counted it
+                self._forget(id)
+            else:
+                best = score, chunk
+        self._count("misses" if best is None else "hits")
+        return self._entry(best[1], best[0]) if best is not None else None
+
+    def add_task(
+        self, task_id: str, task_embedding: Any, top_layer_kv: Any, *, token_ids: tuple[int, ...] = (), text: str = ""
+    ) -> TaskCacheEntry | None:
+        """Keeps a task, in place of an earlier one of the same id. None if the store refused it (its log says why).
+
+        top_layer_kv  keys and values [layers, kv heads, tokens, head dim], keys rotated for positions 0..tokens-1
+        Raises: ConfigError for an embedding of another dimension, InputError for state of another shape
+        """
+        vector = self._vector(task_embedding)
+        keys, values = _checked(top_layer_kv, len(token_ids))
+        stacked = to_store(torch.stack([keys, values]).detach().cpu().contiguous())
+        meta = ChunkMeta(
+            id=digest_of("task", self.partition, self.epoch, task_id)[:40],
+            partition=self.partition,
+            epoch=self.epoch,
+            token_ids=tuple(token_ids),
+            prompt=text,
+            chunk=text,
+            kind=KIND,
+            vectors={LAYER: vector},
+            created=time.time(),
+            nbytes=stacked.nbytes,
+            metadata={"task": task_id},
+        )
+        if not self.store.put(chunk := Chunk(meta, stacked)):
+            self._count("refused")
+            return None
+        with self._lock:
+            self._index.add(meta.id, vector)
+        if self.store.meta(meta.id) is None:  # evicted by another thread before it was indexed
+            self._forget(meta.id)
+        self._count("added")
+        return self._entry(chunk, 1.0)
+
+    def get_statistics(self) -> dict[str, Any]:
+        """entries, bytes, hits, misses, hit_rate (0 before the first search), added, refused, evictions, threshold."""
+        held, counts = self.store.stats(self.partition), self._counts
+        searched = counts["hits"] + counts["misses"]
+        return {
+            "entries": held.entries,
+            "bytes": held.bytes,
+            "hits": counts["hits"],
+            "misses": counts["misses"],
+            "hit_rate": counts["hits"] / searched if searched else 0.0,
+            "added": counts["added"],
+            "refused": counts["refused"],
+            "evictions": sum(held.evictions.values()),
+            "threshold": self.similarity_threshold,
+        }
+
+    def reset(self) -> None:
+        """Forgets the tasks of this partition, and the counters."""
+        self.store.clear(self.partition)
+        with self._lock:
+            self._counts.clear()
+
+    def generate_task_id(self, input_text: str) -> str:
+        """16 hexadecimal digits; equal texts have equal ids."""
+        return digest_of("task id", input_text)[:16]
+
+    def _vector(self, embedding: Any) -> Vector:
+        if hasattr(embedding, "detach"):
+            embedding = embedding.detach().float().cpu().numpy()
+        return unit(np.asarray(embedding, np.float32), self.embedding_dim, "the cache of tasks")
+
+    def _forget(self, id: str) -> None:
+        with self._lock:
+            self._index.remove(id)
+
+    def _entry(self, chunk: Chunk, similarity: float) -> TaskCacheEntry:
+        meta, vector = chunk.meta, chunk.meta.vectors[LAYER]
+        stacked = borrowed(Tensor(chunk.tensor.data, chunk.tensor.dtype)).to(self.device)
+        hashed = self._index.compute_hash(vector)
+        task_id = str(meta.metadata["task"])
+        return TaskCacheEntry(
+            task_id, vector, hashed, (stacked[0], stacked[1]), meta.created, meta.token_ids, similarity
+        )
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+
+def _checked(top_layer_kv: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = top_layer_kv
+    if keys.dim() != 4 or keys.shape != values.shape or (tokens and keys.shape[2] != tokens):
+        raise InputError(
+            f"state of shapes {tuple(keys.shape)} and {tuple(values.shape)} for a task of {tokens or '?'} tokens: give "
+            "keys and values of equal shape [layers, kv heads, tokens, head dim]"
+        )
+    return keys, values
+
+
+Name = Literal["mean", "position", "sentence"]
+NAMES: tuple[Name, ...] = get_args(Name)
+Rows = Callable[[Sequence[int]], NDArray[np.float32]]
+"""Input embeddings `[tokens, hidden]` of token ids."""
+
+
+class TaskSimilarity:
+    """How alike two tasks are: what is embedded for the search, and what is compared afterwards.
+
+    name      `mean`: the mean of the prompt's input embeddings, and their cosine. `position`: the same search, judged by the
+              cosines of the tokens at equal positions, averaged: what the public code of Sim-LLM compares; it tells word
+              order, and punishes shifts. `sentence`: a sentence encoder over the text, and the same cosine
+    rows      gives input embeddings
+    encoder   needed by `sentence` alone
+    """
+
+    def __init__(self, name: str, rows: Rows, encoder: Any = None) -> None:
+        if name not in NAMES:
+            raise ConfigError(f"similarity={name!r} is unknown: choose one of {', '.join(NAMES)}")
+        if name == "sentence" and encoder is None:
+            raise ConfigError("similarity='sentence' needs an encoder: give a sentence-transformers model")
+        self.name, self._rows, self._encoder = name, rows, encoder
+
+    @property
+    def dim(self) -> int:
+        """Length of a task's embedding."""
+        return int(self._encoder.dim) if self.name == "sentence" else int(self._rows([0]).shape[1])
+
+    def embed(self, token_ids: Sequence[int], text: str) -> NDArray[np.float32]:
+        """[dim] float32 of length 1."""
+        if self.name == "sentence":
+            return self._encoder.encode(text)
+        return normalized(self._rows(token_ids).mean(0))
+
+    def score(self, query: Sequence[int], donor: Sequence[int], cosine: float) -> float:
+        """How alike two prompts are, given the cosine that the search found."""
+        if self.name != "position":
+            return cosine
+        both = min(len(query), len(donor))
+        if not both:
+            return 0.0
+        mine, theirs = normalized(self._rows(query[:both])), normalized(self._rows(donor[:both]))
+        return float((mine * theirs).sum()) / max(len(query), len(donor))

@@ -1,0 +1,328 @@
+"""Objects by name: written whole or not at all, never changed, and removed only by who knows that nobody needs them.
+
+A read has three answers: the bytes, `Missing`, or `Unknown`. Only what is missing or damaged may be forgotten for it: a store
+that took a disk that is away for one that is empty would remove all that it has.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.store import names
+from dejakv.store.base import CorruptChunk
+from dejakv.store.directory import Directory, is_ours
+from dejakv.store.names import file_of
+
+Bytes = NDArray[np.uint8]
+MAP_FROM_BYTES = 1 << 20
+KEPT_MAPS = 512
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_FILE_OF_OURS = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}
+
+
+class Missing(Exception):
+    """There is no such object."""
+
+
+class Unknown(Exception):
+    """It cannot be told whether there is one, or it cannot be written now. `reason`: `full`, `read_only` or `error`."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        no = error.errno
+        self.reason = "full" if no in _FULL else "read_only" if no in _READ_ONLY else "error"
+
+
+class Objects(Protocol):
+    """Where segments are kept. Thread-safe; each method raises `Unknown`, and those that read `Missing` and `CorruptChunk`."""
+
+    def put(self, name: str, parts: Sequence[Any]) -> None:
+        """Writes an object that is not there yet from buffers: all of it, or nothing."""
+        ...
+
+    def get(self, name: str) -> Bytes:
+        """All bytes, read-only. The same array as before where nothing can have changed since."""
+        ...
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        """The first bytes, at most `size`, and how many there are."""
+        ...
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Removes those that are there."""
+        ...
+
+    def list(self) -> Iterator[str]:
+        """Names of all."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Feed(Protocol):
+    """How stores on several machines tell each other what came and went."""
+
+    def tell(self, put: Sequence[str], removed: Sequence[str]) -> None:
+        """Tells the others names of objects."""
+        ...
+
+    def hear(self, mark: Any) -> tuple[Sequence[str], Sequence[str], Any] | None:
+        """What others put and removed since `mark`, and the next mark; None after a gap: then all objects are listed."""
+        ...
+
+
+class Memory:
+    """Objects of this process alone."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Bytes] = {}
+
+    def put(self, name: str, parts: Sequence[Any]) -> None:
+        made = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
+        made.flags.writeable = False
+        self._held[name] = made
+
+    def get(self, name: str) -> Bytes:
+        try:
+            return self._held[name]
+        except KeyError as error:
+            raise Missing(name) from error
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        found = self.get(name)
+        return found[:size].tobytes(), found.size
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._held.pop(name, None)
+
+    def list(self) -> Iterator[str]:
+        return iter(list(self._held))
+
+    def close(self) -> None:
+        self._held.clear()
+
+
+class Folder:
+    """Objects as files of a folder: `segments/ab/NAME.safetensors`, and `temporary/` for what is being written.
+
+    Large files are mapped, and the maps of the latest are kept: a file is looked at before each use, and one that has another
+    size, time or place than when it was mapped is mapped again. An I/O error of the disk under a map kills the process.
+    """
+
+    def __init__(self, root: Directory) -> None:
+        self._segments = root.own(names.SEGMENTS)
+        self._temporary = root.own(names.TEMPORARY)
+        self._kept: OrderedDict[str, tuple[tuple[int, ...], Bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, name: str, parts: Sequence[Any]) -> None:
+        group, file = file_of(name)
+        try:
+            descriptor = self._new(file)
+            try:
+                for part in parts:
+                    rest = memoryview(part).cast("B")
+                    while rest:
+                        rest = rest[os.write(descriptor, rest) :]
+                os.fsync(descriptor)
+                self._publish(group, file)
+            except BaseException:
+                self._temporary.remove(file)
+                raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Unknown(error) from error
+
+    def get(self, name: str) -> Bytes:
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is not None:
+                self._kept.move_to_end(name)
+        path = "/".join(file_of(name))
+        if kept is not None:
+            with suppress(OSError):
+                if _signature(os.stat(path, dir_fd=self._segments.descriptor, follow_symlinks=False)) == kept[0]:
+                    return kept[1]
+            self._forget(name)
+        descriptor = self._open(name)
+        try:
+            status = self._checked(descriptor, name)
+            data = _read(descriptor, status.st_size)
+            if status.st_size >= MAP_FROM_BYTES:
+                with self._lock:
+                    self._kept[name] = (_signature(status), data)
+                    while len(self._kept) > KEPT_MAPS:
+                        self._kept.popitem(last=False)
+            return data
+        except OSError as error:
+            raise Unknown(error) from error
+        finally:
+            os.close(descriptor)
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        descriptor = self._open(name)
+        try:
+            return os.pread(descriptor, size, 0), self._checked(descriptor, name).st_size
+        except OSError as error:
+            raise Unknown(error) from error
+        finally:
+            os.close(descriptor)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            group, file = file_of(name)
+            self._forget(name)
+            try:
+                with self._segments.inside(group) as folder:
+                    if folder is not None:
+                        os.unlink(file, dir_fd=folder.descriptor)
+            except (FileNotFoundError, IsADirectoryError):
+                continue
+            except OSError as error:
+                raise Unknown(error) from error
+
+    def list(self) -> Iterator[str]:
+        try:
+            for group in filter(names.is_group, self._segments.names()):
+                with self._segments.inside(group) as folder:
+                    for file in folder.names() if folder is not None else ():
+                        name = names.name_of(group, file)
+                        if name is not None:
+                            yield name
+        except OSError as error:
+            raise Unknown(error) from error
+
+    def sweep(self) -> None:
+        """Removes what killed processes were writing. Raises: OSError if it cannot be listed."""
+        for file in filter(names.is_temporary, self._temporary.names()):
+            with suppress(OSError):
+                descriptor = self._temporary.open_file(file, os.O_RDONLY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._temporary.remove(file)
+                finally:
+                    os.close(descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            self._kept.clear()
+        self._segments.close()
+        self._temporary.close()
+
+    def _checked(self, descriptor: int, name: str) -> os.stat_result:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not is_ours(status):
+            raise CorruptChunk(f"{name} is not a file that only this user can have written")
+        return status
+
+    def _publish(self, group: str, file: str) -> None:
+        """Gives a written file its name."""
+        with self._segments.sub(group, make=True) as folder:
+            os.rename(file, file, src_dir_fd=self._temporary.descriptor, dst_dir_fd=folder.descriptor)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._kept.pop(name, None)
+
+    def _new(self, file: str) -> int:
+        while True:
+            descriptor = self._temporary.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+            os.close(descriptor)  # swept between its creation and its lock
+
+    def _open(self, name: str) -> int:
+        group, file = file_of(name)
+        try:
+            with self._segments.inside(group) as folder:
+                if folder is None:
+                    raise Missing(name)
+                return folder.open_file(file, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise Missing(name) from error
+        except OSError as error:
+            if error.errno in _NO_FILE_OF_OURS:
+                raise CorruptChunk(f"{name} is a link or no file") from error
+            raise Unknown(error) from error
+
+
+class InFront:
+    """Objects with a copy of the latest in memory. They never change, so none is ever out of date.
+
+    fill  `write`: also what is written; `read`: only what is read
+    """
+
+    def __init__(self, behind: Objects, max_bytes: int, fill: str = "write") -> None:
+        self._behind, self._most, self._fill = behind, max_bytes, fill
+        self._held: OrderedDict[str, Bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, name: str, parts: Sequence[Any]) -> None:
+        self._behind.put(name, parts)
+        if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
+            self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]))
+
+    def get(self, name: str) -> Bytes:
+        with self._lock:
+            found = self._held.get(name)
+            if found is not None:
+                self._held.move_to_end(name)
+                return found
+        found = self._behind.get(name)
+        return self._hold(name, found.copy()) if found.size <= self._most else found
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        return self._behind.head(name, size)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                gone = self._held.pop(name, None)
+                self._bytes -= 0 if gone is None else gone.size
+        self._behind.delete(names)
+
+    def list(self) -> Iterator[str]:
+        return self._behind.list()
+
+    def close(self) -> None:
+        self._behind.close()
+
+    def _hold(self, name: str, data: Bytes) -> Bytes:
+        data.flags.writeable = False
+        with self._lock:
+            before = self._held.pop(name, None)
+            self._held[name] = data
+            self._bytes += data.size - (0 if before is None else before.size)
+            while self._bytes > self._most:
+                self._bytes -= self._held.popitem(last=False)[1].size
+        return data
+
+
+def _signature(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read(descriptor: int, size: int) -> Bytes:
+    """A map of a large file, a copy of a small one: before Python 3.13 a map keeps a descriptor open."""
+    if size < MAP_FROM_BYTES:
+        return np.frombuffer(os.pread(descriptor, size, 0), dtype=np.uint8)
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    # All pages at once: the checksum reads them right away, and a page fault for each costs more than a copy.
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    return np.frombuffer(mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ, **options), dtype=np.uint8)

@@ -1,0 +1,1039 @@
+"""The store: segments of computed state, a catalog that finds them, and one thread that writes.
+
+    store.put(chunk); store.find(partition, epoch, token_ids); store.get(id); store.purge(Selection(partition="p"))
+
+A prompt's exact state is cut into segments of at most `MOST_TOKENS` tokens, and of each prompt only those are stored that no
+stored prefix has. What a prompt begins with is found by the names of its blocks, whoever stored it.
+"""
+
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cachetools import FIFOCache
+
+from dejakv.errors import ConfigError, InputError, StoreError
+from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
+from dejakv.quotas import Parts
+from dejakv.store.admission import Admission, Gate
+from dejakv.store.age import Clock, is_expired
+from dejakv.store.age import now as steady
+from dejakv.store.base import (
+    AXIS,
+    KV,
+    Chunk,
+    ChunkMeta,
+    CorruptChunk,
+    PrefixHit,
+    Rows,
+    StoreStats,
+    Tensor,
+    check,
+    check_alike,
+    joined,
+)
+from dejakv.store.catalog import POLICIES, Catalog, Gone, NoRoom, Piece, PolicyName, reason_of
+from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
+from dejakv.store.keys import Keys, ends_of
+from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
+from dejakv.store.records import decode_meta, encode_meta
+from dejakv.store.segment import HEAD, NEVER, NeedMore, Segment, described, encode, opened
+from dejakv.store.selection import DONORS, PROMPT, Purged, Selection, chosen, counted
+from dejakv.store.worker import After, Capture, Complete, Queued, Worker, WriterStats
+
+MOST_TOKENS = 256
+MOST_BYTES = 32 << 20
+"""Of one segment. A short prefix of a long segment would cost a check of all of it, and rows that nobody wants would stay for those
+that somebody does."""
+Uses = dict[tuple[str, tuple[int, ...]], int]
+"""How often records (by id) and their segments were used, in the order of the last uses."""
+_PENDING_USES = 256
+_METAS = 1024
+_VERIFIED = 4096
+
+
+class Refused(StoreError):
+    """A chunk is not taken; its text is the reason."""
+
+
+class _DryRun(Exception):
+    """Ends a transaction without a change."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a store; 0: no limit.
+
+    parts   of partitions; each evicts its own entries alone
+    policy  which entries leave first: `lru` or `lfu`
+
+    Raises: ConfigError for a negative limit or an unknown policy.
+    """
+
+    max_bytes: int = 0
+    max_entries: int = 0
+    policy: PolicyName = "lru"
+    parts: Parts = field(default_factory=Parts)
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_entries"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is negative: give a limit, or 0 for none")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"eviction policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+
+    def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
+        """Partition (None: all), bytes and entries of each limit that holds for what is put into this partition."""
+        part = self.parts.of(partition)
+        own: list[tuple[str | None, int, int]] = []
+        if self.parts.divided:
+            own = [(partition, part.max_bytes, part.max_entries)]
+        return [*own, (None, self.max_bytes, self.max_entries)]
+
+
+class Store:
+    """Thread-safe; any number of processes may use one folder, under the same budgets. Open one with `open_store`.
+
+    Reading never raises and never waits for a writer: what is missing, expired or damaged is None and counted. Failed writing
+    (full, slow, read-only) returns False and is counted by reason. A segment is verified when this process reads it first, and
+    again when its file has changed since. Uses are noted in batches: a killed process loses the last ones.
+
+    clock       seconds since 1970
+    background  False: nothing expires but by `sweep`
+    release     called when the store is closed
+    """
+
+    def __init__(
+        self,
+        objects: Objects | None = None,
+        catalog: Catalog | None = None,
+        budget: Budget | None = None,
+        admission: Admission | None = None,
+        *,
+        clock: Clock = steady,
+        background: bool = True,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._objects = objects or Memory()
+        self._catalog = catalog or Catalog(None)
+        self._budget = budget or Budget()
+        self._order = POLICIES[self._budget.policy]
+        self._gate = Gate(admission or Admission())
+        self._clock = clock
+        self._background = background
+        self._release = release
+        self._counters = Counters()
+        self._listeners = Listeners()
+        self._worker = Worker(self._work, self._tick)
+        self._queued: dict[str, Queued] = {}
+        self._outcomes = WriterStats()
+        self._lock = threading.Lock()
+        self._uses = Uses()
+        self._condemned: dict[int, str] = {}
+        self._lost: set[str] = set()
+        self._metas: FIFOCache[str, tuple[int, ChunkMeta]] = FIFOCache(_METAS)
+        self._changes = 0
+        self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
+        self._closed = self._warned = self._traces = False
+        self._reconcile()
+
+    # Writing
+
+    def wants(self, id: str, tokens: int, partition: str) -> bool:
+        """Whether this prompt's state should be captured. Ask before capturing: it counts as a sight of the prompt, and a no
+        also as a refusal."""
+        reason = self._gate.unwanted(id, tokens)
+        if reason is not None:
+            self._counters.refused(partition, reason)
+        return reason is None
+
+    def put(self, chunk: Chunk) -> bool:
+        """Stores a chunk, or of a prompt's exact state what no stored prefix has. Nobody finds a part of a prompt (`chunk.rows`) by
+        the prompt's id before the last part; a prefix that is there serves."""
+        meta = chunk.meta
+        reason = None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens)
+        reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
+        if reason is None:
+            try:
+                self._put(chunk)
+            except Refused as error:
+                reason = str(error)
+            except Unknown as error:
+                reason = error.reason
+            except sqlite3.Error as error:
+                reason = reason_of(error)
+            except (StoreError, InputError, UnicodeError) as error:
+                logger.warning("a chunk cannot be stored: %s", str(error))
+                reason = "invalid"
+        if reason is None:
+            self._counters.put(meta.partition)
+            return True
+        self._counters.refused(meta.partition, reason)
+        if reason in FAILED_WRITES and not self._warned:
+            self._warned = True
+            logger.warning(
+                "state is not stored (%s): see that its disk has space and that you may write to it; further failures are only counted",
+                FAILED_WRITES[reason],
+            )
+        return False
+
+    def submit(
+        self,
+        meta: ChunkMeta,
+        capture: Capture,
+        *,
+        complete: Complete | None = None,
+        after: After | None = None,
+        background: bool = True,
+    ) -> bool:
+        """Hands over a chunk that is stored in the background, and can be found and read at once. Never waits and never raises;
+        False if it was dropped, because the queue is full (`outcomes.dropped`).
+
+        capture     copies the state, None if there is none; called once, by the worker or an earlier reader
+        complete    called before the chunk is stored: its description with what takes time, None not to store it
+        after       called with the description of a stored chunk
+        background  False: the work is done before this returns
+        """
+        item = Queued(meta, capture, complete, after)
+        with self._lock:
+            before = self._queued.get(meta.id)
+            accepted = not self._closed
+            if accepted:
+                self._queued[meta.id] = item
+        if accepted and background and not self._worker.offer(item):
+            accepted = False
+            with self._lock:
+                if self._queued.get(meta.id) is item:
+                    del self._queued[meta.id]
+                    if before is not None:
+                        self._queued[meta.id] = before
+        self._count("submitted")
+        if not accepted:
+            self._count("dropped")
+        elif not background:
+            self._work(item)
+        return accepted
+
+    @property
+    def outcomes(self) -> WriterStats:
+        """What came of the submissions."""
+        return self._outcomes
+
+    def flush(self) -> None:
+        """Returns when everything submitted before is stored or refused, and uses are noted."""
+        self._worker.flush()
+        self._settle(wait=True)
+
+    def close(self) -> None:
+        """Stores what waits; later submissions are dropped."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        self._worker.close()
+        self._settle(wait=True)
+        self._catalog.close()
+        self._verified.clear()
+        self._objects.close()
+        self._release()
+
+    # Reading
+
+    def get(self, id: str) -> Chunk | None:
+        """A chunk with all of its state, put together."""
+        parts = self.get_parts(id)
+        if not parts:
+            return None
+        meta = parts[0].meta
+        if len(parts) == 1:
+            return Chunk(meta, parts[0].tensor)
+        tensor = joined(parts, 0, meta.num_tokens)
+        return None if tensor is None else Chunk(meta, tensor)
+
+    def get_parts(self, id: str, rows: Rows | None = None) -> Sequence[Chunk] | None:
+        """What holds these rows of a chunk, or all of them, as it is stored: views, first rows first.
+
+        id  of a chunk, or of a prefix that `find` named"""
+        waiting = self._waiting(id)
+        if waiting is not None:
+            return (waiting,)
+        try:
+            prefix = _prefix_of(id)
+            record, meta = (0, self._named(id, *prefix)) if prefix else self._described(id)
+            for again in (True, False):
+                if meta is None:
+                    break
+                pieces = self._catalog.chain(*prefix, self._clock()) if prefix else self._catalog.pieces(record)
+                parts = self._load(meta, pieces, rows, again) if pieces else None
+                if parts is not None:
+                    self._counters.hit(meta.partition)
+                    self._used(id, [piece.n for piece in pieces])
+                    return parts
+                if prefix is None and again:  # another process may have replaced it
+                    self._forget(id)
+                    record, meta = self._described(id)
+            if meta is not None and self._condemned:
+                with self._lock:  # what replaces the record takes its id out again, once that is committed
+                    if any(piece.n in self._condemned for piece in self._catalog.pieces(record)):
+                        self._lost.add(id)
+        except sqlite3.Error as error:
+            meta = None
+            logger.warning("the catalog cannot be read: %s", error)
+        self._counters.miss(meta.partition if meta is not None else None)
+        return None
+
+    def find(
+        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
+    ) -> tuple[PrefixHit, ChunkMeta] | None:
+        """The longest stored prefix of at least a block, at most `len(token_ids) - 1` tokens long (`whole`: one longer), and the
+        description of the prompt that it was stored for; of the prefix alone, if that prompt has left. No use of it is noted."""
+        most = len(token_ids) - (not whole)
+        best: tuple[PrefixHit, ChunkMeta] | None = None
+        for item in reversed(list(self._queued.values())):
+            meta = item.meta
+            if (meta.kind, meta.partition, meta.epoch) == (KV, partition, epoch) and self._usable(meta.id):
+                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
+                if tokens >= BLOCK_TOKENS and (best is None or tokens > best[0].tokens):
+                    best = PrefixHit(meta.id, tokens), meta
+        try:
+            self.notice()
+            keys = Keys(partition, epoch, token_ids, spans)
+            pieces = self._catalog.longest(keys, most, self._clock())
+        except (sqlite3.Error, InputError) as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return best
+        tokens = pieces[-1].stop if pieces else 0
+        if tokens < BLOCK_TOKENS or (best is not None and best[0].tokens >= tokens):
+            return best
+        meta = self.meta(pieces[-1].record)
+        if meta is None or meta.kind != KV:
+            # What has a name: a chain is read by its names alone.
+            pieces = self._catalog.longest(keys, most, self._clock(), further=False)
+            tokens = pieces[-1].stop if pieces else 0
+            if tokens < BLOCK_TOKENS:
+                return best
+            ids, before = tuple(token_ids[:tokens]), tuple(span for span in spans if span.start < tokens)
+            meta = ChunkMeta(_prefix_id(tokens, keys.at(tokens)), partition, epoch, ids, "", "", spans=before)
+        return PrefixHit(meta.id, tokens), meta
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        """The description of a chunk."""
+        item = self._usable(id)
+        if item is not None:
+            return item.meta
+        try:
+            return self._described(id)[1]
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return None
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        """Descriptions of all, those that wait first."""
+        seen: set[str] = set()
+        for id, item in list(self._queued.items()):
+            if partition in (None, item.meta.partition) and epoch in (None, item.meta.epoch) and self._usable(id):
+                seen.add(id)
+                yield item.meta
+        try:
+            for row in self._catalog.records(partition, epoch, self._clock()):
+                meta = None if row.id in seen or row.id in self._lost else self._decoded(row.n, row.about)
+                if meta is not None:
+                    yield meta
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
+        all."""
+        token, last = mark or ("", 0)
+        last = last if token == self._catalog.token else 0
+        metas: list[ChunkMeta] = []
+        try:
+            for row in self._catalog.records(None, None, self._clock(), after=last):
+                last = row.n
+                meta = self._decoded(row.n, row.about)
+                if meta is not None:
+                    metas.append(meta)
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+        return metas, (self._catalog.token, last)
+
+    def touch(self, id: str) -> None:
+        """Notes a use that nothing was read for."""
+        try:
+            self._used(id, [piece.n for piece in self._catalog.pieces(self._described(id)[0])])
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        """Counters, of one partition or of all."""
+        try:
+            entries, held = self._catalog.totals(partition)
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            entries = held = 0
+        return self._counters.stats(partition, entries=entries, bytes=held)
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener(id)` after an entry left the store for any reason (evicted, deleted, corrupt), by any process."""
+        self._listeners.add(listener)
+
+    def notice(self) -> bool:
+        """Tells the listeners which entries other processes have removed. False if some may have been missed.
+
+        Raises: sqlite3.Error"""
+        news, complete = self._catalog.removed_elsewhere()
+        if news or not complete:
+            with self._lock:
+                self._changes += 1
+                for id, _ in news:
+                    self._metas.pop(id, None)
+                if not complete:
+                    self._metas.clear()
+            self._verified.clear()  # so that no map keeps the bytes of what others removed
+            self._listeners.tell(id for id, back in news if not back)
+        return complete
+
+    # Removing
+
+    def delete(self, id: str) -> bool:
+        """Removes an entry with the rows that no other prompt has; of a prefix that `find` named, its last segment."""
+        prefix = _prefix_of(id)
+        if prefix is not None:
+            for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
+                self._condemn(piece.n, "it is not wanted")
+            return True
+        with self._lock:
+            waited = self._queued.pop(id, None) is not None
+        try:
+            with self._catalog.transaction() as sql:
+                found = sql.execute("SELECT n FROM records WHERE id = ?", (id,)).fetchall()
+                gone = self._remove(sql, [n for (n,) in found])
+        except (sqlite3.Error, Unknown, UnicodeError) as error:
+            logger.warning("chunk %s cannot be deleted: %s", id, error)
+            return waited
+        self._left(gone)
+        left = any(one[0] == id for one in gone.records)
+        if waited and not left:
+            self._listeners.tell([id])
+        return waited or left
+
+    def clear(self, partition: str | None = None) -> int:
+        """Removes all entries, of one partition or of all; how many there were."""
+        with self._lock:
+            waiting = [id for id, item in self._queued.items() if partition in (None, item.meta.partition)]
+            for id in waiting:
+                del self._queued[id]
+        gone = Gone()
+        try:
+            with self._catalog.transaction() as sql:
+                gone = self._remove(sql, *(self._of(sql, table, partition) for table in ("records", "segments")))
+        except (sqlite3.Error, Unknown) as error:
+            logger.warning("the store cannot be cleared: %s", error)
+            gone = Gone()
+        self._left(gone)
+        self._listeners.tell(waiting)
+        return len({one[0] for one in gone.records} | set(waiting))
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed, or
+        with `dry_run` would be.
+
+        Any number of processes may use the store meanwhile, and notice the removal. What they store later is not removed. Rows that
+        other prompts need stay.
+        Raises: StoreError if entries or their traces could not be removed.
+        """
+        self.flush()
+        try:
+            try:
+                return self._purge(selection, dry_run)
+            except sqlite3.Error:
+                # The log cannot grow where the disk is full: what is in it is written back, and what is to go makes room.
+                self._catalog.empty_log()
+                return self._purge(selection, dry_run)
+        except (sqlite3.Error, Unknown) as error:
+            raise StoreError(
+                f"entries could not be removed ({error}): make the store writable and purge again"
+            ) from error
+
+    def _purge(self, selection: Selection, dry_run: bool) -> Purged:
+        purged, gone = Purged(), Gone()
+        try:
+            with self._catalog.transaction() as sql:
+                query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
+                rows = sql.execute(query, (selection.partition,)).fetchall()
+                numbers: dict[str, int] = {}
+                metas: list[ChunkMeta] = []
+                damaged: list[int] = []
+                for n, about in rows:
+                    meta = self._decoded(n, about)
+                    if meta is None:
+                        damaged.append(n)
+                    else:
+                        numbers[meta.id] = n
+                        metas.append(meta)
+                wanted = chosen(metas, selection, self._clock())
+                records = [*damaged, *(numbers[meta.id] for meta in wanted)]
+                loose = self._loose(sql, selection, [meta.id for meta in wanted], records)
+                gone = self._remove(sql, records, loose, dry_run=dry_run)
+                purged = replace(counted(wanted), parts=len(loose), bytes=gone.nbytes)
+                if dry_run:
+                    raise _DryRun
+            self._left(gone)
+            self._catalog.empty_log()
+        except _DryRun:
+            return purged
+        return purged
+
+    def sweep(self) -> int:
+        """Removes what has expired, and the traces of it; how many entries."""
+        with self._catalog.transaction() as sql:
+            gone = self._remove(sql, *self._catalog.expired(sql, self._clock()))
+        self._left(gone)
+        self._traces = self._traces or bool(gone.records or gone.objects)
+        if self._traces:
+            try:
+                self._catalog.empty_log()
+                self._traces = False
+            except sqlite3.Error as error:
+                logger.warning("traces of expired entries are removed later: %s", error)
+        return len(gone.records)
+
+    # How a chunk is stored
+
+    def _put(self, chunk: Chunk) -> None:
+        check(chunk.tensor)
+        meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or self._clock())
+        if _is_exact(chunk):
+            while not self._put_prompt(meta, chunk):
+                pass  # what it continues has left meanwhile
+            return
+        if chunk.rows is not None:
+            raise Refused("invalid")
+        about = encode_meta(meta)
+        count = chunk.tensor.shape[AXIS] if len(chunk.tensor.shape) > AXIS else 0
+        segment = Segment(
+            secrets.token_hex(16), meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
+            generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
+            created=meta.created, ttl=meta.ttl, about=about,
+        )  # fmt: skip
+        self._write(meta, about, [], [segment], [chunk.tensor])
+
+    def _put_prompt(self, meta: ChunkMeta, chunk: Chunk) -> bool:
+        """False if it has to be tried again."""
+        keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+        due = meta.created + meta.ttl if meta.ttl else NEVER
+        chain, cuts, begin = list[Piece](), set[int](), 0
+        for piece in self._catalog.longest(keys, chunk.stop, self._clock(), further=False):
+            if piece.stop < piece.end and piece.due < due:
+                cuts.add(
+                    piece.stop
+                )  # it leaves before this prompt does: its rows are stored again, apart from the others
+                break
+            chain.append(piece)
+            begin = piece.stop
+        if begin < chunk.first:
+            raise Refused("parent")
+        segments = self._cut(
+            meta, keys, begin, chunk.stop, cuts, chunk.tensor.nbytes // max(1, chunk.stop - chunk.first)
+        )
+        data, first = chunk.tensor.data, chunk.first
+        tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
+        about = None
+        if chunk.stop == meta.num_tokens:
+            row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
+            about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens)))
+        return self._write(meta, about, chain, segments, tensors)
+
+    def _cut(
+        self, meta: ChunkMeta, keys: Keys, start: int, stop: int, cuts: Collection[int], row_bytes: int
+    ) -> list[Segment]:
+        most = max(BLOCK_TOKENS, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // BLOCK_TOKENS * BLOCK_TOKENS)
+        made: list[Segment] = []
+        while start < stop:
+            end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
+            inside = tuple(s for s in meta.spans if s.start < end and s.start + s.length > start)
+            named = tuple(keys.at(one) for one in ends_of(start, end, inside))
+            made.append(
+                Segment(
+                    secrets.token_hex(16), meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
+                    keys.ids[start:end].tobytes(), inside, meta.id, created=meta.created, ttl=meta.ttl,
+                )
+            )  # fmt: skip
+            start = end
+        return made
+
+    def _write(
+        self, meta: ChunkMeta, about: bytes | None, chain: list[Piece], segments: list[Segment], tensors: list[Tensor]
+    ) -> bool:
+        """Objects, then rows. `about`: the record; None for a part of a prompt that is not the last."""
+        least = len(about or b"") + sum(tensor.nbytes for tensor in tensors)
+        limits = self._budget.limits(meta.partition)
+        if any(0 < most < least for _, most, _ in limits):
+            raise Refused("too_large")
+        written: list[Segment] = []
+        buffers: list[list[Any]] = []
+        gone = Gone()
+        uses = self._take_uses()
+        try:
+            for segment, tensor in zip(segments, tensors, strict=True):
+                encoded, parts = encode(segment, tensor)
+                written.append(encoded)
+                buffers.append(parts)
+                self._objects.put(encoded.name, parts)
+            with self._catalog.transaction() as sql:
+                self._catalog.touch(sql, uses)
+                uses = Uses()
+                if any(not _there(sql, piece.n) for piece in chain):
+                    self._undo(written)
+                    return False
+                pieces = list(chain)
+                for one, parts in zip(written, buffers, strict=True):
+                    found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
+                    if found is None and not self._exists(one.name):
+                        self._objects.put(one.name, parts)  # a process that opened the store took it for one left over
+                    n = found[0] if found else self._catalog.add_segment(sql, one)
+                    pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
+                if about is not None:
+                    columns = (meta.id, meta.partition, meta.epoch, meta.kind)
+                    due = meta.created + meta.ttl if meta.ttl else NEVER
+                    gone += self._catalog.add_record(sql, about, columns, meta.created, due, pieces)
+                self._catalog.touch(sql, {("", tuple(piece.n for piece in pieces)): 1})
+                keep = {piece.n for piece in pieces}
+                evicted = [
+                    (why, self._catalog.make_room(sql, self._order, nbytes, entries, of, keep, meta.id))
+                    for of, nbytes, entries in limits
+                    for why in ("quota" if of is not None else "bytes" if nbytes else "entries",)
+                ]
+                for _, one in evicted:
+                    gone += one
+                self._objects.delete(gone.objects)
+        except BaseException as error:
+            self._put_back(uses)
+            self._undo(written)
+            if isinstance(error, NoRoom):
+                raise Refused("too_large") from error
+            raise
+        for why, one in evicted:
+            for _, partition, _ in one.records:
+                self._counters.evicted(partition, why)
+        self._left(gone)
+        with self._lock:
+            self._metas.pop(meta.id, None)
+            if about is not None:
+                self._lost.discard(meta.id)
+            self._changes += 1
+        if meta.ttl and self._background:
+            self._worker.wake()
+        return True
+
+    def _undo(self, written: Iterable[Segment]) -> None:
+        """Removes objects of a change that did not come about. If that is not known, they are indexed or removed at the next
+        opening."""
+        try:
+            names = [one.name for one in written if not self._listed(one.name)]
+            self._objects.delete(names)
+        except (Unknown, sqlite3.Error) as error:
+            logger.info("objects without a row are left: %s", error)
+
+    def _listed(self, name: str) -> bool:
+        return bool(self._catalog.read("SELECT 1 FROM segments WHERE name = ?", (name,)))
+
+    # How it is read
+
+    def _described(self, id: str) -> tuple[int, ChunkMeta | None]:
+        """The number and the description of a record. The number says which rows are its own: a record that replaces it has another
+        one. Raises: sqlite3.Error"""
+        if id in self._lost:
+            return 0, None
+        self.notice()
+        with self._lock:
+            known, changes = self._metas.get(id), self._changes
+        if known is not None:
+            return known if not is_expired(known[1], self._clock()) else (0, None)
+        row = self._catalog.record(id, self._clock())
+        meta = self._decoded(row.n, row.about) if row is not None else None
+        if row is None or meta is None:
+            return 0, None
+        with self._lock:
+            if changes == self._changes:
+                self._metas[id] = row.n, meta
+        return row.n, meta
+
+    def _forget(self, id: str) -> None:
+        with self._lock:
+            self._metas.pop(id, None)
+
+    def _load(self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool) -> list[Chunk] | None:
+        parts: list[Chunk] = []
+        for piece in pieces:
+            if rows is not None and piece.stop and not any(a < piece.stop and piece.start < b for a, b in rows):
+                continue
+            tensor = self._tensor(piece, again)
+            if tensor is None:
+                return None
+            if len(pieces) == 1 and piece.stop == piece.end and not _prefix_of(meta.id):
+                parts.append(Chunk(meta, tensor))
+                continue
+            if piece.stop < piece.end:
+                tensor = Tensor(tensor.data[:, :, :, : piece.stop - piece.start], tensor.dtype)
+            part = Chunk(meta, tensor, [(piece.start, piece.stop)])
+            try:
+                check_alike(part, parts[0].tensor if parts else tensor)
+            except CorruptChunk as error:
+                self._condemn(piece.n, str(error), meta.partition)
+                return None
+            parts.append(part)
+        return parts
+
+    def _tensor(self, piece: Piece, again: bool) -> Tensor | None:
+        """A segment's state. `again`: one that is missing may have been replaced, and is not given up yet."""
+        try:
+            data = self._objects.get(piece.name)
+            known = self._verified.get(piece.name)
+            if known is not None and known[0] is data:
+                return known[1]
+            segment, tensor = opened(data, piece.name)
+            if (segment.start, segment.stop) != (piece.start, piece.end):
+                raise CorruptChunk(f"object {piece.name} has other rows")
+            self._verified[piece.name] = (data, tensor)
+            return tensor
+        except Missing:
+            if not again:
+                # It is counted when its row is found to be there still: another may just be removing both.
+                with self._lock:
+                    self._condemned.setdefault(piece.n, "")
+                self._settle(wait=False)
+        except CorruptChunk as error:
+            self._condemn(piece.n, str(error))
+        except Unknown as error:
+            logger.warning("object %s cannot be read: %s", piece.name, error)
+        return None
+
+    def _condemn(self, number: int, why: str, partition: str | None = None) -> None:
+        """Removes a damaged segment, now or when nobody else writes."""
+        with self._lock:
+            known = number in self._condemned
+            self._condemned[number] = why
+        if not known:
+            logger.warning("a damaged segment is removed: %s", why)
+            self._counters.corrupt(partition)
+        self._settle(wait=False)
+
+    def _named(self, id: str, tokens: int, key: bytes) -> ChunkMeta | None:
+        """The description of a prefix, as far as it is known."""
+        query = "SELECT s.partition, s.epoch FROM blocks b JOIN segments s ON s.n = b.n WHERE b.key = ?"
+        found = self._catalog.read(query, (key,))
+        return ChunkMeta(id, found[0][0], found[0][1], (0,) * tokens, "", "") if found else None
+
+    def _settle(self, *, wait: bool) -> None:
+        """Writes the changes left pending by reads."""
+        uses, condemned = self._take_uses(), dict(self._condemned)
+        if not uses and not condemned:
+            return
+        try:
+            with self._catalog.transaction(wait=wait) as sql:
+                self._catalog.touch(sql, uses)
+                missing = [n for n, why in condemned.items() if not why and _there(sql, n)]
+                gone = self._catalog.remove(sql, [-n for n in condemned if n < 0])
+                gone += self._catalog.evict(sql, [n for n in condemned if n > 0])
+                self._objects.delete(gone.objects)
+        except (sqlite3.Error, Unknown) as error:
+            self._put_back(uses)
+            if wait:
+                logger.warning("uses and damage cannot be noted: %s", error)
+            return
+        with self._lock:
+            for n in condemned:
+                self._condemned.pop(n, None)
+            if not self._condemned:
+                self._lost.clear()
+        for _ in missing:
+            logger.warning("a segment is removed: its object is missing")
+            self._counters.corrupt()
+        self._left(gone)
+
+    def _used(self, id: str, chain: Sequence[int]) -> None:
+        with self._lock:
+            use = (id, tuple(chain))
+            self._uses[use] = (
+                self._uses.pop(use, 0) + 1
+            )  # a dictionary keeps the order of insertion: that of the last uses
+            full = len(self._uses) >= _PENDING_USES
+        if full:
+            self._settle(wait=False)
+
+    def _take_uses(self) -> Uses:
+        with self._lock:
+            uses, self._uses = self._uses, {}
+        return uses
+
+    def _put_back(self, uses: Uses) -> None:
+        with self._lock:
+            newer, self._uses = self._uses, uses
+            for use, count in newer.items():
+                self._uses[use] = self._uses.pop(use, 0) + count
+
+    def _decoded(self, number: int, about: bytes) -> ChunkMeta | None:
+        try:
+            return decode_meta(about)
+        except CorruptChunk as error:
+            with self._lock:
+                known = -number in self._condemned
+                self._condemned[-number] = str(error)
+            if not known:
+                logger.warning("a damaged description is removed: %s", str(error))
+                self._counters.corrupt()
+            return None
+
+    # How it leaves
+
+    def _remove(
+        self, sql: sqlite3.Connection, records: Collection[int], segments: Iterable[int] = (), *, dry_run: bool = False
+    ) -> Gone:
+        """Removes records with the rows that no other has. What others share of a segment that leaves is stored anew for them."""
+        records = set(records)
+        for number, stop in self._catalog.torn(sql, records) if not dry_run else ():
+            self._keep_beginning(sql, number, stop, records)
+        gone = self._catalog.remove(sql, records, segments, tear=not dry_run)
+        if not dry_run:
+            self._objects.delete(gone.objects)
+        return gone
+
+    def _keep_beginning(self, sql: sqlite3.Connection, number: int, stop: int, leaving: Collection[int]) -> None:
+        (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (number,)).fetchone()
+        try:
+            whole, tensor = opened(self._objects.get(name), name)
+            ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= stop]
+            record = sql.execute(
+                f"SELECT r.id FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ? AND r.n NOT IN ({','.join('?' * len(leaving))}) LIMIT 1",
+                (number, *leaving),
+            ).fetchone()
+            inside = tuple(span for span in whole.spans if span.start < stop)
+            part = replace(
+                whole, name=secrets.token_hex(16), stop=stop, keys=whole.keys[: len(ends)], spans=inside,
+                ids=whole.ids[: 4 * (stop - whole.start)], record=record[0] if record else "",
+            )  # fmt: skip
+            if not ends or ends[-1] != stop:
+                return
+            rows = Tensor(tensor.data[:, :, :, : stop - whole.start], tensor.dtype)
+            part, buffers = encode(part, rows)
+            self._objects.put(part.name, buffers)
+        except (CorruptChunk, Missing, Unknown) as error:
+            logger.warning("rows that prompts share leave with one of them: %s", error)
+            return
+        new = self._catalog.add_segment(sql, part)
+        self._catalog.move_links(sql, number, new, leaving)
+
+    def _loose(
+        self, sql: sqlite3.Connection, selection: Selection, ids: Sequence[str], records: Collection[int]
+    ) -> list[int]:
+        """Segments that no record needs and a purge takes: of prompts that have left, or were never finished."""
+        free = "NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+        if selection.donors or selection.media:
+            named = {*selection.donors, *ids}
+            found: set[int] = set()
+            for id in named:
+                query = f"SELECT n FROM segments s WHERE record = ? AND (?2 IS NULL OR partition = ?2) AND {free}"
+                found |= {n for (n,) in sql.execute(query, (id, selection.partition))}
+            own = [
+                n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))
+            ]
+            ends = [n for n in own if not self._catalog.needed(sql, n, records)]
+            return sorted(found | self._catalog.below(sql, [*found, *ends]))
+        rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
+        return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, self._clock())]
+
+    def _of(self, sql: sqlite3.Connection, table: str, partition: str | None) -> list[int]:
+        query = f"SELECT n FROM {table} WHERE ?1 IS NULL OR partition = ?1"
+        return [n for (n,) in sql.execute(query, (partition,)).fetchall()]
+
+    def _left(self, gone: Gone) -> None:
+        """Forgets removed entries, and tells the listeners. Call it without a lock."""
+        with self._lock:
+            self._changes += 1
+            for id, _, _ in gone.records:
+                self._metas.pop(id, None)
+            for name in gone.objects:
+                self._verified.pop(name, None)
+        self._listeners.tell(id for id, _, _ in gone.records)
+
+    def _reconcile(self) -> None:
+        """Removes rows whose object a killed process has removed, indexes objects without a row, meets the budget and removes what
+        has expired.
+
+        An object that cannot be read now stays. One that another process is about to index may be removed: it sees that in its
+        own transaction, and writes it again."""
+        damaged = 0
+        try:
+            present = set(self._objects.list())
+            with self._catalog.transaction() as sql:
+                known = dict(sql.execute("SELECT name, n FROM segments").fetchall())
+                # Again: what was written since the listing has its row already.
+                lost = [n for name, n in known.items() if name not in present and not self._exists(name)]
+                gone = self._catalog.evict(sql, lost)
+                damaged += sum(self._index(sql, name) for name in present if name not in known)
+                gone += self._catalog.remove(sql, *self._catalog.expired(sql, self._clock()))
+                budget = self._budget
+                room = self._catalog.make_room(sql, self._order, budget.max_bytes, budget.max_entries)
+                for _, partition, _ in room.records:
+                    self._counters.evicted(partition, "bytes" if budget.max_bytes else "entries")
+                gone += room
+                self._objects.delete(gone.objects)
+            due = self._catalog.next_due()
+        except (sqlite3.Error, Unknown) as error:
+            if isinstance(error, sqlite3.Error):
+                raise
+            logger.warning("the store is not compared with its objects: %s", error)
+            return
+        if damaged:
+            logger.warning("%d damaged objects are removed", damaged)
+        for _ in range(damaged):
+            self._counters.corrupt()
+        if due is not None and self._background:
+            self._worker.wake()
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._objects.head(name, 8)
+        except Missing:
+            return False
+        except (Unknown, CorruptChunk):
+            return True
+        return True
+
+    def _index(self, sql: sqlite3.Connection, name: str) -> int:
+        """Adds an object that has no row, and its record if it says it; 1 for a damaged one, which is removed."""
+        need = HEAD
+        try:
+            while True:
+                head, size = self._objects.head(name, need)
+                try:
+                    segment = described(head, size)[0]
+                    break
+                except NeedMore as more:
+                    need = more.args[0]
+            if segment.name != name:
+                raise CorruptChunk("it is another one")
+            meta = decode_meta(segment.about) if segment.about else None
+        except CorruptChunk:
+            self._objects.delete([name])
+            return 1
+        except (Missing, Unknown):
+            return 0
+        if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
+            self._objects.delete([name])  # an older one, or one that was never finished
+            return 0
+        n = self._catalog.add_segment(sql, segment)
+        if meta is not None:
+            piece = Piece(n, name, segment.start, segment.stop, segment.stop)
+            columns = (meta.id, meta.partition, meta.epoch, meta.kind)
+            self._catalog.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
+        return 0
+
+    # The worker
+
+    def _tick(self) -> float | None:
+        if not self._background or self._closed:
+            return None
+        due = self._catalog.next_due()
+        if due is None and not self._traces:
+            return None
+        wait = (due or 0.0) - self._clock()
+        if wait <= 0 or self._traces:
+            self.sweep()
+            due = self._catalog.next_due()
+            wait = max(1.0, due - self._clock()) if due is not None else 60.0
+        return wait
+
+    def _usable(self, id: str) -> Queued | None:
+        item = self._queued.get(id)
+        return item if item is not None and not is_expired(item.meta, self._clock()) else None
+
+    def _waiting(self, id: str) -> Chunk | None:
+        """A queued chunk with its state."""
+        item = self._usable(id)
+        if item is None:
+            return None
+        try:
+            chunk = item.chunk()
+        except Exception:  # the worker counts it
+            return None
+        if chunk is not None:
+            self._counters.hit(chunk.meta.partition)
+        return chunk
+
+    def _work(self, item: Queued) -> None:
+        try:
+            outcome = self._store(item)
+            left = self._leave(item)
+            if outcome == "stored" and left:
+                outcome = "dropped"
+                self.delete(item.meta.id)  # removed while it was being stored
+            self._count(outcome)
+            if outcome == "stored" and item.after is not None:
+                item.after(self.meta(item.meta.id) or item.meta)
+        except Exception:
+            self._leave(item)
+            self._count("errors")
+            logger.exception("a chunk could not be made or stored")
+        if self.meta(item.meta.id) is None:
+            self._listeners.tell([item.meta.id])
+
+    def _store(self, item: Queued) -> str:
+        """Stores a chunk; the name of its outcome."""
+        if self._queued.get(item.meta.id) is not item:
+            return "dropped"
+        meta = item.meta if item.complete is None else item.complete(item.meta)
+        chunk = None if meta is None else item.chunk()
+        if meta is None or chunk is None:
+            return "empty"
+        return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
+
+    def _leave(self, item: Queued) -> bool:
+        """Takes a chunk out of the queue's view. True if it was removed before."""
+        with self._lock:
+            known = self._queued.get(item.meta.id)
+            if known is item:
+                del self._queued[item.meta.id]
+            return known is None
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._outcomes = replace(self._outcomes, **{name: getattr(self._outcomes, name) + 1})
+
+
+def _is_exact(chunk: Chunk) -> bool:
+    """Whether it is exact state of the prompt that its id names, row by row: only such state is shared."""
+    meta, shape = chunk.meta, chunk.tensor.shape
+    if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
+        return False
+    if shape[AXIS] != chunk.stop - chunk.first or not 0 <= chunk.first < chunk.stop <= meta.num_tokens:
+        return False
+    try:
+        return meta.id == exact_key(meta.partition, meta.epoch, meta.token_ids, [span.digest for span in meta.spans])
+    except InputError:
+        return False
+
+
+def _there(sql: sqlite3.Connection, number: int) -> bool:
+    return sql.execute("SELECT 1 FROM segments WHERE n = ?", (number,)).fetchone() is not None
+
+
+def _prefix_id(tokens: int, key: bytes) -> str:
+    """Names a prefix that no stored prompt consists of."""
+    return f"prefix-{tokens}-{key.hex()}"
+
+
+def _prefix_of(id: str) -> tuple[int, bytes] | None:
+    """Length and key of a prefix that `_prefix_id` named."""
+    if not id.startswith("prefix-"):
+        return None
+    try:
+        _, tokens, key = id.split("-")
+        return int(tokens), bytes.fromhex(key)
+    except ValueError:
+        return None

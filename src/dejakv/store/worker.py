@@ -1,0 +1,130 @@
+"""The background thread of a store: it stores what is handed over, and looks after entries whose time is over."""
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.counters import logger
+
+Capture = Callable[[], Tensor | None]
+Complete = Callable[[ChunkMeta], ChunkMeta | None]
+After = Callable[[ChunkMeta], object]
+
+LONGEST_WAIT = 60.0
+"""Seconds after which the clock is looked at again at the latest: it may have been set forward."""
+
+
+@dataclass(frozen=True)
+class WriterStats:
+    """Outcomes of submissions. `empty`: there was no state; `refused`: by the store; `dropped`: the queue was full, the store
+    closed, or the chunk was removed before it was stored; `errors`: a callback or the store raised."""
+
+    submitted: int = 0
+    stored: int = 0
+    empty: int = 0
+    refused: int = 0
+    dropped: int = 0
+    errors: int = 0
+
+
+class Queued:
+    """A chunk that waits to be stored. Its state is copied once, by who needs it first: the worker or a reader."""
+
+    def __init__(self, meta: ChunkMeta, capture: Capture, complete: Complete | None, after: After | None) -> None:
+        self.meta = meta
+        self.complete = complete
+        self.after = after
+        self._capture: Capture | None = capture
+        self._tensor: Tensor | None = None
+        self._lock = threading.Lock()
+
+    def chunk(self) -> Chunk | None:
+        with self._lock:
+            if self._capture is not None:
+                capture, self._capture = self._capture, None
+                self._tensor = capture()
+            tensor = self._tensor
+        return None if tensor is None else Chunk(replace(self.meta, nbytes=tensor.nbytes), tensor)
+
+
+class Worker:
+    """Runs `work` for each item, one after another, and `tick` when nothing waits and its time has come. Thread-safe.
+
+    tick  returns after how many seconds it wants to be called again, None: not before `wake`
+    most  items that may wait: few, because each keeps a prompt's state in memory
+    """
+
+    def __init__(self, work: Callable[[Any], object], tick: Callable[[], float | None], most: int = 32) -> None:
+        self._work = work
+        self._tick = tick
+        self._queue: queue.Queue[Any] = queue.Queue(most)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def offer(self, item: Any) -> bool:
+        """False if the queue is full, or closed: never waits."""
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                self._queue.put_nowait((item,))
+            except queue.Full:
+                return False
+            self._start()
+        return True
+
+    def wake(self) -> None:
+        """Has `tick` called soon."""
+        with self._lock:
+            if not self._closed:
+                self._start()
+                with suppress(queue.Full):  # it comes after an item
+                    self._queue.put_nowait(())
+
+    def flush(self) -> None:
+        """Returns when everything offered before is done."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Does what waits and ends."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            thread = self._thread
+        if not closed and thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            self._queue.put(None)
+            thread.join()
+
+    def _start(self) -> None:
+        # A thread does not survive a fork, so check each time whether it is alive.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="dejakv-store", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        wait: float | None = None
+        while True:
+            item: Any = ()
+            taken = True
+            try:
+                item = self._queue.get(timeout=None if wait is None else min(max(0.0, wait), LONGEST_WAIT))
+            except queue.Empty:
+                taken = False
+            try:
+                if item is None:
+                    return
+                if item:
+                    self._work(item[0])
+                wait = self._tick()
+            except Exception:  # nobody waits for it, and the next may succeed
+                wait = LONGEST_WAIT
+                logger.exception("work in the background of a store failed")
+            finally:
+                # Not kept until the next one: it may keep a prompt's state in memory.
+                del item
+                if taken:
+                    self._queue.task_done()

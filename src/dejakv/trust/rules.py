@@ -1,0 +1,72 @@
+"""Which rules are tried: nested, the strictest first. A rule serves hits whose risk is at most its cutoff.
+
+Where a hit must be tried before its risk is known, a rule also limits the time of a try. Time limits are fixed in advance, like cutoffs, so
+served hits match the evidence. If recent traffic decided which hits to try, cheap ones would become evidence for expensive ones.
+
+The first would-be hits of a class choose the cutoffs by their risks alone, and are then left out of the evidence. Whatever comes after
+them is independent of the choice, so that it counts as fixed. Without it rules might have no hits, or all the same.
+
+Each rule is tested with a part of alpha, and hands its part on to the next looser one once it is proven (the fallback procedure of Wiens,
+2003). The probability that any rule opens that breaks the bound is alpha at most, however their evidence depends on each other (Bretz et
+al., A graphical approach to sequentially rejective multiple test procedures, 2009). Where no answer is wrong the loosest rule opens first,
+as soon as if it were the only one, nearly. Where only hits of little risk are right, the strictest does.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cache
+
+PILOT = 20
+"""Would-be hits that choose the cutoffs. They are computed in full, and once."""
+
+QUANTILES = (0.1, 0.2, 0.4, 0.7)
+"""Of the pilot's risks, for the cutoffs. They serve about 14, 24, 43 and 71% of later hits; the last rule serves all."""
+
+
+TIMES = (0.3, 0.4, 0.55, 0.8)
+"""Limits of a try under each rule but the last, as shares of the exact plan's time: about twice the share of hits that the rule
+serves. Tries take half of that on average, so that trying saves time (docs/results/trust.md)."""
+
+FIRST, LAST = 0.5, 0.3
+"""Parts of alpha that the strictest and the loosest rule are tested with; the others share the rest."""
+
+
+def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:
+    """The cutoffs that these risks choose, ascending, the last 1. Fewer where many risks are equal."""
+    ordered = sorted(pilot)
+    chosen = {ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in QUANTILES}
+    return (*sorted(cutoff for cutoff in chosen if cutoff < 1), 1.0)
+
+
+def times_of(rules: int) -> tuple[float, ...]:
+    """The limits of a try under each of so many rules."""
+    return (*TIMES, math.inf)[-rules:]
+
+
+def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
+    """The strictest rule that would serve a hit of this risk, if trying it takes this share of the exact plan's time."""
+    allowed = bisect_right(times_of(len(cutoffs)), time)
+    return min(max(bisect_left(cutoffs, risk), allowed), len(cutoffs) - 1)
+
+
+@cache
+def weights_of(rules: int) -> tuple[float, ...]:
+    """The part of alpha that each rule is tested with from the beginning; 1 in all."""
+    if rules < 3:
+        return (1 / rules,) * rules
+    return (FIRST, *((1 - FIRST - LAST) / (rules - 2),) * (rules - 2), LAST)
+
+
+def open_rules(evidence: Sequence[float], needed: float) -> int:
+    """Rules up to the loosest that its evidence opens; 0: none.
+
+    evidence  log of the most that each rule has had; `needed`: log of 1 / alpha
+    """
+    opened, passed = 0, 0.0
+    for rule, (best, weight) in enumerate(zip(evidence, weights_of(len(evidence)), strict=True)):
+        weight += passed
+        proven = best >= needed - math.log(weight)
+        passed = weight if proven else 0.0
+        opened = rule + 1 if proven else opened
+    return opened

@@ -1,0 +1,168 @@
+"""The seams of indexes and encoders, and the unit vectors that pass between them."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.errors import ConfigError, InputError
+from dejakv.identity import digest_of
+from dejakv.request import DEFAULT_PARTITION, Media
+
+Vector = NDArray[np.float32]
+Hit = tuple[str, float]
+
+ANY = -2.0
+"""Below every cosine: no threshold."""
+
+WHOLE_BELOW = 256 * 1024**2
+SAMPLES = 4096
+
+
+class VectorIndex(Protocol):
+    """Vectors by id. Vectors are normalized when added, so every score is a cosine in [-1, 1].
+
+    `add` of a known id replaces its vector; `remove` of an unknown one does nothing (False).
+    Raises ConfigError for a vector of another dimension and InputError for one without a direction (zero, NaN, infinite).
+    Not thread-safe: `Spaces` guards the indexes of a level.
+    """
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the vectors and of the index structure, without the ids."""
+        ...
+
+    def add(self, id: str, vector: Vector) -> None: ...
+
+    def remove(self, id: str) -> bool: ...
+
+    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
+        """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
+        ...
+
+    def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
+        """The cosine with each of these ids; None for an unknown id."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, id: object) -> bool: ...
+
+
+class TextEncoder(Protocol):
+    """Encodes texts as unit vectors. Thread-safe.
+
+    `fingerprint` covers everything that the vectors depend on. It is stored with them: only vectors of one fingerprint compare.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def encode(self, text: str) -> Vector:
+        """`[dim]` float32 of length 1. Raises InputError for a text without a direction."""
+        ...
+
+    def encode_many(self, texts: Sequence[str]) -> list[Vector]: ...
+
+
+class ImageEncoder(Protocol):
+    """As `TextEncoder`, for pictures."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
+        """`[dim]` float32 of length 1, remembered within the partition at most. Raises InputError for data that is no picture."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An encoder, a level over one or an engine that runs something that must be ended."""
+
+    def close(self) -> None: ...
+
+
+def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
+    """Returns the vector as a contiguous `[dim]` float32 array of length 1. `what` names its user in errors.
+
+    >>> unit([3, 4], 2).tolist() == [np.float32(0.6), np.float32(0.8)]
+    True
+    """
+    array = np.asarray(vector, dtype=np.float32)
+    if array.ndim != 1 or array.shape[0] != dim:
+        raise ConfigError(
+            f"a vector of shape {tuple(array.shape)} does not fit {what} of dimension {dim}: "
+            "use the encoder that the index was made for, or make the index with the encoder's dimension"
+        )
+    with np.errstate(over="ignore"):
+        square = float(array.dot(array))
+    if 1e-30 < square < 1e30:
+        return array * np.float32(square**-0.5)
+    wide = array.astype(np.float64)  # the squared length does not fit float32, or there is none
+    length = float(np.linalg.norm(wide))
+    if not 0.0 < length < np.inf:
+        raise InputError(
+            f"a vector for {what} has no direction (it is zero, or contains NaN or infinity): "
+            "check the encoder's input, and skip the request for this level"
+        )
+    return (wide / length).astype(np.float32)
+
+
+def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scales vectors `[..., dim]` to length one, float32; a vector of zeros stays as it is.
+
+    >>> normalized(np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)).tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+
+
+def module_fingerprint(module: Any) -> str:
+    """Digests names, shapes, types and values of a torch module's parameters and buffers, and its structure: 32 digits.
+
+    Reads all values up to 256 MiB (0.2 s); of larger models 4,096 of each tensor, evenly spread: training changes nearly all of them.
+    """
+    import torch
+
+    state = {name: tensor for name, tensor in module.state_dict().items() if hasattr(tensor, "numel")}
+    total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    parts: list[str | bytes] = [repr(module)]
+    for name in sorted(state):
+        tensor = state[name].detach()
+        parts.append(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}")
+        flat = tensor.reshape(-1)
+        if total > WHOLE_BELOW:
+            flat = flat[:: max(1, flat.numel() // SAMPLES)]
+        parts.append(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest_of(*parts)[:32]
+
+
+@contextmanager
+def torch_threads(count: int = 1) -> Generator[None]:
+    """Limits torch's threads and restores them: small models lose more by contended threads than they gain."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def without_encoder(setting: str) -> str:
+    """The remedy for an encoder that cannot be loaded."""
+    return f'; or set {setting}="model" (--{setting.replace("_", "-")} model), which needs no download'

@@ -1,0 +1,147 @@
+"""Indexes by name and by space, so that nothing is ever compared across spaces, and the latent layers as flags name them."""
+
+import math
+from dataclasses import dataclass
+
+from dejakv.config import SIMILARITY_THRESHOLD, IndexKind
+from dejakv.errors import ConfigError
+from dejakv.vectors.base import ANY, Hit, Vector, VectorIndex, unit
+from dejakv.vectors.flat import FlatIndex
+from dejakv.vectors.hnsw import HNSWIndex
+from dejakv.vectors.lsh import LSHIndex
+
+INDEXES: dict[str, type[FlatIndex] | type[HNSWIndex] | type[LSHIndex]] = {
+    "flat": FlatIndex,
+    "hnsw": HNSWIndex,
+    "lsh": LSHIndex,
+}
+
+
+def make_index(kind: IndexKind | str, dim: int) -> VectorIndex:
+    """Makes an empty index of the kind `flat`, `hnsw` or `lsh`. Raises ConfigError for another name or a dimension below 1.
+
+    >>> make_index("flat", 384).dim
+    384
+    """
+    if kind not in INDEXES:
+        raise ConfigError(f"index {kind!r} is unknown: choose one of {', '.join(INDEXES)}")
+    if dim < 1:
+        raise ConfigError(f"an index of dimension {dim} is impossible: give the number of components of its vectors")
+    return INDEXES[kind](dim)
+
+
+class Spaces:
+    """Donors by space. A space is created with its first donor and dropped with its last; thousands of small ones are cheap.
+
+    A donor is in one space at a time. Not thread-safe: a level guards its own.
+
+    >>> spaces = Spaces(dim=2)
+    >>> spaces.add("tenant a", "donor", [1, 0])
+    >>> spaces.search("tenant a", [1, 0])
+    [('donor', 1.0)]
+    >>> spaces.search("tenant b", [1, 0])
+    []
+    """
+
+    def __init__(self, dim: int, kind: str = "flat") -> None:
+        make_index(kind, dim)
+        self.dim = dim
+        self.kind = kind
+        self._index_of: dict[str, VectorIndex] = {}
+        self._space_of: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._space_of)
+
+    def __contains__(self, donor: object) -> bool:
+        return donor in self._space_of
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._index_of.values())
+
+    def get(self, space: str) -> VectorIndex | None:
+        """The index of a space; None if nothing was added."""
+        return self._index_of.get(space)
+
+    def add(self, space: str, donor: str, vector: Vector) -> None:
+        """Adds or replaces. Raises like `VectorIndex.add`, and then changes nothing."""
+        row = unit(vector, self.dim)
+        if self._space_of.get(donor, space) != space:
+            self.remove(donor)
+        index = self._index_of.get(space)
+        if index is None:
+            index = self._index_of[space] = make_index(self.kind, self.dim)
+        index.add(donor, row)
+        self._space_of[donor] = space
+
+    def search(self, space: str, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
+        """As `VectorIndex.search`, within one space."""
+        index = self._index_of.get(space)
+        return index.search(vector, k, least) if index is not None else []
+
+    def remove(self, donor: str) -> bool:
+        space = self._space_of.pop(donor, None)
+        if space is None:
+            return False
+        index = self._index_of[space]
+        index.remove(donor)
+        if not len(index):
+            del self._index_of[space]
+        return True
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One latent layer.
+
+    dim        components of its vectors; None (`auto`): those of the first vector that comes
+    threshold  least cosine, in [-1, 1]; 0 is a threshold like any other, never "unset"
+    weight     its share in the combination `mean`
+    """
+
+    name: str
+    dim: int | None
+    threshold: float = SIMILARITY_THRESHOLD
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" in self.name:
+            raise ConfigError(f"a latent layer cannot be named {self.name!r}: give a name without a colon")
+        if self.name == "mean":
+            raise ConfigError("a latent layer cannot be named 'mean', which is the combination of all: rename it")
+        if self.dim is not None and self.dim < 1:
+            raise ConfigError(
+                f"layer {self.name!r} has dimension {self.dim}: give the components of its vectors, or 'auto'"
+            )
+        if not -1.0 <= self.threshold <= 1.0:
+            raise ConfigError(f"layer {self.name!r} has threshold {self.threshold}: give a cosine from -1 to 1")
+        if not 0.0 < self.weight < math.inf:
+            raise ConfigError(f"layer {self.name!r} has weight {self.weight}: give a number above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> "LayerSpec":
+        """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError naming the faulty part.
+
+        >>> LayerSpec.parse("vision:512:0.82")
+        LayerSpec(name='vision', dim=512, threshold=0.82, weight=1.0)
+        """
+        parts = [part.strip() for part in text.split(":")]
+        if len(parts) not in (2, 3):
+            raise ConfigError(
+                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD]: write for example vision:512:0.82"
+            )
+        name, dim = parts[0], parts[1]
+        try:
+            size = None if dim.lower() == "auto" else int(dim)
+        except ValueError:
+            raise ConfigError(
+                f"embedding_layers: {text!r} (--embedding-layer): the dimension {dim!r} is no whole number: write for example {name}:512"
+            ) from None
+        try:
+            threshold = float(parts[2]) if len(parts) == 3 else SIMILARITY_THRESHOLD
+        except ValueError:
+            raise ConfigError(
+                f"embedding_layers: {text!r} (--embedding-layer): the threshold {parts[2]!r} is no number: write for example {name}:{dim}:0.82"
+            ) from None
+        return cls(name, size, threshold)

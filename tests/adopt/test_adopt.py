@@ -1,0 +1,272 @@
+"""Adopt before vLLM: who may stand in for whom, where the partition comes from, what the client is told."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from dejakv.adopt.adopter import Adopter, AdoptingLLM, Asked
+from dejakv.adopt.middleware import AdoptMiddleware
+from dejakv.adopt.openai_body import asked_of
+from dejakv.config import SemanticCacheConfig
+
+
+class _Words:
+    """A bag of words as an embedding."""
+
+    epoch = "words"
+
+    def embed_text(self, text):
+        vector = np.zeros(512, dtype=np.float32)
+        for word in text.lower().split():
+            vector[sum(map(ord, word)) * 31 % 512] += 1
+        return vector / max(float(np.linalg.norm(vector)), 1e-9)
+
+
+def _adopter(**settings):
+    values = {"reuse": "adopt", "index_encoder": "model", "similarity_threshold": 0.8, **settings}
+    return Adopter(SemanticCacheConfig.from_dict(values), embeddings=_Words())
+
+
+FIRST = "please tell me what the capital of the country called france is"
+NEAR = "please tell me what the capital of a country called france is"
+
+
+class _Server:
+    """Stands where vLLM's application stands: answers 200 and keeps what it was asked."""
+
+    def __init__(self):
+        self.bodies = []
+
+    async def __call__(self, scope, receive, send):
+        message = await receive()
+        self.bodies.append(json.loads(message["body"]))
+        assert dict(scope["headers"])[b"content-length"] == str(len(message["body"])).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def _post(app, body, key=None, path="/v1/chat/completions"):
+    """The status and the x-dejakv headers."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = [(b"content-length", str(len(raw)).encode()), (b"content-type", b"application/json")]
+    if key is not None:
+        headers.append((b"authorization", f"Bearer {key}".encode()))
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def serve():
+        await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+        await asyncio.get_running_loop().shutdown_default_executor()  # what is learned is learned behind the answer
+
+    asyncio.run(serve())
+    told = {name.decode()[9:]: value.decode() for name, value in sent[0]["headers"] if name.startswith(b"x-dejakv-")}
+    return sent[0]["status"], told
+
+
+def _chat(text, **more):
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+@pytest.fixture
+def server():
+    return _Server()
+
+
+@pytest.fixture
+def app(server):
+    return AdoptMiddleware(server, _adopter(), api_keys=("one", "two"))
+
+
+def test_a_similar_prompt_is_run_instead(app, server):
+    assert _post(app, _chat(FIRST), "one") == (200, {"method": "none", "reason": "no%20donor".replace("%20", " ")})
+    status, told = _post(app, _chat(NEAR, max_tokens=3, stream=True), "one")
+    assert status == 200
+    assert told["method"] == "adopt"
+    assert told["level"] == "semantic_text"
+    assert float(told["score"]) > 0.8
+    assert server.bodies[1]["messages"][0]["content"] == FIRST
+    assert server.bodies[1]["max_tokens"] == 3
+    assert server.bodies[1]["stream"]
+
+
+def test_completions_too(app, server):
+    for text, method in ((FIRST, "none"), (NEAR, "adopt")):
+        body = {"model": "m", "prompt": text}
+        assert _post(app, body, "one", path="/v1/completions")[1]["method"] == method
+    assert server.bodies[1]["prompt"] == FIRST
+
+
+def test_a_prompt_that_was_adopted_is_adopted_again(app, server):
+    """There is no idle promotion here; who wants it exact asks for that."""
+    _post(app, _chat(FIRST), "one")
+    for _ in range(2):
+        assert _post(app, _chat(NEAR), "one")[1]["method"] == "adopt"
+    assert [body["messages"][0]["content"] for body in server.bodies[1:]] == [FIRST, FIRST]
+
+
+def test_partition_is_the_key(app, server):
+    """Never the body: another key finds nothing, and a cache_salt in the body is replaced."""
+    _post(app, _chat(FIRST, cache_salt="x"), "one")
+    assert _post(app, _chat(NEAR, cache_salt="x"), "two")[1]["method"] == "none"
+    salts = [body["cache_salt"] for body in server.bodies]
+    assert "x" not in salts
+    assert salts[0] != salts[1]
+    assert _post(app, _chat(FIRST), "three")[0] == 401
+    assert _post(app, _chat(FIRST))[0] == 401
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_chat(FIRST), _chat(NEAR, tools=[{"type": "function"}])),
+        (_chat(FIRST), {**_chat(NEAR), "model": "n"}),
+        (
+            _chat(FIRST),
+            {"model": "m", "messages": [{"role": "system", "content": "be brief"}, *_chat(NEAR)["messages"]]},
+        ),
+        (_chat(FIRST), _chat([{"type": "image_url", "image_url": {"url": "data:a"}}, {"type": "text", "text": NEAR}])),
+        (
+            _chat([{"type": "image_url", "image_url": {"url": "data:b"}}, {"type": "text", "text": FIRST}]),
+            _chat([{"type": "image_url", "image_url": {"url": "data:a"}}, {"type": "text", "text": NEAR}]),
+        ),
+    ],
+)
+def test_other_contexts_never_meet(app, one, other):
+    _post(app, one, "one")
+    assert _post(app, other, "one")[1]["method"] == "none"
+
+
+def test_same_picture_meets_and_uuids_are_taken_out(app, server):
+    def ask(text):
+        picture = {"type": "image_url", "image_url": {"url": "data:a"}, "uuid": "mine"}
+        return _chat([picture, {"type": "text", "text": text}])
+
+    _post(app, ask(FIRST), "one")
+    assert _post(app, ask(NEAR), "one")[1]["method"] == "adopt"
+    assert server.bodies[1]["messages"][0]["content"][1]["text"] == FIRST
+    assert all("uuid" not in body["messages"][0]["content"][0] for body in server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"kv_transfer_params": {"dejakv": {"mode": "off"}}}, "mode is off"),
+        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 3}}}, "threshold 3 is no cosine"),
+        (
+            {"kv_transfer_params": {"dejakv": {"mode": "adopt", "donor": "0" * 40}}},
+            "named: a donor that the request names",
+        ),
+        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "tenant": "x"}}}, "unknown field 'tenant'"),
+        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 0.999}}}, "threshold: score"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_what_a_request_may_choose(app, server, more, reason):
+    _post(app, _chat(FIRST), "one")
+    status, told = _post(app, _chat(NEAR, **more), "one")
+    assert status == 200
+    assert told["method"] == "none"
+    assert told["reason"].startswith(reason)
+    assert server.bodies[1]["messages"][0]["content"] == NEAR
+    assert server.bodies[1].get("kv_transfer_params", {}).get("dejakv", {}).get("mode") != "adopt"
+
+
+def test_named_donor(app):
+    _post(app, _chat(FIRST), "one")
+    donor = _post(app, _chat(NEAR), "one")[1]["donor"]
+    wish = {"kv_transfer_params": {"dejakv": {"mode": "adopt", "donor": donor}}}
+    assert _post(app, _chat("something else entirely", **wish), "one")[1]["level"] == "named"
+    assert _post(app, _chat("something else entirely", **wish), "two")[1]["method"] == "none"
+
+
+def test_bodies_without_one_varying_text():
+    assert asked_of({"messages": []}, "p") == "neither one text prompt nor messages"
+    assert asked_of({"prompt": ["a", "b"]}, "p") == "neither one text prompt nor messages"
+    assert (
+        asked_of(_chat("hi") | {"messages": [{"role": "assistant", "content": "x"}]}, "p")
+        == "the last message is not the user's"
+    )
+    remote = _chat([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "text", "text": "hi"}])
+    assert "https addresses are not known by content" in asked_of(remote, "p")
+    assert isinstance(asked_of({"prompt": "hi"}, "p"), Asked)
+
+
+def test_lexical_guard_vetoes():
+    adopter = _adopter(similarity_threshold=0.5)
+    asked = Asked("p", "is the light in the long corridor of the old house on", "")
+    adopter.learn(asked, adopter.find(asked)[1])
+    text, note = adopter.find(Asked("p", "is the light in the long corridor of the old house not on", ""))
+    assert note.method == "none"
+    assert note.reason.startswith("lexical")
+    assert text.endswith("not on")
+
+
+def test_donors_are_bounded():
+    adopter = Adopter(
+        SemanticCacheConfig.from_dict({"reuse": "adopt", "index_encoder": "model"}), max_donors=3, embeddings=_Words()
+    )
+    for number in range(9):
+        asked = Asked("p", f"question number {number} about nothing", str(number))
+        adopter.learn(asked, adopter.find(asked)[1])
+    assert len(adopter) == 3
+
+
+def test_offline(tmp_path):
+    """An offline LLM whose prompts are rewritten, and the provenance beside each output."""
+
+    class _LLM:
+        def generate(self, prompts, sampling, **options):
+            self.prompts = prompts
+            return [type("Out", (), {})() for _ in prompts]
+
+    llm = _LLM()
+    adopting = AdoptingLLM(llm, _adopter())
+    (first,) = adopting.generate([FIRST])
+    second, foreign, ids = adopting.generate(
+        [{"prompt": NEAR}, {"prompt": NEAR, "cache_salt": "x"}, {"prompt_token_ids": [1]}]
+    )
+    assert first.dejakv.method == "none"
+    assert second.dejakv.method == "adopt"
+    assert foreign.dejakv.method == "none"
+    assert ids.dejakv.reason.startswith("not a text prompt")
+    assert llm.prompts[0] == {"prompt": FIRST}
+    assert llm.prompts[1] == {"prompt": NEAR, "cache_salt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("donor", "asked"),
+    [
+        ("is the light in zanzibar of the old house not on", "is the light in the cellar of the old house on"),
+        ("are 778899 lights in zanzibar of the old house on", "are 12 lights in the cellar of the old house on"),
+        ("is the light in zanzibar of the old house on", "is the light in the cellar of the old house on"),
+    ],
+)
+def test_a_client_is_told_nothing_of_anothers_text(donor, asked):
+    adopter = _adopter(similarity_threshold=0.2)
+    first = Asked("p", donor, "")
+    adopter.learn(first, adopter.find(first)[1])
+    _, note = adopter.find(Asked("p", asked, ""))
+    said = f"{note.as_dict()}".lower()
+    assert note.reason.startswith("lexical")
+    assert len(note.reason) <= 200
+    assert "zanzibar" not in said
+    assert "778899" not in said
+
+
+def test_a_lookup_that_fails_tells_no_text(monkeypatch):
+    adopter = _adopter()
+
+    def failing(*_, **__):
+        raise ValueError("zanzibar")
+
+    monkeypatch.setattr(adopter._cache, "find", failing)
+    _, note = adopter.find(Asked("p", "hi", ""))
+    assert note.reason == "the lookup failed: ValueError"

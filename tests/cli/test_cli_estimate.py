@@ -1,0 +1,57 @@
+"""`dejakv estimate` as a user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dejakv.cli.main import app
+
+
+def test_a_log_is_estimated_and_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{name} lives in Paris."}) + "\n" for name in "abca")
+    )
+    line = ["dejakv", "estimate", "log.jsonl", "--model", "docs-lm", "--output", "new"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as ended:
+        app()
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "recommended: reuse=exact" in out
+    assert "a dry run of it: hit rate 25.0%" in out
+    assert "tokens anywhere in earlier prompts" in out
+    assert "prove it: dejakv run --dataset jsonl" in out
+    written = (tmp_path / "new" / "estimate.json").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert ended.value.code == 2
+    assert "exists and is not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "new" / "estimate.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("estimate", "Missing argument"),
+        ("tune --prompts log.jsonl", "give the log to `dejakv estimate LOG`"),
+        ("estimate missing", "no file"),
+        ("estimate x --max-samples 0", "--max-samples"),
+    ],
+)
+def test_mistakes(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dejakv", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    only = [text for text in capsys.readouterr().err.splitlines() if text.strip()]
+    assert ended.value.code == 2
+    assert len(only) == 1
+    assert says in only[0]
+    assert not list(tmp_path.iterdir())

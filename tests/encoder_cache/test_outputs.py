@@ -1,0 +1,224 @@
+"""What leaves first, by the documented formulas, and the budgets of partitions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.encoder_cache import QueueingController, VisualKVCache, outputs
+from dejakv.encoder_cache.outputs import cost, lfu, lru
+from dejakv.quotas import Part, Parts
+
+
+def picture(rows=1):
+    return np.zeros((rows, 1))
+
+
+def held(cache, names):
+    before = cache._registry.peek
+    return "".join(name for name in names if before(("default", "", "image", name)))
+
+
+def fill(cache, names):
+    for name in names:
+        cache.store(name, "image", picture())
+
+
+def test_lfu_evicts_by_frequency_not_by_recency():
+    cache = VisualKVCache(max_entries=3)
+    fill(cache, "abc")
+    for name in "aabbc":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_lfu_breaks_ties_by_recency():
+    cache = VisualKVCache(max_entries=3)
+    fill(cache, "abc")
+    for name in "cba":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_lru_evicts_what_was_used_longest_ago():
+    cache = VisualKVCache(max_entries=3, policy="lru")
+    fill(cache, "abc")
+    for name in "bcaaab":
+        cache.lookup(name)
+    fill(cache, "d")
+    assert held(cache, "abcd") == "abd"
+
+
+def test_cost_keeps_what_saves_most_seconds_a_byte():
+    cache = VisualKVCache(max_entries=3, policy="cost")
+    cache.store("slow", "image", picture(1), encoder_seconds=2.0)
+    cache.store("big", "image", picture(100), encoder_seconds=2.0)
+    cache.store("fast", "image", picture(1), encoder_seconds=0.5)
+    cache.store("new", "image", picture(1), encoder_seconds=1.0)
+    assert cache.lookup("big") is None
+    assert cache.lookup("slow") is not None
+    assert cache.lookup("fast") is not None
+
+
+def test_cost_takes_the_mean_for_what_nobody_measured():
+    cache = VisualKVCache(max_entries=3, policy="cost")
+    cache.store("low", "image", picture(), encoder_seconds=1.0)
+    cache.store("high", "image", picture(), encoder_seconds=3.0)
+    cache.store("unknown", "image", picture())
+    cache.store("new", "image", picture(), encoder_seconds=9.0)
+    assert cache.lookup("low") is None
+    assert cache.lookup("unknown") is not None
+
+
+def test_ageing_lets_go_of_what_was_popular_once():
+    """`age + uses`: an entry used n times outlives n turns of the cache, not more."""
+    cache = VisualKVCache(max_entries=10)
+    fill(cache, "a")
+    for _ in range(4):
+        cache.lookup("a")
+    survived = 0
+    while held(cache, "a"):
+        cache.store(f"one-off {survived}", "image", picture())
+        survived += 1
+    assert 4 * 9 <= survived <= 6 * 10
+
+
+def test_a_popular_entry_outlives_a_scan():
+    cache = VisualKVCache(max_entries=10)
+    fill(cache, "a")
+    for _ in range(50):
+        cache.lookup("a")
+    for number in range(300):
+        cache.store(str(number), "image", picture())
+    assert held(cache, "a")
+
+
+@pytest.mark.parametrize("policy", [lfu, lru, cost])
+def test_a_use_never_lowers_the_number(policy):
+    numbers = [policy(age, uses, 0.5) for age, uses in [(0, 1), (0, 2), (3, 3), (3, 9), (10, 10)]]
+    assert numbers == sorted(numbers)
+
+
+def test_the_formulas():
+    assert (lfu(5, 3, 0.1), lru(5, 3, 0.1), cost(5, 3, 0.1)) == (8, 0, pytest.approx(5.3))
+
+
+class Minimum(QueueingController):
+    def __init__(self, blocks):
+        self.blocks = blocks
+
+    def get_minimum_stable_blocks(self):
+        return self.blocks
+
+
+def test_the_controller_keeps_its_minimum_and_the_cache_does_not_hang():
+    cache = VisualKVCache(max_entries=3, queueing_controller=Minimum(3))
+    fill(cache, "abc")
+    assert cache.store("d", "image", picture()) is None
+    assert held(cache, "abcd") == "abc"
+    assert cache.stats().refusals == {"minimum": 1}
+
+
+def test_an_eviction_that_would_not_suffice_evicts_nothing():
+    """Room for the new one needs three to leave, the minimum allows two."""
+    cache = VisualKVCache(max_vram_bytes=5 * 8, queueing_controller=Minimum(3))
+    fill(cache, "abcde")
+    assert cache.store("new", "image", picture(3)) is None
+    assert held(cache, "abcde") == "abcde"
+    assert cache.stats().evictions == {}
+    assert cache.store("new", "image", picture(2)) is not None
+    assert cache.stats().evictions == {"bytes": 2}
+
+
+def test_replacing_is_not_evicting_and_works_at_the_minimum():
+    cache = VisualKVCache(max_entries=3, queueing_controller=Minimum(3))
+    fill(cache, "abc")
+    assert cache.store("b", "image", picture(2)) is not None
+    assert cache.stats().bytes == 4 * 8
+
+
+def test_a_replaced_entry_never_leaves_for_its_own_replacement():
+    cache = VisualKVCache(max_vram_bytes=4 * 8)
+    fill(cache, "abcd")
+    assert cache.store("a", "image", picture(3)) is not None
+    assert cache.lookup("a").embedding.shape == (3, 1)
+    assert cache.stats().bytes <= 32
+
+
+def test_the_queue_does_not_grow_with_entries_that_left():
+    cache = VisualKVCache(max_entries=100)
+    for number in range(5000):
+        cache.store(str(number % 50), "image", picture())
+    assert len(cache._registry._memory[""]._heap) < 300
+
+
+def test_evictions_at_100k_entries_cost_no_scan(monkeypatch):
+    """Work, not time: heap items moved for each eviction are a handful, at 100,000 entries."""
+    cache = VisualKVCache(max_entries=100_000)
+    one = picture()
+    for number in range(100_000):
+        cache.store(str(number), "image", one)
+    pops, pop = [], outputs.heappop
+
+    def counted(heap):
+        pops.append(1)
+        return pop(heap)
+
+    monkeypatch.setattr(outputs, "heappop", counted)
+    for number in range(1000):
+        cache.store(f"new {number}", "image", one)
+    assert len(pops) == 1000
+    assert cache.stats().entries == 100_000
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "clear"]), st.integers(0, 9)), max_size=30)
+PARTS = Parts(3, 1000, named={"b": Part(500)})
+
+
+def step(cache: VisualKVCache, partition: str, action: str, number: int) -> Any:
+    view, content = cache.view("e", partition), f"{number:064x}"
+    output = np.full((1 + number % 3, 25), number, np.float32)
+    if action == "get":
+        return view.get_or_compute(content, "image", lambda: output).tolist()
+    return view.clear()
+
+
+def seen(cache: VisualKVCache, own: Any, others: Any, partition: str) -> list[Any]:
+    noted: list[Any] = []
+    for place, (action, number) in enumerate(own):
+        for other in others[place::7]:
+            step(cache, "a" if partition == "b" else "b", *other)
+        noted.append((step(cache, partition, action, number), _figures(cache, partition)))
+    return noted
+
+
+def _figures(cache: VisualKVCache, partition: str) -> dict[str, Any]:
+    figures = cache.get_cache_stats(partition)
+    return {name: value for name, value in figures.items() if "seconds" not in name and "ms" not in name}
+
+
+@settings(deadline=None)
+@given(own=STEPS, others=STEPS, partition=st.sampled_from("ab"), policy=st.sampled_from(["lfu", "lru"]))
+def test_others_change_nothing_that_a_partition_sees(own: Any, others: Any, partition: str, policy: Any) -> None:
+    alone, among = (VisualKVCache(30, 1600, policy=policy, parts=PARTS) for _ in range(2))
+    assert seen(among, own, others, partition) == seen(alone, own, [], partition)
+
+
+def test_one_budget_for_all_would_tell() -> None:
+    own, others = [("get", number) for number in range(8)] * 2, [("get", number) for number in range(9)] * 5
+    alone, among = (VisualKVCache(30, 1600) for _ in range(2))
+    assert seen(among, own, others, "b") != seen(alone, own, [], "b")
+
+
+@pytest.mark.parametrize(("partition", "held"), [("a", 4), ("b", 8)])
+def test_parts_are_in_proportion(partition: str, held: int) -> None:
+    cache = VisualKVCache(100, 1600, parts=PARTS)
+    for number in range(20):
+        cache.view("e", partition).store(f"{number:064x}", "image", np.ones((1, 25), np.float32))
+    assert cache.stats(partition).entries == held
+    assert cache.stats().entries == held
+    assert cache.stats().bytes == held * 100

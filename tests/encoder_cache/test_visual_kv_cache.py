@@ -1,0 +1,290 @@
+"""The public face: what users of the prototype know, the further figures, DP mode, and every bad input."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from dejakv.encoder_cache import (
+    VisualCacheResult,
+    VisualEmbeddingBlock,
+    VisualKVCache,
+    compute_content_hash,
+    recommend_dp_mode,
+)
+from dejakv.errors import ConfigError, InputError
+
+PICTURE = b"\x89PNG not really"
+
+
+def picture(rows=4, value=1.0):
+    return np.full((rows, 8), value, np.float32)
+
+
+def test_the_way_of_the_prototype():
+    cache = VisualKVCache()
+    digest = cache.compute_content_hash(PICTURE)
+    assert digest == hashlib.sha256(PICTURE).hexdigest() == compute_content_hash(PICTURE)
+    assert cache.lookup(digest) is None
+    stored = cache.store(digest, "image", picture(), resolution=(32, 24), encoder_model="tower")
+    assert isinstance(stored, VisualEmbeddingBlock)
+    assert cache.lookup(digest) is stored
+    assert (stored.content_hash, stored.modality, stored.resolution) == (digest, "image", (32, 24))
+    assert (stored.encoder_model, stored.access_count) == ("tower", 1)
+    assert stored.estimated_vram_bytes == 4 * 8 * 4
+    assert stored.created_at > 0
+
+
+def test_stats_have_the_keys_of_the_prototype_and_count_what_they_say():
+    cache = VisualKVCache(max_entries=2)
+    for name in "abc":
+        cache.store(name, "image", picture())
+    cache.lookup("c")
+    cache.lookup("gone")
+    cache.get_dp_mode_recommendation(2)
+    stats = cache.get_cache_stats()
+    assert stats["visual_cache_hits"] == 1
+    assert stats["visual_cache_misses"] == 1
+    assert stats["visual_cache_hit_rate"] == 0.5
+    assert stats["visual_vram_saved_bytes"] == 128
+    assert stats["visual_cache_entries"] == 2
+    assert stats["dp_mode_recommendations"] == 1
+    assert stats["visual_cache_evictions"] == {"entries": 1}
+    assert stats["visual_cache_bytes"] == 256
+    assert stats["visual_cache_waiting_callers"] == 0
+
+
+def test_hit_rate_before_anything_was_asked():
+    assert VisualKVCache().get_cache_stats()["visual_cache_hit_rate"] == 0.0
+
+
+def test_encoder_seconds_saved_are_those_the_encoder_took():
+    cache = VisualKVCache()
+    cache.store("a", "image", picture(), encoder_seconds=0.25)
+    for _ in range(4):
+        cache.lookup("a")
+    cache.store("b", "image", picture())
+    cache.lookup("b")
+    assert cache.stats().encoder_seconds_saved == 1.0
+
+
+def test_storing_an_existing_key_replaces_it_and_its_bytes():
+    cache = VisualKVCache()
+    cache.store("a", "image", picture(4))
+    cache.lookup("a")
+    cache.store("a", "image", picture(8, value=2))
+    stats = cache.stats()
+    assert (stats.entries, stats.bytes) == (1, 8 * 8 * 4)
+    assert stats.evictions == {"replaced": 1}
+    block = cache.lookup("a")
+    assert block.embedding[0, 0] == 2
+    assert block.access_count == 2
+
+
+def test_an_entry_larger_than_the_budget_is_refused_and_nothing_leaves():
+    cache = VisualKVCache(max_vram_bytes=256)
+    cache.store("a", "image", picture())
+    assert cache.store("big", "image", picture(100)) is None
+    assert cache.lookup("a") is not None
+    assert cache.stats().refusals == {"oversized": 1}
+    assert cache.get_or_compute("big", "image", lambda: picture(100)).shape == (100, 8)
+
+
+def test_a_refused_replacement_leaves_the_old_entry():
+    cache = VisualKVCache(max_vram_bytes=256)
+    cache.store("a", "image", picture())
+    assert cache.store("a", "image", picture(100)) is None
+    assert cache.lookup("a").embedding.shape == (4, 8)
+
+
+def test_clear_drops_entries_and_figures():
+    cache = VisualKVCache()
+    cache.store("a", "image", picture())
+    cache.lookup("a")
+    cache.get_dp_mode_recommendation(2)
+    cache.clear()
+    assert cache.lookup("a") is None
+    stats = cache.stats()
+    assert (stats.entries, stats.bytes, stats.hits) == (0, 0, 0)
+    assert (stats.misses, stats.dp_mode_recommendations) == (1, 0)
+
+
+def test_partitions_see_neither_entries_nor_figures_of_each_other():
+    cache = VisualKVCache()
+    ours, theirs = cache.view("e", "ours"), cache.view("e", "theirs")
+    ours.store("h", "image", picture())
+    ours.lookup("h")
+    assert theirs.lookup("h") is None
+    assert (theirs.stats().entries, theirs.stats().bytes, theirs.stats().hits, theirs.stats().misses) == (0, 0, 0, 1)
+    assert cache.get_cache_stats("ours")["visual_cache_misses"] == 0
+    theirs.clear()
+    assert ours.lookup("h") is not None
+    assert ours.stats().hits == 2
+    assert cache.stats().entries == 1
+    assert cache.stats("nobody").entries == 0
+
+
+def test_the_same_bytes_under_another_processor_never_match():
+    cache = VisualKVCache()
+    cache.view("weights 1, 224px").store("h", "image", picture())
+    assert cache.view("weights 1, 448px").lookup("h") is None
+    assert cache.view("weights 2, 224px").get_or_compute("h", "image", lambda: picture(2)).shape == (2, 8)
+    assert cache.lookup("h") is None
+
+
+def test_serve_is_the_whole_way_of_a_picture():
+    cache = VisualKVCache()
+    first = cache.serve(PICTURE, picture, resolution=(64, 64))
+    again = cache.serve(PICTURE, pytest.fail, resolution=(64, 64), batch_image_count=3)
+    assert isinstance(first, VisualCacheResult)
+    assert (first.cache_hit, first.vram_saved_bytes, first.reuse_count) == (False, 0, 0)
+    assert (again.cache_hit, again.vram_saved_bytes, again.reuse_count) == (True, 128, 1)
+    assert again.embedding is first.embedding
+    assert (first.dp_mode_recommended, again.dp_mode_recommended) == (False, True)
+    assert first.content_hash == compute_content_hash(PICTURE)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_entries": 0}, {"max_entries": -1}, {"max_vram_bytes": 0}, {"max_vram_bytes": -5}, {"policy": "random"}],
+)
+def test_wrong_settings(settings):
+    with pytest.raises(ConfigError):
+        VisualKVCache(**settings)
+
+
+@pytest.mark.parametrize("raw", [b"", bytearray(), memoryview(b""), "text", None])
+def test_nothing_to_hash(raw):
+    with pytest.raises(InputError):
+        VisualKVCache().compute_content_hash(raw)
+
+
+@pytest.mark.parametrize("modality", ["smell", "", "IMAGE", "images"])
+def test_unknown_modality(modality):
+    cache = VisualKVCache()
+    for act in (
+        lambda: cache.lookup("h", modality),
+        lambda: cache.store("h", modality, picture()),
+        lambda: cache.get_or_compute("h", modality, picture),
+    ):
+        with pytest.raises(InputError, match="audio, image, video"):
+            act()
+    assert cache.stats().misses == 0
+
+
+@pytest.mark.parametrize("modality", ["image", "audio", "video"])
+def test_known_modalities_are_apart(modality):
+    cache = VisualKVCache()
+    cache.store("h", modality, picture())
+    held = [other for other in ("image", "audio", "video") if cache.lookup("h", other)]
+    assert held == [modality]
+
+
+def test_an_empty_content_hash():
+    cache = VisualKVCache()
+    with pytest.raises(InputError, match="content hash"):
+        cache.store("", "image", picture())
+    with pytest.raises(InputError, match="content hash"):
+        cache.get_or_compute("", "image", picture)
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [np.ones((0, 8)), np.ones((3, 0)), np.ones(8), np.ones((1, 1, 1, 8)), [[1.0]], None, 3.0],
+    ids=["no tokens", "no width", "1-D", "4-D", "list", "None", "number"],
+)
+def test_what_is_no_embedding(embedding):
+    cache = VisualKVCache()
+    with pytest.raises(InputError):
+        cache.store("h", "image", embedding)
+    with pytest.raises(InputError):
+        cache.get_or_compute("h", "image", lambda: embedding)
+    assert cache.stats().entries == 0
+    assert cache.stats().encoder_failures == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_an_error_and_not_kept(bad):
+    cache = VisualKVCache()
+    embedding = picture()
+    embedding[2, 3] = bad
+    with pytest.raises(InputError, match="NaN or infinite"):
+        cache.store("h", "image", embedding)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        cache.get_or_compute("h", "image", lambda: embedding)
+    assert cache.lookup("h") is None
+    lenient = VisualKVCache(check_finite=False)
+    assert lenient.store("h", "image", embedding) is not None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_impossible_encoder_seconds(seconds):
+    with pytest.raises(InputError, match="encoder_seconds"):
+        VisualKVCache().store("h", "image", picture(), encoder_seconds=seconds)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_encoder_that_returns_the_wrong_number(count):
+    view = VisualKVCache().view("e")
+    with pytest.raises(InputError, match="one for each index"):
+        view.get_or_compute_many(["a", "b"], "image", lambda indices: [picture()] * count)
+    assert view.stats().entries == 0
+
+
+def test_one_bad_output_among_many_does_not_lose_the_others():
+    view = VisualKVCache().view("e")
+    with pytest.raises(InputError, match="NaN"):
+        view.get_or_compute_many(["a", "b"], "image", lambda indices: [picture(), picture(value=np.nan)])
+    assert view.lookup("a") is not None
+    assert view.lookup("b") is None
+
+
+def test_no_keys_no_encoder():
+    assert VisualKVCache().view("e").get_or_compute_many([], "image", pytest.fail) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "resolution", "depth", "yes"),
+    [
+        (10, (256, 256), 27, False),
+        (10, (256, 256), 60, False),  # the first rule goes before the others
+        (9, (256, 256), 27, True),
+        (10, (257, 256), 27, True),
+        (10, (256, 257), 27, True),
+        (2, (64, 64), 1, True),
+        (1, (512, 512), 27, True),
+        (1, (511, 512), 27, False),
+        (1, (1024, 256), 27, False),
+        (1, (64, 64), 45, True),
+        (1, (64, 64), 44, False),
+        (0, (64, 64), 27, False),
+    ],
+)
+def test_rules_in_their_order(count, resolution, depth, yes):
+    cache = VisualKVCache()
+    assert cache.get_dp_mode_recommendation(count, resolution, depth) is yes
+    assert cache.get_cache_stats()["dp_mode_recommendations"] == int(yes)
+
+
+def test_defaults_are_a_large_picture():
+    assert VisualKVCache().get_dp_mode_recommendation(1)
+
+
+def test_the_value_names_the_flag_and_the_reason():
+    yes = VisualKVCache().dp_mode(4, (336, 336))
+    assert yes.flag == ("--mm-encoder-tp-mode", "data")
+    assert "4 images" in yes.reason
+    assert str(yes).startswith("--mm-encoder-tp-mode data: ")
+    no = recommend_dp_mode(12, (128, 128))
+    assert no.flag == ()
+    assert "12 images of 128x128" in no.reason
+
+
+@pytest.mark.parametrize(
+    "arguments", [(-1,), (1, (0, 5)), (1, (-5, 5)), (1, (5,)), (1, (5, 5), 0)], ids=lambda value: str(value)
+)
+def test_impossible_batches(arguments):
+    cache = VisualKVCache()
+    with pytest.raises(InputError):
+        cache.get_dp_mode_recommendation(*arguments)
+    assert cache.stats().dp_mode_recommendations == 0

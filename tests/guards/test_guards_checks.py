@@ -1,0 +1,198 @@
+"""The chain and the small guards: threshold, context, media, vision, known wrong."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dejakv.decide.guards.base import Guard, Verdict, judge, observe
+from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
+from dejakv.decide.levels.base import Match
+from dejakv.errors import ConfigError
+from dejakv.identity import Span
+from dejakv.request import Media, Request
+from dejakv.store.base import ChunkMeta
+from dejakv.testing.levels import Case, GuardTests
+
+PICTURE, OTHER = Media(b"one"), Media(b"two")
+
+
+def case(
+    score: float = 0.9,
+    level: str = "semantic_text",
+    prompts: tuple[str, str] = ("Read. Where? Answer:", "Read. When? Answer:"),
+    media: tuple[Media, ...] = (),
+    spans: tuple[Span, ...] = (),
+) -> Case:
+    donor = ChunkMeta("id", "default", "epoch", (1, 2), prompts[1], "When?", spans=spans)
+    return Request("r", prompts[0], "Where?", media=media), donor, Match("id", level, score)
+
+
+class Says(Guard):
+    """A guard that says one thing, and remembers that it was asked."""
+
+    def __init__(self, decision: str, name: str = "says") -> None:
+        self.decision, self.name, self.asked, self.seen = decision, name, 0, []
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        self.asked += 1
+        if self.decision == "raise":
+            raise ZeroDivisionError("by zero")
+        return Verdict(self.decision, self.name, "because")  # type: ignore[arg-type]
+
+    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
+        self.seen.append(agreed)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "result", "who"),
+    [
+        (["accept"], "accept", "g0"),
+        (["abstain", "accept"], "accept", "g1"),
+        (["accept", "accept"], "accept", "g0"),
+        (["accept", "reject"], "reject", "g1"),
+        (["reject", "accept"], "reject", "g0"),
+        (["abstain", "abstain"], "reject", "chain"),
+        ([], "reject", "chain"),
+        (["accept", "raise"], "reject", "g1"),
+    ],
+)
+def test_chain(decisions: list[str], result: str, who: str) -> None:
+    guards = [Says(decision, f"g{place}") for place, decision in enumerate(decisions)]
+    verdict = judge(guards, *case())
+    assert (verdict.decision, verdict.guard) == (result, who)
+    assert verdict.reason
+
+
+def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_chain() -> None:
+    after = Says("accept")
+    verdict = judge([Says("raise", "broken"), after], *case())
+    assert verdict == Verdict("reject", "broken", "the guard failed: ZeroDivisionError")
+    assert after.asked == 0
+
+
+def test_observe_reaches_every_guard() -> None:
+    guards = [Says("accept"), Says("reject")]
+    observe(guards, *case(), agreed=False)
+    assert [guard.seen for guard in guards] == [[False], [False]]
+
+
+class TestThreshold(GuardTests):
+    def make(self) -> ThresholdGuard:
+        return ThresholdGuard({"semantic_text": 0.85})
+
+    def accepted(self) -> Case:
+        return case(0.85)
+
+    def rejected(self) -> Case:
+        return case(0.8499)
+
+
+class TestContext(GuardTests):
+    def make(self) -> ContextGuard:
+        return ContextGuard()
+
+    def accepted(self) -> Case:
+        return case()
+
+    def rejected(self) -> Case:
+        return case(prompts=("Read. Where? Answer:", "Read this. When? Answer:"))
+
+
+class TestMedia(GuardTests):
+    def make(self) -> MediaGuard:
+        return MediaGuard()
+
+    def accepted(self) -> Case:
+        return case(media=(PICTURE,), spans=(Span(3, 4, PICTURE.digest),))
+
+    def rejected(self) -> Case:
+        return case(media=(PICTURE,), spans=(Span(3, 4, OTHER.digest),))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "default", "match", "decision"),
+    [
+        ({"semantic_text": 0.0}, None, ("semantic_text", 0.0), "accept"),
+        ({"semantic_text": 0.0}, None, ("semantic_text", -0.1), "reject"),
+        ({"semantic_text": -1.0}, None, ("semantic_text", -1.0), "accept"),
+        ({"semantic_text": 0.0}, None, ("semantic_text", math.nan), "reject"),
+        ({}, None, ("semantic_text", 0.99), "abstain"),
+        ({}, 0.5, ("my_level", 0.6), "accept"),
+        ({}, 0.5, ("my_level", 0.4), "reject"),
+        ({}, 0.5, ("exact_text", 1.0), "accept"),
+    ],
+)
+def test_threshold(
+    thresholds: dict[str, float], default: float | None, match: tuple[str, float], decision: str
+) -> None:
+    guard = ThresholdGuard(thresholds, default)
+    assert guard.judge(*case(match[1], match[0])).decision == decision
+
+
+@pytest.mark.parametrize("value", [1.5, -1.5, math.nan])
+def test_impossible_threshold(value: float) -> None:
+    with pytest.raises(ConfigError, match="-1 to 1"):
+        ThresholdGuard({"semantic_text": value})
+    with pytest.raises(ConfigError, match="-1 to 1"):
+        ThresholdGuard(default=value)
+
+
+def test_context_abstains_where_the_chunk_is_not_in_the_prompt() -> None:
+    verdict = ContextGuard().judge(*case(prompts=("Something else", "Read. When? Answer:")))
+    assert verdict.decision == "abstain"
+
+
+def test_media_order_and_number_count() -> None:
+    guard = MediaGuard()
+    spans = (Span(0, 1, PICTURE.digest), Span(1, 1, OTHER.digest))
+    assert guard.judge(*case(media=(PICTURE, OTHER), spans=spans)).decision == "abstain"
+    assert guard.judge(*case(media=(OTHER, PICTURE), spans=spans)).decision == "reject"
+    assert guard.judge(*case(media=(PICTURE,), spans=spans)).decision == "reject"
+    assert guard.judge(*case(media=(), spans=spans)).decision == "reject"
+    assert guard.judge(*case()).decision == "abstain"
+
+
+@pytest.mark.parametrize(
+    ("other", "match", "decision", "says"),
+    [
+        (False, Match("id", "exact_text", 1.0), "abstain", "same media"),
+        (True, Match("id", "exact_text", 1.0), "reject", "has not compared"),
+        (True, Match("id", "embedding:prompt", 0.95, {"vision": 0.95, "prompt": 1.0}), "abstain", "look alike"),
+        (True, Match("id", "embedding:prompt", 0.9, {"vision": 0.9, "prompt": 1.0}), "abstain", "look alike"),
+        (True, Match("id", "embedding:prompt", 0.89, {"vision": 0.89, "prompt": 1.0}), "reject", "below 0.9"),
+    ],
+)
+def test_another_picture_may_do_only_if_the_vision_layer_compared_them(
+    other: bool, match: Match, decision: str, says: str
+) -> None:
+    asked, donor, _ = case(media=(PICTURE,), spans=(Span(0, 1, (OTHER if other else PICTURE).digest),))
+    verdict = VisionGuard(0.9).judge(asked, donor, match)
+    assert (verdict.decision, says in verdict.reason) == (decision, True)
+
+
+def of_donor(id: str) -> Case:
+    asked, donor, match = case()
+    return asked, replace(donor, id=id), replace(match, donor=id)
+
+
+class TestKnownWrongGuard(GuardTests):
+    def make(self) -> KnownWrongGuard:
+        guard = KnownWrongGuard()
+        guard.observe(*of_donor("wrong"), False)
+        return guard
+
+    def accepted(self) -> Case:
+        return of_donor("right")
+
+    def rejected(self) -> Case:
+        return of_donor("wrong")
+
+
+def test_a_donor_that_agreed_stays_and_the_memory_is_bounded() -> None:
+    guard = KnownWrongGuard(remembered=2)
+    guard.observe(*of_donor("a"), True)
+    assert guard.judge(*of_donor("a")).decision == "abstain"
+    for donor in ("a", "b", "c"):
+        guard.observe(*of_donor(donor), False)
+    assert [guard.judge(*of_donor(donor)).decision for donor in ("a", "b", "c")] == ["abstain", "reject", "reject"]

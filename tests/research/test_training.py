@@ -1,0 +1,258 @@
+"""Training of the small models: the fast passes compute what the exported models compute, and short runs learn and resume."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from research.training import docs as train
+from research.training.docs_data import make_batch
+from research.training.docs_eval import LENGTHS, Reader, measure
+from research.training.docs_model import Helpers, build, run
+from research.training.docs_tokenizer import save_tokenizer, vocabulary
+from research.training.lckv import main as train_lckv
+from research.training.lckv_model import lckv_from, run_lckv, twin_from
+from research.training.shapes import main as train_shapes
+from research.training.shapes_batches import Batches
+from research.training.shapes_model import IMAGE_TOKENS, build_model, build_processor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dejakv.datasets import docs
+from dejakv.models import load, path
+from dejakv.models.lckv.passes import Iterations
+
+WORDS = vocabulary()
+SHIPPED = path("docs-lm")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder, 2048)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smoke")
+    options = "--size smoke --steps 60 --tokens 600 --lr 3e-3 --device cpu --log-every 5 --out"
+    train.main([*options.split(), str(folder)])
+    return folder
+
+
+def _words(ids: torch.Tensor) -> list[str]:
+    return [WORDS[i] for i in ids.tolist()]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_the_fast_pass_has_the_loss_of_an_ordinary_pass_over_each_question(turns: bool) -> None:
+    torch.manual_seed(0)
+    model = build("smoke").eval()
+    batch = make_batch(random.Random(2), 9, 3, 4, stretch=0.5, turns=turns)
+    with torch.no_grad():
+        fast = run(model, Helpers(64), batch)
+        answers, ends, right = [], [], []
+        for d in range(3):
+            n = int(batch.doc_len[d])
+            ids, positions = batch.doc[d, :n], batch.doc_pos[d, :n]
+            for q in range(4):
+                size = int(batch.ask_len[d, q])
+                asked = torch.cat([ids, batch.ask[d, q, :size]])
+                where = torch.cat([positions, batch.ask_pos[d, q, :size]])
+                logits = model(input_ids=asked[None], position_ids=where[None]).logits[0]
+                answers.append(F.cross_entropy(logits[-3], asked[-2]))
+                ends.append(F.cross_entropy(logits[-2], asked[-1]))
+                right.append(float(logits[-3].argmax() == asked[-2]))
+                if turns:
+                    ids, positions = asked, where
+    expected = torch.stack(answers).mean() + 0.1 * torch.stack(ends).mean()
+    torch.testing.assert_close(fast.answer, expected, rtol=1e-4, atol=1e-4)
+    assert fast.right.item() == pytest.approx(sum(right) / len(right))
+
+
+def test_every_word_of_the_documents_is_one_token(tokenizer) -> None:
+    for seed in range(20):
+        for wordings in ("train", "held_out"):
+            doc = docs.make_document(random.Random(seed), 30, wordings=wordings)
+            ids = tokenizer(doc.text)["input_ids"]
+            assert len(ids) == doc.tokens
+            assert not any(t.startswith("##") or t == "<unk>" for t in tokenizer.convert_ids_to_tokens(ids))
+
+
+def test_the_chat_template_makes_the_prompt(tokenizer) -> None:
+    def made(*messages: tuple[str, object], generate: bool = True) -> str:
+        talk = [{"role": r, "content": c} for r, c in messages]
+        return tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=generate)
+
+    document, question = "Ann keeps a dog.", "What pet does Ann have?"
+    expected = docs.prompt_of(document, question)
+    assert made(("system", document), ("user", question)) == expected
+    assert made(("user", f"{document}\n\n{question}")) == expected
+    assert (
+        made(("system", [{"type": "text", "text": document}]), ("user", [{"type": "text", "text": question}]))
+        == expected
+    )
+    second = made(("system", document), ("user", question), ("assistant", "dog"), ("user", "Where does Ann live?"))
+    assert second == f"{expected} dog </s> <q> Where does Ann live? <a>"
+    closed = made(("system", document), ("user", question), ("assistant", "dog"), generate=False)
+    assert closed == f"{expected} dog </s>"
+
+
+def test_a_short_run_learns_and_logs_its_curve(smoke: Path) -> None:
+    lines = [json.loads(line) for line in (smoke / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines] == list(range(5, 61, 5))
+    assert lines[-1]["answer"] < lines[0]["answer"] - 1.0
+    assert lines[-1]["attention"] < lines[0]["attention"]
+    assert {"seconds", "questions", "accuracy", "bound", "looked"} <= set(lines[0])
+
+
+def test_a_run_leaves_a_model_that_the_ordinary_loaders_read(smoke: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(smoke / "model")
+    reader = AutoTokenizer.from_pretrained(smoke / "model")
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert model.config.max_position_embeddings == 2048
+    assert model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == reader.eos_token_id
+    assert len(reader) == model.config.vocab_size
+    assert model.generate(**reader("<s> Ann keeps a dog. <q>", return_tensors="pt")).shape[1] > 0
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    def trainer(name: str) -> train.Trainer:
+        return train.Trainer(
+            train.argparse.Namespace(
+                seed=5,
+                size="smoke",
+                context=512,
+                device="cpu",
+                lr=1e-3,
+                out=str(tmp_path / name),
+                fresh=False,
+                tokens=400,
+            )
+        )
+
+    whole = trainer("whole")
+    for _ in range(6):
+        whole.train_step(0.3)
+    first = trainer("halves")
+    for _ in range(3):
+        first.train_step(0.3)
+    first.save()
+    second = trainer("halves")
+    assert second.state.step == 3
+    for _ in range(3):
+        second.train_step(0.3)
+    assert second.state == whole.state
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_published_curve_belongs_to_the_shipped_model() -> None:
+    rows = json.loads((SHIPPED / "curve.json").read_text())["lengths"]
+    assert {(r["tokens"], r["wordings"]) for r in rows} == {(t, w) for t in LENGTHS for w in ("train", "held_out")}
+    reader = Reader(str(SHIPPED))
+    # The same first questions as the published measurement: a model that was swapped afterwards would show.
+    for length, least in ((100, 0.9), (500, 0.9)):
+        again = measure(reader, length, 24, "train")
+        assert again["accuracy"] >= least
+        assert again["ended"] == 1.0
+
+
+def test_a_packed_picture_question_is_answered_as_if_it_were_alone() -> None:
+    processor = build_processor()
+    batch = Batches(processor.tokenizer, pictures=3, questions=4).make("test", (2, 6))
+    torch.manual_seed(0)
+    model = build_model(processor.tokenizer, "tiny").eval()
+    embedded = model.model.language_model.embed_tokens(batch.tokens)
+    with torch.no_grad():
+        seen = model.model.get_image_features(pixel_values=batch.pixels).pooler_output
+        embedded[:, :IMAGE_TOKENS] = torch.stack(list(seen))
+        packed = model.model.language_model(
+            inputs_embeds=embedded, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+        ).last_hidden_state
+    for row, place in batch.answers.tolist():
+        start = place
+        while batch.positions[row, start] > IMAGE_TOKENS:
+            start -= 1
+        tokens = torch.cat([batch.tokens[row, :IMAGE_TOKENS], batch.tokens[row, start : place + 1]])[None]
+        with torch.no_grad():
+            alone = model(input_ids=tokens, pixel_values=batch.pixels[row : row + 1]).logits[0, -1]
+            among = model.lm_head(packed[row, place])
+        torch.testing.assert_close(alone, among, rtol=1e-4, atol=1e-4)
+
+
+def _shapes(out: Path, steps: int) -> None:
+    options = "--size tiny --pictures 2 --questions 3 --every 3 --eval-batches 1 --minutes 10 --device cpu"
+    train_shapes([*options.split(), "--steps", str(steps), "--out", str(out)])
+
+
+def test_a_run_on_pictures_logs_exports_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _shapes(tmp_path, 3)
+    _shapes(tmp_path, 6)
+    assert "resumed at step 3" in capsys.readouterr().out
+    _shapes(tmp_path, 6)  # nothing left to do: the checkpoint is written again, the curve has no new line
+    lines = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 6]
+    assert {"all", "held-out", "relation"} <= set(lines[-1]["accuracy"])
+    model, processor = load(tmp_path / "checkpoint")
+    assert type(model).__name__ == "LlavaForConditionalGeneration"
+    assert model.dtype == torch.float32
+    assert processor.chat_template
+
+
+def test_a_question_in_a_pack_is_computed_as_if_alone():
+    """The answer's loss over a pack is the mean of those of its questions, each behind the document by itself."""
+    model = lckv_from(twin_from("docs-lm")).eval()
+    how = Iterations(80, 1)
+    packed = make_batch(random.Random(5), 4, 1, 3, stretch=0.0)
+    with torch.no_grad():
+        together = run_lckv(model, packed, how).answer.item()
+        alone = []
+        for i in range(3):
+            own = {
+                k: v
+                for k, v in vars(packed).items()
+                if k not in ("ask", "ask_pos", "ask_len", "at", "value_at", "asked")
+            }
+            rest = {
+                k: getattr(packed, k)[:, i : i + 1] for k in ("ask", "ask_pos", "ask_len", "at", "value_at", "asked")
+            }
+            alone.append(run_lckv(model, type(packed)(**own, **rest), how).answer.item())
+    assert together == pytest.approx(sum(alone) / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("twin_flag", [[], ["--twin"]])
+def test_a_condensed_run_resumes_and_exports_what_loads(tmp_path, twin_flag):
+    common = [
+        "--out",
+        str(tmp_path),
+        "--tokens",
+        "150",
+        "--log-every",
+        "1",
+        "--level",
+        "0",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    train_lckv([*common, "--steps", "1", *twin_flag])
+    train_lckv([*common, "--steps", "2", *twin_flag])
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == [1, 2]
+    model, tokenizer = load(tmp_path / "model")
+    assert type(model).__name__ == ("LlamaForCausalLM" if twin_flag else "LCKVLlamaForCausalLM")
+    out = model.generate(**tokenizer("<s> ann lives in rome .", return_tensors="pt"), max_new_tokens=2)
+    assert out.shape[1] > 5

@@ -1,1 +1,0 @@
-"""What trains the bundled models: one command each, see training/README.md."""
