@@ -6,8 +6,8 @@ import pytest
 from dejakv.blend.settings import QUALITIES
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.experiments.presets import about, names, preset
 from dejakv.experiments.settings import settings_from
-from dejakv.presets import about, names, preset
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dejakv.engines.transformers.continuation import twin_of
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.plain_words import counted
-from dejakv.experiments.watch import Silent, Watch
+from dejakv.experiments.summary import Progress
 from research.frontier.bench import Bench
 from research.frontier.cases import Cases, DocsCases, TextCases
 from research.frontier.cells import SHARES, Cell, cells, text_cells
@@ -36,7 +36,7 @@ def run_frontier(
     seed: int = 0,
     only: Sequence[str] = (),
     detail: int | None = None,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`; `research.report` draws the first.
 
@@ -63,7 +63,7 @@ def run_frontier(
     if unknown := [kind for kind in kinds if kind not in cases.kinds]:
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose from {', '.join(cases.kinds)}")
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
-    folder, watch = open_cases(output), watch or Silent()
+    folder, watch = open_cases(output), watch or Progress()
     watch.stage(f"loading {model}")
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
     bench = Bench(engine, cases.steps, twin_of(engine) if cases.steps > 1 else None)

@@ -11,7 +11,7 @@ from dejakv.experiments.data import read_samples, tokenizer_of
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import finished_settings
 from dejakv.experiments.settings import RunSettings
-from dejakv.shares import BLOCK
+from dejakv.experiments.shares import BLOCK
 from research.replay.trace import Call, Trace, read_trace
 
 

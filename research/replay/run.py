@@ -7,7 +7,7 @@ from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.plain_words import counted
-from dejakv.experiments.watch import Silent, Watch
+from dejakv.experiments.summary import Progress
 from research.replay.policies import Belady, Blocks, Infinite, Replayed, Segments
 from research.replay.table import ABOUT, verdict
 from research.replay.trace import Trace
@@ -25,7 +25,7 @@ def replay(
     budgets: Sequence[str] = DEFAULT_BUDGETS,
     *,
     bytes_per_token: int = 0,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
 ) -> dict[str, Any]:
     """The figures of `replay.json`.
 
@@ -37,7 +37,7 @@ def replay(
 
     Raises: ConfigError for a wrong budget.
     """
-    tokens, watch = [budget_of(text, trace.distinct_tokens) for text in budgets], watch or Silent()
+    tokens, watch = [budget_of(text, trace.distinct_tokens) for text in budgets], watch or Progress()
     watch.stage(f"replaying {counted(len(trace.calls), 'request')}")
     rows = [_row(trace, "infinite", "", 0, Infinite())]
     for text, budget in zip(budgets, tokens, strict=True):

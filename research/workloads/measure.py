@@ -20,8 +20,7 @@ from dejakv.experiments.estimate import measured
 from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.settings import Arm
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Watch
+from dejakv.experiments.summary import Progress, Row
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline
 from research.machine import machine, versions
@@ -43,7 +42,7 @@ def finished(stream: Stream, output: Path) -> bool:
     return False
 
 
-def measure(stream: Stream, output: Path, watch: Watch, engine: Any = None) -> bool:
+def measure(stream: Stream, output: Path, watch: Progress, engine: Any = None) -> bool:
     """Serves the stream's requests in all arms, from where an earlier run of the same was stopped. False if it was interrupted.
 
     engine  one that is loaded already, else the stream's own is

@@ -10,8 +10,8 @@ from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset, read_package
 from dejakv.errors import DatasetError
 from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.shares import Shares
 from dejakv.models import tokenizer_folder
-from dejakv.shares import Shares
 
 EXPLODES = "raise RuntimeError('this was run')\n"
 

@@ -12,8 +12,8 @@ from dejakv.experiments.compare import noise_floor
 from dejakv.experiments.fidelity import Fidelity, fidelity, means
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.summary import Progress
 from dejakv.experiments.table import in_words_of_bound
-from dejakv.experiments.watch import Silent
 from dejakv.request import Request, Sampling
 from dejakv.trust.gate import Gate
 from dejakv.trust.settings import TrustSettings
@@ -52,8 +52,8 @@ def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
 
 def test_an_engine_without_a_twin_has_no_noise_floor(docs_engine: Any) -> None:
     request = Request("r", "Ann lives in Paris.", "", sampling=Sampling(2))
-    assert noise_floor(object(), [request], Silent()) is None
-    assert noise_floor(docs_engine, [], Silent()) is None
+    assert noise_floor(object(), [request], Progress()) is None
+    assert noise_floor(docs_engine, [], Progress()) is None
 
 
 def test_a_batch_computes_each_prompt_as_if_alone(docs_engine: Any) -> None:

@@ -17,8 +17,8 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.fidelity import certainty
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import run_command_of, settings_from, split_settings
+from dejakv.experiments.summary import Progress
 from dejakv.experiments.table import in_words_of_bound
-from dejakv.experiments.watch import Silent
 from dejakv.request import Request
 from dejakv.trust.labels import read_labels
 from dejakv.trust.rules import PILOT
@@ -124,7 +124,7 @@ def test_a_resumed_run_labels_whole_answers_again(
     """Its evidence begins anew, and answers of one token would say that longer ones are equal."""
     lengths: list[int] = []
 
-    class Watching(Silent):
+    class Watching(Progress):
         def sample(self, done: int, total: int, row: Any) -> None:
             if done == len(DOCUMENTS) + PILOT + 2:
                 raise KeyboardInterrupt

@@ -16,9 +16,8 @@ from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.report.make import make_report
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.table import show
-from dejakv.experiments.watch import Silent
 from dejakv.experiments.why import why
 
 FEW = "<s> Ann lives in Paris. Bob lives in Rome. <q> Where does {} live? <a>"
@@ -53,7 +52,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-class StopAfter(Silent):
+class StopAfter(Progress):
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.seen: list[str] = []

@@ -13,9 +13,8 @@ from dejakv.experiments.data import read_samples
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Silent
-from dejakv.shares import Shares
+from dejakv.experiments.shares import Shares
+from dejakv.experiments.summary import Progress, Row
 
 SAMPLES = 24
 
@@ -30,7 +29,7 @@ def settings_for(folder: Path, **run_part: Any) -> RunSettings:
     return settings_from("shapes", {"max_samples": SAMPLES, "output": str(folder), **run_part}, {})
 
 
-class StopAfter(Silent):
+class StopAfter(Progress):
     """Interrupts as Ctrl-C does, after `samples` samples."""
 
     def __init__(self, samples: int) -> None:
@@ -154,7 +153,7 @@ def test_a_log_with_the_time_of_storing_is_gone_on_with(engine: Any, tmp_path: P
     assert [json.loads(line) for line in path.read_text().splitlines()][:5] == lines
 
 
-class Meanwhile(Silent):
+class Meanwhile(Progress):
     """Begins another run in the same folder behind the third sample."""
 
     def __init__(self, settings: RunSettings, engine: Any) -> None:

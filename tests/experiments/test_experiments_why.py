@@ -18,8 +18,7 @@ from dejakv.datasets.docs import ask, make_document
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Silent
+from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.why import in_words, to_html, to_terminal, why
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
@@ -48,7 +47,7 @@ def test_it_decides_as_the_run_did(folder: Path) -> None:
 
 
 def test_it_tells_how_far_it_is(folder: Path) -> None:
-    class Counting(Silent):
+    class Counting(Progress):
         def sample(self, done: int, total: int, row: Row | None) -> None:
             seen.append((done, total))
 

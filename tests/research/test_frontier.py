@@ -13,8 +13,7 @@ from research.frontier.cells import cells
 from typer.testing import CliRunner
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Silent
+from dejakv.experiments.summary import Progress, Row
 
 SOME = (
     "context/similarity/within/0",
@@ -46,7 +45,7 @@ def test_a_small_run_and_its_rows(tmp_path):
     assert "| 100% |" in (tmp_path / "frontier-table.md").read_text()
 
 
-class Counting(Silent):
+class Counting(Progress):
     """Notes how far the work is."""
 
     def __init__(self, seen: list[tuple[int, int]]) -> None:

@@ -1,14 +1,16 @@
 """Progress of long work: a bar on a terminal, a line every ten seconds in a log. Nothing goes to standard output."""
 
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
+from statistics import fmean
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Watch
+from dejakv.experiments.summary import Progress, Row
 
 LOG_SECONDS = 10.0
 
@@ -21,7 +23,7 @@ def watching(
     seconds: float = LOG_SECONDS,
     counts: str = "samples",
     always_lines: bool = False,
-) -> Generator[Watch, None, None]:
+) -> Generator[Progress, None, None]:
     """A watch for the console: a bar on a terminal, otherwise a line for each stage and one every `seconds`.
 
     counts        the noun of what is done one after the other
@@ -32,91 +34,83 @@ def watching(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
         )  # fmt: skip
-        with Progress(*columns, console=console, transient=True) as bar:
+        with ProgressBar(*columns, console=console, transient=True) as bar:
             yield _Bar(bar, console, log_samples)
         return
     yield _Lines(console, log_samples, counts, seconds)
 
 
-class _Figures:
-    """Mean time to first token of each arm so far."""
+class _Terminal(Progress):
+    """Prints samples if asked to, and keeps the mean time to first token of each arm since the stage began."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._count = 0
-
-    def add(self, row: Row) -> None:
-        self._count += not row.error
-        for name, outcome in row.arms.items():
-            self._sums[name] = self._sums.get(name, 0.0) + outcome.record.ttft_ms
-
-    def __str__(self) -> str:
-        if not self._count:
-            return ""
-        return "mean TTFT ms: " + ", ".join(f"{name} {total / self._count:.0f}" for name, total in self._sums.items())
-
-
-class _Bar:
-    """A watch that moves a bar."""
-
-    def __init__(self, bar: Progress, console: Console, log_samples: bool) -> None:
-        self._bar = bar
+    def __init__(self, console: Console, log_samples: bool) -> None:
         self._console = console
         self._log_samples = log_samples
-        self._figures = _Figures()
+        self._times: defaultdict[str, list[float]] = defaultdict(list)
+
+    def stage(self, text: str) -> None:
+        self._times.clear()
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        if row is None:
+            return
+        for name, outcome in row.arms.items():
+            self._times[name].append(outcome.record.ttft_ms)
+        if self._log_samples:
+            self._print(line_of(row))
+
+    @property
+    def _figures(self) -> str:
+        means = ", ".join(f"{name} {fmean(times):.0f}" for name, times in self._times.items())
+        return f"mean TTFT ms: {means}" if means else ""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bar(_Terminal):
+    """Moves a bar."""
+
+    def __init__(self, bar: ProgressBar, console: Console, log_samples: bool) -> None:
+        super().__init__(console, log_samples)
+        self._bar = bar
         self._task = bar.add_task("starting", total=None, figures="")
 
     def stage(self, text: str) -> None:
-        """See Watch."""
-        self._figures = _Figures()
+        super().stage(text)
         self._bar.update(self._task, description=text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
-        """See Watch."""
-        if row is not None:
-            self._figures.add(row)
-            if self._log_samples:
-                self._console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
-        self._bar.update(self._task, completed=done, total=total, figures=str(self._figures))
+        super().sample(done, total, row)
+        self._bar.update(self._task, completed=done, total=total, figures=self._figures)
 
 
-class _Lines:
-    """A watch that prints lines: each stage, and after a sample how far it is, if the last such line is old enough."""
+class _Lines(_Terminal):
+    """Prints lines: each stage, and after a sample how far it is, if the last such line is old enough."""
 
     def __init__(self, console: Console, log_samples: bool, counts: str, seconds: float) -> None:
-        self._console = console
-        self._log_samples = log_samples
+        super().__init__(console, log_samples)
         self._counts = counts
         self._seconds = seconds
         self.stage("")
 
     def stage(self, text: str) -> None:
-        """See Watch."""
-        self._figures = _Figures()
+        super().stage(text)
         self._began = self._printed = time.monotonic()
         self._before: int | None = None
         if text:
             self._print(text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
-        """See Watch."""
+        super().sample(done, total, row)
         if self._before is None:
             self._before = done - 1
-        if row is not None:
-            self._figures.add(row)
-            if self._log_samples:
-                self._print(line_of(row))
         now = time.monotonic()
         if now - self._printed >= self._seconds:
             self._printed = now
             left = (now - self._began) / max(1, done - self._before) * (total - done)
-            figures = str(self._figures)
-            self._print(
-                f"{done} of {total} {self._counts}, about {left:.0f} s left" + (f"; {figures}" if figures else "")
-            )
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            figures = f"; {self._figures}" if self._figures else ""
+            self._print(f"{done} of {total} {self._counts}, about {left:.0f} s left{figures}")
 
 
 def line_of(row: Row) -> str:

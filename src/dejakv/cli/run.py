@@ -8,8 +8,8 @@ import typer
 
 from dejakv.cli.options import SETTINGS_HELP, HelpAll, command
 from dejakv.config import SemanticCacheConfig
+from dejakv.experiments.presets import default_for, names
 from dejakv.experiments.settings import SINGULARS, SWITCHES, RunSettings, read_set, settings_from, split_settings
-from dejakv.presets import default_for, names
 
 GROUPS = {
     "Model": ("model", "engine", "device"),

@@ -17,8 +17,7 @@ from dejakv.experiments.fidelity import STEPS, Fidelity, Labels, fidelity, label
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
-from dejakv.experiments.summary import Outcome, Row, exact_of
-from dejakv.experiments.watch import Watch
+from dejakv.experiments.summary import Outcome, Progress, Row, exact_of
 from dejakv.idle import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
@@ -96,7 +95,7 @@ def compare(
     chosen: Sequence[Sample],
     engine: Any,
     prompter: Prompter,
-    watch: Watch,
+    watch: Progress,
     log: SamplesLog | None = None,
 ) -> Compared:
     """Serves every sample in every arm of the settings, as `serve_all` does."""
@@ -132,7 +131,7 @@ def serve_all(
     settings: RunSettings,
     engine: Any,
     prompter: Prompter,
-    watch: Watch,
+    watch: Progress,
     log: SamplesLog | None = None,
 ) -> tuple[tuple[Row, ...], bool]:
     """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
@@ -233,7 +232,9 @@ def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> Non
             pipeline.cache.judged(request, row.arms[name].record, agreed)
 
 
-def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Watch) -> None:
+def _refill(
+    pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Progress
+) -> None:
     """Refills the caches of a resumed run with its finished prompts, one token each where no more is needed, and with what was learned of them."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
@@ -285,7 +286,7 @@ BATCH = 4
 
 
 def noise_floor(
-    engine: Any, requests: Sequence[Request], watch: Watch, differs: Differs | None = None
+    engine: Any, requests: Sequence[Request], watch: Progress, differs: Differs | None = None
 ) -> dict[str, Any] | None:
     """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
     `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. `batch`: `kl_mean` and `first`,

@@ -30,14 +30,13 @@ from dejakv.experiments.data import model_is_missing, read_samples, tokenizer_of
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.scoring import same, wilson
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.summary import counted
-from dejakv.experiments.watch import Silent, Watch
+from dejakv.experiments.shares import Share, Shares
+from dejakv.experiments.summary import Progress, counted
 from dejakv.models import RECIPES
 from dejakv.part_order import SeenPrompts, arranged
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.settings import shown
-from dejakv.shares import Share, Shares
 from dejakv.store.open import open_store
 from dejakv.vectors.base import Vector
 from dejakv.vectors.text import text_encoder
@@ -58,7 +57,7 @@ def estimate(
     max_samples: int = 2000,
     min_gain: int = SemanticCacheConfig.min_gain,
     cache: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
 ) -> dict[str, Any]:
     """The figures of `estimate.json`: the shares, a row a setting (see `measure`), `recommended` (see `advice.recommend`), and `dry_run`
     (see `dry_run`), None where the model is not here.
@@ -75,7 +74,7 @@ def estimate(
         raise ConfigError(
             f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
         )
-    watch = watch or Silent()
+    watch = watch or Progress()
     named = str(log) in KNOWN and not Path(log).exists()
     data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "jsonl", "dataset_path": str(log)}
     settings = RunSettings(
@@ -165,7 +164,7 @@ def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list["Asked"
 
 
 def labelled_by(
-    model: str, samples: Sequence[Sample], watch: Watch, *, max_new_tokens: int = 16, raw_prompts: bool = False
+    model: str, samples: Sequence[Sample], watch: Progress, *, max_new_tokens: int = 16, raw_prompts: bool = False
 ) -> list[Sample]:
     """The samples with the model's greedy answers, computed in full, as their right ones; None where it cannot read the prompt.
 
@@ -302,7 +301,7 @@ def measure(asked: Sequence[Asked], setting: Setting, encoder: Any = None) -> di
 
 
 def dry_run(
-    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Watch
+    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Progress
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
     config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
@@ -411,7 +410,7 @@ def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Re
 
 
 def shares_alone(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Watch
+    settings: RunSettings, chosen: Sequence[Sample], watch: Progress
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and a line a sample of a run without a model: the shares, and no look-ups.
 

@@ -19,9 +19,8 @@ from dejakv.experiments.output import only_run, write_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.summary import Row, summarize
+from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.experiments.table import as_text
-from dejakv.experiments.watch import Silent, Watch
 from dejakv.trust.labels import LabelledHit
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
@@ -40,7 +39,7 @@ class RunResult:
 
 def run(
     settings: RunSettings,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
     engine: Any = None,
     *,
     resume: bool = False,
@@ -55,7 +54,7 @@ def run(
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
-    watch = watch or Silent()
+    watch = watch or Progress()
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
     read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
@@ -68,7 +67,7 @@ def run(
 
 
 def _alone(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Watch, engine: Any, resume: bool, keep_earlier: bool
+    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any, resume: bool, keep_earlier: bool
 ) -> RunResult:
     if keep_earlier and (found := earlier_run(settings, chosen, resume=resume)) is not None:
         return RunResult(*found, Path(settings.output or ""), earlier=True)
@@ -96,7 +95,7 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
         )
 
 
-def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Watch, resume: bool) -> RunResult:
+def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress, resume: bool) -> RunResult:
     prompter = Prompter(
         open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
     )

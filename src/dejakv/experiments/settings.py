@@ -14,8 +14,8 @@ from dejakv.config import LEFT, FindSettings, KeepSettings, ReuseSettings, Seman
 from dejakv.datasets.registry import OPTIONS
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
+from dejakv.experiments.presets import dataset_of, preset
 from dejakv.models import names
-from dejakv.presets import dataset_of, preset
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
 from dejakv.trust.settings import TrustSettings
 

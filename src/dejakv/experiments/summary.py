@@ -125,6 +125,16 @@ class Row:
         return self.arms[arm].first_token == self.exact.first_token
 
 
+class Progress:
+    """Observer of a run's stages and samples, which never changes a result. This one does nothing."""
+
+    def stage(self, text: str) -> None:
+        """The stage that begins now, in a few words: `loading smollm2-135m`."""
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        """`done` of `total` samples are finished; `row` is the last one, None without arms (a dry run)."""
+
+
 T = TypeVar("T")
 
 

@@ -34,11 +34,11 @@ from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.output import make_folder
 from dejakv.experiments.plain_words import counted
+from dejakv.experiments.presets import preset as preset_settings
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, did_you_mean, settings_from, settings_of, split_settings
+from dejakv.experiments.summary import Progress
 from dejakv.experiments.sweep_log import SweepLog, log_line
-from dejakv.experiments.watch import Silent, Watch
-from dejakv.presets import preset as preset_settings
 from dejakv.settings import shown
 from dejakv.store import purge_folder
 
@@ -77,7 +77,7 @@ def sweep(
     purge: bool = False,
     jobs: int = 1,
     progress: Callable[[str, dict[str, Any]], None] | None = None,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a sweep's experiments, appending a line to `log_file` (.csv or .json) after each. A failed experiment gets a line with
     the reason in `error`, and the others run.
@@ -90,7 +90,7 @@ def sweep(
     Raises: ConfigError for a wrong specification, log or folder, before the first run; StoreError if a folder to be purged
     is not a store.
     """
-    planned, watch = experiments(spec, samples_dir), watch or Silent()
+    planned, watch = experiments(spec, samples_dir), watch or Progress()
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: give 1 or more")
     if jobs > 1:
@@ -282,7 +282,7 @@ def _yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def carry_out(experiment: Experiment, watch: Watch | None = None) -> Done:
+def carry_out(experiment: Experiment, watch: Progress | None = None) -> Done:
     """Runs one experiment here. A failure of any kind is a result, so that the others still run.
 
     Raises: KeyboardInterrupt if the run was interrupted: what it measured so far is no result of the sweep.
@@ -299,7 +299,7 @@ def carry_out(experiment: Experiment, watch: Watch | None = None) -> Done:
     return Done(experiment, result.summary)
 
 
-def _here(planned: Sequence[Experiment], before: Callable[[Experiment], None], watch: Watch) -> Iterator[Done]:
+def _here(planned: Sequence[Experiment], before: Callable[[Experiment], None], watch: Progress) -> Iterator[Done]:
     for number, experiment in enumerate(planned, 1):
         before(experiment)
         watch.stage(f"{experiment.name}, {number} of {len(planned)}")
@@ -307,7 +307,7 @@ def _here(planned: Sequence[Experiment], before: Callable[[Experiment], None], w
 
 
 def _in_processes(
-    planned: Sequence[Experiment], jobs: int, before: Callable[[Experiment], None], watch: Watch
+    planned: Sequence[Experiment], jobs: int, before: Callable[[Experiment], None], watch: Progress
 ) -> Iterator[Done]:
     """Several experiments at a time, in processes that end with this one, even if it is killed. They share the cores, so times of such a
     sweep are not comparable with those of a single run."""

@@ -26,8 +26,7 @@ from dejakv.experiments.report.page import Section, command, facts, page, paragr
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
-from dejakv.experiments.summary import Row
-from dejakv.experiments.watch import Silent, Watch
+from dejakv.experiments.summary import Progress, Row
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, reusable
 from dejakv.settings import shown
@@ -90,7 +89,7 @@ class Why:
         return self.donors[0] if self.donors else ""
 
 
-def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
+def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     """Repeats a run in its order, up to the sample asked for, so that its cache holds what it held then: the prompts' state, and the
     rows that blends keep. Each prompt is computed as the run did, for an answer of one token; of a dry run nothing is computed.
 
@@ -108,7 +107,7 @@ def why(folder: Path, sample_id: str, watch: Watch | None = None) -> Why:
     not_run = finished_summary(folder).get("not_run") or {}
     if sample_id in not_run:
         raise ConfigError(f"sample {shown(sample_id)} could not run: {not_run[sample_id]}; give the id of another")
-    place, rows, watch = known.index(sample_id), _rows(folder), watch or Silent()
+    place, rows, watch = known.index(sample_id), _rows(folder), watch or Progress()
     able = [sample for sample in samples[:place] if sample.id not in not_run]
     watch.stage(f"loading {settings.model}")
     # Nothing of an earlier cache, and no bound: its gate learns nothing here. Its decisions are in the run's rows.

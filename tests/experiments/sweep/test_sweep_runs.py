@@ -9,10 +9,9 @@ import pytest
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.sweep_log import COLUMNS, SweepLog, logged
-from dejakv.experiments.watch import Silent
 
 TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "shares"}
 
@@ -57,7 +56,7 @@ def test_a_mistake_in_foreign_code_is_a_row(tmp_path: Path, monkeypatch: pytest.
     assert [lines[name]["error"] for name in ("s1", "s2")] == [None, None]
 
 
-class Told(Silent):
+class Told(Progress):
     """Notes what is told of the work."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ SHARES_MODEL = "smollm2-135m"
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(files("dejakv").joinpath("presets.toml").read_text())
+    return tomllib.loads(files("dejakv.experiments").joinpath("presets.toml").read_text())
 
 
 def names() -> tuple[str, ...]:

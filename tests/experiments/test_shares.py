@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.experiments.shares import BLOCK, RUN, Share, Shares
 from dejakv.identity import Span
-from dejakv.shares import BLOCK, RUN, Share, Shares
 
 
 def plain(prompts: list[list[int]]) -> list[Share]:
