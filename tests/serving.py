@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import openai
 
 from dejakv.server.app import create_app
 from dejakv.server.listen import bound, server_of
@@ -46,6 +47,7 @@ class Running:
         self.thread = threading.Thread(target=asyncio.run, args=(self._serve(),), daemon=True)
         self.lag = 0.0
         self.http = httpx.Client(base_url=self.url, timeout=None)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     @property
     def url(self) -> str:
@@ -67,6 +69,7 @@ class Running:
         self.server.should_exit = True
         self.thread.join()
         self.http.close()
+        self.openai.close()
 
     async def _serve(self) -> None:
         beat = asyncio.create_task(self._beat())

@@ -24,16 +24,12 @@ def question(number: int) -> str:
     return ask(FACTS[number % len(FACTS)], random.Random(number))
 
 
-def client_of(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
 def messages(text: str) -> list[Any]:
     return [{"role": "system", "content": DOCUMENT.text}, {"role": "user", "content": text}]
 
 
 def test_chat_equals_completion_and_reports_usage(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     chat = client.chat.completions.create(model="docs-lm", messages=messages(question(0)), temperature=0, max_tokens=4)
     plain = client.completions.create(
         model="docs-lm", prompt=prompt_of(DOCUMENT.text, question(0)), temperature=0, max_tokens=4
@@ -47,7 +43,7 @@ def test_chat_equals_completion_and_reports_usage(server: Any) -> None:
 
 
 def test_streaming_gives_the_same_text(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(1)), "temperature": 0, "max_tokens": 4}
     whole = client.chat.completions.create(**ask).choices[0].message.content
     stored(server)
@@ -62,7 +58,7 @@ def test_streaming_gives_the_same_text(server: Any) -> None:
 
 
 def test_stop_sequences(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(2)), "temperature": 0, "max_tokens": 4}
     word = client.chat.completions.create(**ask).choices[0].message.content
     assert word is not None
@@ -73,7 +69,7 @@ def test_stop_sequences(server: Any) -> None:
 
 
 def test_a_client_that_asks_for_nothing_gets_nothing_approximate(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     for number in range(6):
         answer = client.chat.completions.create(
             model="docs-lm", messages=messages(question(number)), temperature=0, max_tokens=4
@@ -83,7 +79,7 @@ def test_a_client_that_asks_for_nothing_gets_nothing_approximate(server: Any) ->
 
 
 def test_an_answer_that_the_limit_ends_says_length(server: Any) -> None:
-    answer = client_of(server).chat.completions.create(
+    answer = server.openai.chat.completions.create(
         model="docs-lm", messages=messages(question(0)), temperature=0, max_tokens=1
     )
     assert answer.choices[0].finish_reason == "length"
@@ -94,7 +90,7 @@ def test_sixty_four_clients_get_the_serial_answers(server: Any, reuse: str) -> N
     """With reuse off and with exact reuse: at the same time or one after another makes no difference."""
 
     def ask(number: int) -> str:
-        return client_of(server).chat.completions.create(
+        return server.openai.chat.completions.create(
             model="docs-lm", messages=messages(question(number % 16)), temperature=0, max_tokens=4,
             extra_body={"dejakv": {"reuse": reuse}},
         ).choices[0].message.content or ""  # fmt: skip
@@ -172,7 +168,7 @@ def test_pictures_by_data_url() -> None:
 
 
 def test_parts_of_free_order_are_arranged(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     sentences = tuple(" ".join(DOCUMENT.text.split(". ")[start : start + 8]) for start in (0, 8))
 
     def answered(texts: tuple[str, ...], **options: Any) -> Any:

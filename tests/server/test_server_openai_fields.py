@@ -5,7 +5,7 @@ from typing import Any, cast
 import httpx
 import openai
 import pytest
-from tests.server.test_server_openai import client_of, messages, question
+from tests.server.test_server_openai import messages, question
 from tests.serving import stored
 
 CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
@@ -88,7 +88,7 @@ def told(error: openai.APIStatusError) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     for create, asked in ((client.chat.completions.create, CHAT), (client.completions.create, PLAIN)):
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError) as refused:
@@ -100,12 +100,12 @@ def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> Non
 
 def test_completions_ask_for_the_probability_of_their_own_tokens_with_a_nought(server: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client_of(server).completions.create(**PLAIN, logprobs=0)
+        server.openai.completions.create(**PLAIN, logprobs=0)
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_what_changes_nothing_is_accepted(server: Any, name: str) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     chat = client.chat.completions.create(**{**CHAT, "extra_body": {name: NEUTRAL[name]}})
     assert isinstance(chat.choices[0].message.content, str)
     plain = client.completions.create(**{**PLAIN, "extra_body": {name: NEUTRAL[name]}})
@@ -139,7 +139,7 @@ def test_what_changes_nothing_is_accepted(server: Any, name: str) -> None:
 )
 def test_what_does_not_fit_is_a_400_of_openais(server: Any, changed: Any, param: str, says: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client_of(server).chat.completions.create(**{**CHAT, "extra_body": changed})
+        server.openai.chat.completions.create(**{**CHAT, "extra_body": changed})
     named, message = told(refused.value)
     assert named == param
     assert says in message
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_a_400_of_openais(server: Any, changed: Any, param:
 @pytest.mark.parametrize("prompt", [["a", "b"], [1, 2, 3], [[1, 2], [3]]])
 def test_one_text_a_request(server: Any, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="give one text") as refused:
-        client_of(server).completions.create(model="docs-lm", prompt=prompt)
+        server.openai.completions.create(model="docs-lm", prompt=prompt)
     assert told(refused.value)[0] == "prompt"
 
 
@@ -160,7 +160,7 @@ def test_broken_json_is_a_400_too(server: Any) -> None:
 
 
 def test_an_assistants_message_may_come_back_as_it_was_sent(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     message = client.chat.completions.create(**CHAT).choices[0].message
     again: list[Any] = [*CHAT["messages"], message.to_dict(), {"role": "user", "content": "why?", "name": None}]
     again[-2] |= {"refusal": None, "tool_calls": [], "annotations": []}
@@ -168,9 +168,9 @@ def test_an_assistants_message_may_come_back_as_it_was_sent(server: Any) -> None
 
 
 def test_a_model_by_its_name(server: Any) -> None:
-    assert client_of(server).models.retrieve("docs-lm").id == "docs-lm"
+    assert server.openai.models.retrieve("docs-lm").id == "docs-lm"
     with pytest.raises(openai.NotFoundError) as missing:
-        client_of(server).models.retrieve("gpt-4")
+        server.openai.models.retrieve("gpt-4")
     assert told(missing.value)[0] == "model"
 
 
@@ -188,7 +188,7 @@ def endless(engine: Any) -> Any:
 
 @pytest.mark.usefixtures("endless")
 def test_stop_ends_decoding(server: Any) -> None:
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     whole = client.completions.create(**LONG)
     text = whole.choices[0].text
     assert whole.usage is not None
@@ -216,7 +216,7 @@ def test_stop_ends_decoding(server: Any) -> None:
 @pytest.mark.usefixtures("endless")
 def test_no_stop_is_made_of_the_prompts_own_text(server: Any) -> None:
     """A stop that begins in the prompt is none: it is looked for in what is new."""
-    client = client_of(server)
+    client: openai.OpenAI = server.openai
     first = client.completions.create(**LONG).choices[0].text
     stop = LONG["prompt"].rstrip()[-3:] + first[:4]
     again = client.completions.create(**LONG, stop=stop)
