@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.cli.report import Output, Sources, Svg, write_report
+from dejakv.experiments.plain_words import share
 from dejakv.experiments.report.charts import Chart, Series, bars, front, lines
 from dejakv.experiments.report.make import FILES
-from dejakv.experiments.report.page import Section, charts, command, facts, paragraph, share, table
+from dejakv.experiments.report.page import Section, charts, command, facts, paragraph, table
+from dejakv.experiments.table import Sheet
 from research.command import run
 
 Found = Mapping[str, Any]
@@ -57,7 +59,7 @@ def frontier_section(folder: Path, found: Found, prefix: str) -> Section:
     ]
     return Section(
         f"Frontier {folder.name}: {found.get('model')}",
-        [table(names, cells), charts(drawn), command(shlex.join(words))],
+        [table(Sheet("", names, cells)), charts(drawn), command(shlex.join(words))],
     )
 
 
@@ -68,7 +70,7 @@ def _way(row: Found) -> str:
 def workload_section(folder: Path, found: Found, prefix: str) -> Section:
     """Each stream: mean time to first token by arm beside prefix caching, tokens and changed answers."""
     drawn: list[Chart] = []
-    rows: list[list[object]] = []
+    rows: list[list[str]] = []
     for place, stream in enumerate(found["streams"]):
         name = f"{stream['workload']}, {stream['engine']}"
         arms: Mapping[str, Found] = stream["arms"]
@@ -85,14 +87,15 @@ def workload_section(folder: Path, found: Found, prefix: str) -> Section:
             against = figures["ttft_against_prefix"]
             rows.append(
                 [
-                    name, arm, stream["samples"], f"{means[arm]:,.0f}", share(figures["computed_of_prefix"]),
+                    name, arm, str(stream["samples"]), f"{means[arm]:,.0f}", share(figures["computed_of_prefix"]),
                     "-" if against is None else f"{against['ratio']:.3f}",
                     "-" if equal is None else f"{equal} of {stream['samples']}",
                 ]
             )  # fmt: skip
     columns = ("stream", "arm", "requests", "TTFT, ms", "tokens of prefix's", "TTFT of prefix's", "answers equal")
     return Section(
-        f"Workloads {folder.name}", [charts(drawn), table(columns, rows), command("python -m research.workloads")]
+        f"Workloads {folder.name}",
+        [charts(drawn), table(Sheet("", columns, rows)), command("python -m research.workloads")],
     )
 
 
@@ -135,7 +138,7 @@ def replay_section(folder: Path, found: Found, prefix: str) -> Section:
         f"Replay of {found.get('trace', folder.name)}",
         [
             numbers,
-            table(columns, cells),
+            table(Sheet("", columns, cells)),
             paragraph(*found["explained"]),
             charts(drawn),
             command(shlex.join(words)),

@@ -10,10 +10,10 @@ import pytest
 from dejakv.engines.transformers.continuation import first_logs
 from dejakv.experiments.compare import noise_floor
 from dejakv.experiments.fidelity import Fidelity, fidelity, means
+from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Progress
-from dejakv.experiments.table import in_words_of_bound
 from dejakv.request import Request, Sampling
 from dejakv.trust.gate import Gate
 from dejakv.trust.settings import TrustSettings
@@ -68,8 +68,8 @@ def test_a_batch_computes_each_prompt_as_if_alone(docs_engine: Any) -> None:
 def test_the_noise_floor_stands_beside_the_bound() -> None:
     trust = asdict(Gate(TrustSettings(error_bound=0.05)).report())
     noise = {"wrong": 0.25, "dtype": "bfloat16", "samples": 4, "batch": {"first": 0.5, "samples": 4}}
-    assert len(in_words_of_bound(trust)) == 1
-    plain, beside = in_words_of_bound(trust, noise)
-    assert plain == in_words_of_bound(trust)[0], "nothing is subtracted"
+    assert len(bound_in_words(trust)) == 1
+    plain, beside = bound_in_words(trust, noise)
+    assert plain == bound_in_words(trust)[0], "nothing is subtracted"
     assert "not subtracted: by the same measure 25.0% of the answers in bfloat16" in beside
     assert "50.0% of first tokens in a batch" in beside

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
 from dejakv.experiments.fidelity import certainty
+from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import run_command_of, settings_from, split_settings
 from dejakv.experiments.summary import Progress
-from dejakv.experiments.table import in_words_of_bound
 from dejakv.request import Request
 from dejakv.trust.labels import read_labels
 from dejakv.trust.rules import PILOT
@@ -165,16 +165,16 @@ def test_the_line_of_the_report() -> None:
         "delta": 0.01, "confidence": 0.95, "gate": "open", "rules": 2, "explored": 300, "explored_wrong": 1, "served": 50, "audited": 4,
         "wrong": 0, "lost": 3, "upper": 0.009,
     }  # fmt: skip
-    [line] = in_words_of_bound(trust)
+    [line] = bound_in_words(trust)
     assert line == (
         "error bound 1.0%: open, 2 rules; 300 hits computed both ways (1 wrong), 50 served, 4 of them audited (0 wrong), 3 labels lost; "
         "at most 0.9% of what is served now is wrong (95.0% confidence)"
     )
-    [line] = in_words_of_bound(
+    [line] = bound_in_words(
         {**trust, "upper": None, "gate": "closed", "rules": 0, "lost": 0, "served": 0, "audited": 0}
     )
     assert line == "error bound 1.0%: closed; 300 hits computed both ways (1 wrong), 0 served"
-    assert in_words_of_bound(None) == []
+    assert bound_in_words(None) == []
 
 
 def test_how_certain_a_distribution_is() -> None:

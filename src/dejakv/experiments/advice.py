@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.experiments.plain_words import counted, shares_in_words
+from dejakv.experiments.plain_words import (
+    counted,
+    estimated,
+    figure,
+    interval,
+    plans_in_words,
+    share,
+    shares_in_words,
+)
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.table import Sheet, say
 from dejakv.trust.evidence import labels_needed
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
@@ -29,7 +37,8 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
     shown = [row for row in useful if row["judged"] and row["false_hit_interval"][1] <= max_false_hits]
     if shown:
         best = max(shown, key=_worth)
-        return {"settings": _settings(best), "row": dict(best), "reason": _shown(best, max_false_hits)}
+        enough = f", which is shown to be at most {max_false_hits:.1%}; of such settings it saves the most tokens"
+        return {"settings": _settings(best), "row": dict(best), "reason": f"{_rate(best)}{enough}"}
     exact: dict[str, Any] = {"settings": {"reuse": "exact"}, "row": None}
     if not useful:
         return {**exact, "reason": "no prompt would have been answered from a similar one: exact reuse loses nothing"}
@@ -81,12 +90,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate(row: Mapping[str, Any]) -> str:
-    low, high = row["false_hit_interval"]
-    return f"{row['false_hits']} of {row['judged']} judged hits false (95%: {low:.1%} to {high:.1%})"
-
-
-def _shown(row: Mapping[str, Any], most: float) -> str:
-    return f"{_rate(row)}, which is shown to be at most {most:.1%}; of such settings it saves the most tokens"
+    return f"{row['false_hits']} of {row['judged']} judged hits false (95%: {interval(row['false_hit_interval'])})"
 
 
 def _not_shown(row: Mapping[str, Any], most: float) -> str:
@@ -117,39 +121,32 @@ def command_of(settings: RunSettings, index_encoder: str, chosen: Mapping[str, A
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints the shares, a table of the settings, the recommendation and the command that proves it."""
-    console.print(
+    say(
+        console,
         f"{counted(result['samples'], 'prompt')} of {result['log']}, {result['prompt_tokens']:,} tokens of {result['model']}'s tokenizer, "
         f"{result['labelled']} with a right answer ({result['labels']})",
-        soft_wrap=True,
+        *shares_in_words(result),
     )
-    for line in shares_in_words(result):
-        console.print(line, soft_wrap=True)
-    table = Table(title="each similar prompt answered as its donor")
-    for title in ("donors", "least", "words", "hit rate", "false hits", "saved"):
-        table.add_column(title, justify="left" if title in ("donors", "words") else "right")
-    for row in result["rows"]:
-        table.add_row(
-            DONORS[row["level"]], "-" if row["threshold"] is None else f"{row['threshold']:g}",
-            "checked" if row["lexical_guard"] else "-", f"{row['hit_rate']:.1%} {_interval(row['hit_interval'])}", _false(row),
-            f"{row['tokens_saved'] / result['prompt_tokens']:.1%}",
-        )  # fmt: skip
-    console.print(table)
-    if (looked_up := result.get("dry_run")) is not None:
-        console.print(f"a dry run of it: {_plans(looked_up)}", soft_wrap=True, markup=False, highlight=False)
-    for line in in_plain_words(result):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(settings_sheet(result).printed())
+    say(console, *in_plain_words(result))
 
 
-def _plans(looked_up: dict[str, Any]) -> str:
-    plans = ", ".join(f"{name} {count}" for name, count in looked_up["plans"].items())
-    false = (
-        "" if looked_up["false_hits"] is None else f", {looked_up['false_hits']} of {looked_up['judged']} hits false"
-    )
-    return f"hit rate {looked_up['hit_rate']:.1%}{false}; plans: {plans}"
+def settings_sheet(result: Mapping[str, Any]) -> Sheet:
+    """A row a setting: hits, false hits and tokens saved."""
+    rows = [
+        [
+            DONORS[row["level"]], figure(row["threshold"]), "checked" if row["lexical_guard"] else "-",
+            estimated(row["hit_rate"], row["hit_interval"]), estimated(row["false_hit_rate"], row["false_hit_interval"]),
+            share(row["tokens_saved"] / result["prompt_tokens"]),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    columns = ("donors", "least cosine", "words", "hit rate", "false of judged", "tokens saved")
+    return Sheet("each similar prompt answered as its donor", columns, rows)
 
 
-def in_plain_words(result: dict[str, Any]) -> list[str]:
-    """What to set, why, what it saves, and how to prove it."""
+def in_plain_words(result: Mapping[str, Any]) -> list[str]:
+    """What to set, why, what it saves, what a dry run of it found, and how to prove it."""
     advice = result["recommended"]
     settings = ", ".join(f"{name}={value}" for name, value in advice["settings"].items())
     saved = (advice["row"] or result["rows"][0])["tokens_saved"]
@@ -170,6 +167,9 @@ def in_plain_words(result: dict[str, Any]) -> list[str]:
     beyond = result["share_anywhere"] - result["share_prefix"]
     if beyond >= 0.1:
         lines.append(f"{beyond:.1%} of the tokens stand in earlier prompts at another place: try --reuse blend as well")
+    if (found := result.get("dry_run")) is not None:
+        wrong = "" if found["false_hits"] is None else f", {found['false_hits']} of {found['judged']} hits false"
+        lines.append(f"a dry run of it: hit rate {share(found['hit_rate'])}{wrong}; plans: {plans_in_words(found)}")
     lines += in_words_of_bound(result.get("bound"), result["max_false_hits"])
     return [*lines, *result["notes"], f"prove it: {result['command']}"]
 
@@ -185,13 +185,3 @@ def in_words_of_bound(bound: dict[str, Any] | None, most: float) -> list[str]:
         f"to bound wrong answers while serving: --error-bound {most:g} serves after about {bound['labels']:,} labelled hits {rate}, that is "
         f"{bound['prompts']:,} prompts of this log"
     ]
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return f"({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
-
-
-def _false(row: dict[str, Any]) -> str:
-    if row["false_hit_rate"] is None:
-        return "-"
-    return f"{row['false_hit_rate']:.1%} {_interval(row['false_hit_interval'])}"

@@ -1,6 +1,5 @@
 """The donor token of each target token, and the computed rows: as a value, in the terminal, and as one HTML file."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,8 @@ from dejakv.costs import Costs
 from dejakv.decide.plan import Found, Plan, exact_plans
 from dejakv.engines.base import Completion
 from dejakv.errors import InputError
+from dejakv.experiments.report.page import Block, Section, facts, page, paragraph, table, text
+from dejakv.experiments.table import Sheet
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta, PrefixHit
 
@@ -149,15 +150,15 @@ def to_terminal(explained: Explanation, console: Any) -> None:
     from rich.text import Text
 
     colours = console.is_terminal and console.color_system is not None
-    text = Text()
+    marked = Text()
     for token in explained.tokens:
         kind = _kind(token, explained)
         mark, style, _ = MARKS[kind]
-        text.append((token.text or "·") if colours else mark + (token.text or "·"), style)
+        marked.append((token.text or "·") if colours else mark + (token.text or "·"), style)
         if kind == "k" and not token.same:
-            text.append(f"({token.source_text})", "dim")
-        text.append(" ")
-    console.print(text)
+            marked.append(f"({token.source_text})", "dim")
+        marked.append(" ")
+    console.print(marked)
     legend = [f"{style if colours else mark or 'no mark'}: {says}" for mark, style, says in MARKS.values()]
     console.print("; ".join(legend), style="dim", markup=False, highlight=False)
     console.print(explained.summary)
@@ -165,32 +166,26 @@ def to_terminal(explained: Explanation, console: Any) -> None:
     console.print(f"answer, blended: {explained.answer!r}; in full: {explained.full_answer!r}")
 
 
-_STYLE = """body{font:15px/1.9 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;background:#fff;color:#222}
-span{border-radius:3px;padding:1px 3px}.k{background:#e3f4e3}.c{background:#ffe9a8}.f{background:#ffd0a6}.x{background:#ffb3b3}
-table{border-collapse:collapse}td,th{padding:0 .6rem;text-align:left}@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}.k{background:#1f3a1f}.c{background:#554a14}
-.f{background:#5a3512}.x{background:#642020}}"""
-
-
 def to_html(explained: Explanation, model: str) -> str:
     """One self-contained page: the marked text, the donor's text, the map as a table, the model and the settings."""
-    marked = " ".join(
-        f'<span class="{_kind(token, explained)}">{html.escape(token.text or "·")}</span>' for token in explained.tokens
-    )
-    legend = " ".join(f'<span class="{kind}">{html.escape(says)}</span>' for kind, (_, _, says) in MARKS.items())
-    rows = "".join(
-        f'<tr><td>{token.position}</td><td class="{_kind(token, explained)}">{html.escape(token.text)}</td><td>{token.source}</td>'
-        f"<td>{html.escape(token.source_text)}</td><td>{token.similarity:.2f}</td><td>{token.computed:.0%}</td></tr>"
+    marked = " ".join(_span(_kind(token, explained), token.text or "·") for token in explained.tokens)
+    legend = " ".join(_span(kind, says) for kind, (_, _, says) in MARKS.items())
+    rows = [
+        [
+            str(token.position), token.text, str(token.source), token.source_text, f"{token.similarity:.2f}", f"{token.computed:.0%}",
+        ]
         for token in explained.tokens
-    )
-    settings = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
-        for name, value in {"model": model, **explained.settings}.items()
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>dejakv explain</title><style>{_STYLE}</style></head><body><h1>Which token took whose state</h1><p>{legend}</p>"
-        f"<p>{marked}</p><p>{html.escape(explained.summary)}</p><p>Answer, blended: <b>{html.escape(explained.answer)}</b>; "
-        f"in full: <b>{html.escape(explained.full_answer)}</b></p><h2>Donor</h2><p>{html.escape(explained.donor)}</p>"
-        "<h2>Map</h2><table><tr><th>place</th><th>token</th><th>donor's place</th><th>donor's token</th><th>similarity</th>"
-        f"<th>layers that computed it</th></tr>{rows}</table><h2>Settings</h2><table>{settings}</table></body></html>\n"
-    )
+    ]  # fmt: skip
+    columns = ("place", "token", "donor's place", "donor's token", "similarity", "layers that computed it")
+    answers = f"Answer, blended: {explained.answer}; in full: {explained.full_answer}"
+    blocks = [
+        Block(f"<p>{legend}</p><p>{marked}</p>"),
+        paragraph(explained.summary, answers, f"Plans: {explained.plans}", f"Donor: {explained.donor}"),
+        table(Sheet("Map", columns, rows)),
+        facts({"model": model, **explained.settings}, "Settings"),
+    ]  # fmt: skip
+    return page("Which token took whose state", [Section("", blocks)])
+
+
+def _span(kind: str, said: str) -> str:
+    return f'<span class="{kind}">{text(said)}</span>'

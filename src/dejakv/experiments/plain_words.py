@@ -1,5 +1,6 @@
-"""Results in words: a count with its noun, and a comparison in two sentences for readers who skip tables."""
+"""Results in words: a figure as text, a count with its noun, and the sentences of a run's summary for terminal and report."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dejakv.store.counters import FAILED_WRITES
@@ -13,93 +14,202 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def in_plain_words(summary: dict[str, Any]) -> list[str]:
-    """Speed of the cache against prefix caching over all requests, the noise of the run, and the numbers of changed answers and of failed
-    writes."""
-    beyond, failed = summary.get("beyond_prefix"), _failed(summary.get("failed_writes", {}))
-    if not beyond or not beyond.get("ttft_ratio_interval"):
-        return failed
-    count = summary["samples"]
-    lines = [f"{_speed(beyond)} over all {count} requests, {_tokens(beyond)}.", *noise_in_words(beyond)]
+def share(value: float | None) -> str:
+    """`12.5%`; `-` for what was not measured."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def figure(value: float | None) -> str:
+    """`1,234.5`; `-` for what was not measured."""
+    return "-" if value is None else f"{value:,.6g}"
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """`10.1% to 15.3%`; `-` for what was not measured."""
+    return "-" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+def estimated(rate: float | None, ends: Sequence[float] | None) -> str:
+    """`12.5% (95%: 10.1% to 15.3%)`; `-` for what was not measured."""
+    return "-" if rate is None else f"{rate:.1%} (95%: {interval(ends)})"
+
+
+def short(text: str, most: int) -> str:
+    """The text on one line, cut after so many characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[:most]}..."
+
+
+def in_words(summary: Mapping[str, Any]) -> list[str]:
+    """What came of a run: hits, changed answers, the error bound, speed beyond prefix caching, the shares of its prompts and what went
+    wrong; of a dry run the hits that it would have had."""
+    lines = _live(summary) if "arms" in summary else _dry(summary)
+    warning = [f"WARNING {summary['warning']}"] if summary.get("warning") else []
+    return [*lines, *_not_run(summary.get("not_run") or {}), *shares_in_words(summary), *warning]
+
+
+def _dry(summary: Mapping[str, Any]) -> list[str]:
+    if "hit_rate" not in summary:
+        tokens = f"{summary['prompt_tokens']:,} tokens of {summary['model']}'s tokenizer"
+        return [f"{summary['samples']} samples of {summary['dataset']}, {tokens}"]
+    judged = (
+        "judged by the data set's answers: a live run also counts answers that the model changes between two right wordings"
+        if summary["judged"]
+        else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
+    )
+    hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
+    return [f"hit rate {hits}", judged, f"plans: {plans_in_words(summary)}"]
+
+
+def plans_in_words(summary: Mapping[str, Any]) -> str:
+    """How often a dry run would have run each plan."""
+    return ", ".join(f"{name} {count}" for name, count in summary["plans"].items())
+
+
+def _live(summary: Mapping[str, Any]) -> list[str]:
+    lines = _answers(summary) + bound_in_words(summary.get("trust"), summary.get("noise_floor")) + _nearness(summary)
+    lines += speed_in_words(summary)
+    lines += [
+        f"embedding hook, {name}: {count} times"
+        for name, count in summary.get("hook_counts", {}).items()
+        if "skip" in name
+    ]
+    if (lookup := summary["lookup_ms"])["p50"] is not None:
+        lines.append(f"lookup p50 {lookup['p50']:.2f} ms, p95 {lookup['p95']:.2f} ms")
+    if "store_bytes" in summary:
+        lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
+    return lines + _failed(summary.get("failed_writes", {}))
+
+
+def _answers(summary: Mapping[str, Any]) -> list[str]:
+    if summary["hit_rate"] is None:
+        return []
+    hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
+    lines = [f"hit rate {hits}, exact prefixes besides: {summary['prefix_hits']}"]
     if summary["agreement"] is not None:
-        first, same = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
-        lines.append(f"First token the same in {first} of {count}, the whole answer in {same} of {count}.")
+        count = summary["samples"]
+        same, first = (round((summary[name] or 0) * count) for name in ("agreement", "agreement_first"))
         lines.append(
-            f"This is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ."
+            f"answers that equal full computation's: {estimated(summary['agreement'], summary['agreement_interval'])}; "
+            f"first token the same in {first} of {count}, the whole answer in {same} of {count}"
         )
-    return lines + failed
+        lines.append(
+            f"this is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ"
+        )
+    response = summary["response_cache"]
+    if response["hits"]:
+        lines.append(
+            f"a response cache on the same {response['hits']} hits would agree {share(response['agreement'])} and compute no token"
+        )
+    return lines
 
 
-def _failed(writes: dict[str, int]) -> list[str]:
+def bound_in_words(trust: Mapping[str, Any] | None, noise: Mapping[str, Any] | None = None) -> list[str]:
+    """What came of the error bound, and beside it how often full computation differs from itself; nothing without a bound."""
+    if trust is None:
+        return []
+    rules = f", {trust['rules']} rules" if trust["rules"] else ""
+    audited = f", {trust['audited']} of them audited ({trust['wrong']} wrong)" if trust["served"] else ""
+    lost = f", {trust['lost']} labels lost" if trust["lost"] else ""
+    upper = (
+        ""
+        if trust["upper"] is None
+        else f"; at most {share(trust['upper'])} of what is served now is wrong ({share(trust['confidence'])} confidence)"
+    )
+    lines = [
+        f"error bound {share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
+        f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}"
+    ]
+    if noise is not None and noise.get("wrong") is not None:
+        batch = noise.get("batch")
+        together = (
+            f", and {share(batch['first'])} of first tokens in a batch against alone ({batch['samples']} prompts)"
+            if batch
+            else ""
+        )
+        lines.append(
+            f"  beside it, not subtracted: by the same measure {share(noise['wrong'])} of the answers in {noise['dtype']} are "
+            f"others than the model's own ({noise['samples']} prompts){together}"
+        )
+    return lines
+
+
+def _nearness(summary: Mapping[str, Any]) -> list[str]:
+    """The distance from full computation, and for comparison that between fp32 and bf16."""
+    lines: list[str] = []
+    for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
+        if values and values.get("kl_mean") is not None:
+            beside = f" ({values['dtype']}, {values['samples']} prompts)" if "dtype" in values else ""
+            lines.append(
+                f"{title}{beside}: KL of the first token {values['kl_mean']:.4f}, same likeliest token along the answer"
+                f" {share(values['top1'])}"
+            )
+    return lines
+
+
+def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
+    """The cache's speed against prefix caching over all requests, and how far times of equal work were apart in this run."""
+    beyond = summary.get("beyond_prefix")
+    if summary.get("started_with_chunks"):
+        return [
+            f"the cache began with {summary['started_with_chunks']} stored chunks, prefix with none: no verdict on TTFT"
+        ]
+    if not beyond or not beyond.get("ttft_ratio_interval"):
+        return []
+    ratio = beyond["tokens_ratio"]
+    tokens = "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
+    low, high = beyond["ttft_difference_interval"]
+    lines = [
+        f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}: {beyond['ttft_difference_ms']:+.2f} ms a request "
+        f"(95%: {low:+.2f} to {high:+.2f})."
+    ]
+    if (noise := beyond.get("noise")) is not None:
+        low, high = noise["ttft_ratio_interval"]
+        lines.append(
+            f"Noise of this run: over {counted(noise['requests'], 'request')} with equal work prefix caching took "
+            f"{noise['ttft_ratio']:.2f} x the time to the first token of none (95%: {low:.2f} to {high:.2f})."
+        )
+    return lines
+
+
+def _speed(beyond: Mapping[str, Any]) -> str:
+    """Faster or slower, with the interval, only where the 95% intervals of the ratio and of the paired difference lie beyond what chance
+    and the run's noise explain; otherwise the reason."""
+    noise, ratio = beyond.get("noise"), beyond["ttft_ratio"]
+    least, most = noise["ttft_ratio_interval"] if noise else (1.0, 1.0)
+    explained = max(most, 1 / least)
+    (low, high), (before, after) = beyond["ttft_ratio_interval"], beyond["ttft_difference_interval"]
+    if after < 0 and high < 1 / explained:
+        return f"{1 / ratio:.1f} x as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
+    if before > 0 and low > explained:
+        by = f"{100 * (ratio - 1):.0f}% (95%: {100 * (low - 1):.0f}% to {100 * (high - 1):.0f}%)"
+        return f"Slower to the first token than prefix caching by {by}"
+    why = f"within this run's noise ({least:.2f} to {most:.2f})"
+    if noise is None or before <= 0 <= after:
+        why = "no difference that this run can show"
+    return f"Time to the first token {ratio:.2f} x prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"
+
+
+def _failed(writes: Mapping[str, int]) -> list[str]:
     if not writes:
         return []
     reasons = ", ".join(f"{count:,} because {FAILED_WRITES.get(reason, reason)}" for reason, count in writes.items())
     return [f"WARNING {counted(sum(writes.values()), 'write')} of state failed ({reasons}): nothing of it was reused."]
 
 
-def noise_in_words(beyond: dict[str, Any]) -> list[str]:
-    """How far times of equal work were apart in this run; nothing where that is not known."""
-    noise = beyond.get("noise")
-    if noise is None:
-        return []
-    low, high = noise["ttft_ratio_interval"]
-    return [
-        f"Noise of this run: over {counted(noise['requests'], 'request')} with equal work prefix caching took "
-        f"{noise['ttft_ratio']:.2f} x the time to the first token of none (95%: {low:.2f} to {high:.2f})."
-    ]
-
-
-def not_run_in_words(summary: dict[str, Any]) -> list[str]:
+def _not_run(errors: Mapping[str, str]) -> list[str]:
     """The samples that could not run, counted, and the first of them with their reasons; nothing where all did."""
-    errors: dict[str, str] = summary.get("not_run") or {}
     if not errors:
         return []
-    shown = [f"  {name}: {reason}" for name, reason in list(errors.items())[:NAMED]]
+    named = [f"  {name}: {reason}" for name, reason in list(errors.items())[:NAMED]]
     more = [f"  and {len(errors) - NAMED} more, in samples.jsonl"] if len(errors) > NAMED else []
-    return [f"{counted(len(errors), 'sample')} could not run, and no figure counts them:", *shown, *more]
+    return [f"{counted(len(errors), 'sample')} could not run, and no figure counts them:", *named, *more]
 
 
-def is_faster(beyond: dict[str, Any]) -> bool | None:
-    """Whether the cache is faster (True) or slower (False) than prefix caching; None if this run cannot show it, since the 95%
-    interval of the ratio or of the paired difference reaches into what chance or the run's noise explains."""
-    noise = beyond.get("noise")
-    low, high = noise["ttft_ratio_interval"] if noise else (1.0, 1.0)
-    most = max(high, 1 / low)
-    after, before = beyond["ttft_ratio_interval"], beyond["ttft_difference_interval"]
-    if before[1] < 0 and after[1] < 1 / most:
-        return True
-    return False if before[0] > 0 and after[0] > most else None
-
-
-def _speed(beyond: dict[str, Any]) -> str:
-    """Faster or slower, with the interval, only where `is_faster` says so."""
-    ratio, (low, high) = beyond["ttft_ratio"], beyond["ttft_ratio_interval"]
-    faster = is_faster(beyond)
-    if faster:
-        return f"{1 / ratio:.1f} x as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
-    if faster is not None:
-        within = f"(95%: {100 * (low - 1):.0f}% to {100 * (high - 1):.0f}%)"
-        return f"Slower to the first token than prefix caching by {100 * (ratio - 1):.0f}% {within}"
-    took = f"Time to the first token {ratio:.2f} x prefix caching's (95%: {low:.2f} to {high:.2f})"
-    return f"{took}, {no_claim(beyond)},"
-
-
-def no_claim(beyond: dict[str, Any]) -> str:
-    """Why nothing is claimed: by its own interval there may be no difference, or equal work differs as much."""
-    noise, (low, high) = beyond.get("noise"), beyond["ttft_difference_interval"]
-    if noise is None or low <= 0 <= high:
-        return "which is no difference that this run can show"
-    low, high = noise["ttft_ratio_interval"]
-    return f"which is within this run's noise ({low:.2f} to {high:.2f})"
-
-
-def _tokens(beyond: dict[str, Any]) -> str:
-    ratio = beyond["tokens_ratio"]
-    return "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
-
-
-def shares_in_words(summary: dict[str, Any]) -> list[str]:
-    """The shares as lines for a terminal."""
+def shares_in_words(summary: Mapping[str, Any]) -> list[str]:
+    """How much of the prompts was in earlier ones; nothing where it was not measured."""
+    if "share_prefix" not in summary:
+        return []
     prefix, anywhere = summary["share_prefix"], summary["share_anywhere"]
     lines = [
         f"tokens in prefix blocks of earlier prompts: {prefix:.1%} (prefix caching saves these at best)",

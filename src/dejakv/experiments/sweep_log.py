@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import make_folder, replace_file
+from dejakv.experiments.plain_words import figure, interval, share
+from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.table import Sheet, say
 from dejakv.settings import shown
 
 COLUMNS: tuple[str, ...] = (
@@ -181,29 +183,40 @@ def log_line(
     return {column: line.get(column) for column in COLUMNS}
 
 
+SHOWN = ("experiment", "hit rate", "agreement", "false hits", "computed", "TTFT p50, ms")
+"""Columns of the table for a terminal."""
+
+
 def show(lines: Iterable[Mapping[str, Any]], console: Console) -> None:
     """Prints a row an experiment, with its error if it failed."""
-    table = Table(title="sweep")
-    for title in ("experiment", "hit rate", "agree", "false", "computed", "TTFT ms"):
-        table.add_column(title, justify="left" if title == "experiment" else "right", no_wrap=title != "experiment")
-    failed: list[str] = []
+    cells, failed = [], []
     for line in lines:
-        name = str(line["name"])
         if line["error"]:
-            table.add_row(name, "failed")
-            failed.append(f"{name}: {line['error']}")
-            continue
-        table.add_row(
-            name, _share(line["hit_rate"]), _share(line["agreement"]), _text(line["false_hits"]),
-            _ratio(line["computed_cache"], line["computed_none"]), _text(line["ttft_p50_cache"]),
-        )  # fmt: skip
-    console.print(table)
-    console.print(
-        "agree: answers equal to those of full computation; false: hits with another answer; computed: share of the prompts' tokens "
-        "that the cache computed; TTFT: median of the cache", soft_wrap=True, style="dim",
-    )  # fmt: skip
-    for text in failed:
-        console.print(f"failed: {text}", soft_wrap=True, markup=False, highlight=False)
+            failed.append(f"failed: {line['name']}: {line['error']}")
+            cells.append([str(line["name"]), "failed", *[""] * (len(SHOWN) - 2)])
+        else:
+            found = figures(line)
+            cells.append([found[column] for column in SHOWN])
+    console.print(Sheet("sweep", SHOWN, cells).printed())
+    say(
+        console,
+        "agreement: answers equal to those of full computation; false hits: with another answer; computed: share of the prompts' tokens "
+        "that the cache computed; TTFT: median of the cache",
+        *failed,
+    )
+
+
+def figures(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row as texts, by column of the report."""
+    samples, agreement = number(row["samples"]), number(row["agreement"])
+    ends = wilson(round(agreement * samples), round(samples)) if agreement is not None and samples else None
+    return {
+        "experiment": str(row["name"]), "samples": figure(samples), "hit rate": share(number(row["hit_rate"])),
+        "agreement": share(agreement), "95%": interval(ends), "false hits": figure(number(row["false_hits"])),
+        "computed": share(part(row, "computed_cache", "computed_none")), "encoder runs": figure(number(row["encoder_runs_cache"])),
+        "TTFT p50, ms": figure(number(row["ttft_p50_cache"])),
+        "of prefix caching's": share(part(row, "ttft_p50_cache", "ttft_p50_prefix")), "notes": row["notes"] or "",
+    }  # fmt: skip
 
 
 def number(value: Any) -> float | None:
@@ -211,16 +224,7 @@ def number(value: Any) -> float | None:
     return None if value in (None, "") else float(value)
 
 
-def _share(value: Any) -> str:
-    found = number(value)
-    return "-" if found is None else f"{found:.1%}"
-
-
-def _text(value: Any) -> str:
-    found = number(value)
-    return "-" if found is None else f"{found:g}"
-
-
-def _ratio(part: Any, whole: Any) -> str:
-    some, all = number(part), number(whole)
-    return f"{some / all:.1%}" if some is not None and all else "-"
+def part(row: Mapping[str, Any], of: str, whole: str) -> float | None:
+    """One figure of a row over another; None if one was not measured."""
+    some, every = number(row[of]), number(row[whole])
+    return some / every if some is not None and every else None

@@ -1,268 +1,128 @@
-"""The summary of a run as tables for a terminal: arms, levels, what was not used, and the answers that the cache changed."""
+"""The tables of a run, for a terminal and for the report, and the answers that the cache changed."""
 
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dejakv.experiments.plain_words import in_plain_words, is_faster, no_claim, not_run_in_words
-from dejakv.experiments.plain_words import shares_in_words as in_words
+from dejakv.experiments.plain_words import estimated, figure, in_words, interval, share
 from dejakv.experiments.summary import Row
+
+NO_CHANGE = "No answer of the cache arm differs from full computation's."
+_MOST = 8
+_LONGEST = 120
+_WIDTH = 120
+_QUESTION = 160
+
+
+class Sheet(NamedTuple):
+    """A table of texts. The first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def printed(self) -> Table:
+        """As a table for a rich console: figures to the right."""
+        table = Table(title=Text(self.title))
+        for place, column in enumerate(self.columns):
+            words = place == 0 or any(row[place][:1].isalpha() for row in self.rows)
+            table.add_column(column, justify="left" if words else "right")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def say(console: Console, *lines: str) -> None:
+    """Prints lines as they are, not wrapped."""
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def show(
     summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None, *, disagreements: int = 0
 ) -> None:
-    """Prints a run's or a dry run's summary, then up to `disagreements` changed answers, and the result in plain words."""
+    """Prints a run's or a dry run's summary: tables, up to `disagreements` changed answers, and the result in plain words."""
     console = console or Console()
-    for line in summary.get("implied", ()):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    if summary.get("cache_mode") in ("dry-run", "shares"):
-        _show_dry_run(summary, console)
-        return
-    console.print(_arms(summary))
-    if summary.get("by_level"):
-        console.print(_levels(summary))
-    if (unused := unused_table(summary.get("not_used", {}))) is not None:
-        console.print(unused)
-    for line in _lines(summary) if "cache" in summary["arms"] else []:
-        console.print(line, soft_wrap=True)
-    _show_not_run(summary, console)
-    _show_shares(summary, console)
+    say(console, *summary.get("implied", ()))
+    for sheet in sheets_of(summary):
+        console.print(sheet.printed())
     if changed := changed_answers(rows)[:disagreements]:
         console.print(side_by_side(changed))
-    for line in in_plain_words(summary):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    say(console, *in_words(summary))
 
 
-def _arms(summary: dict[str, Any]) -> Table:
-    arms: dict[str, Any] = summary["arms"]
-    table = Table(title=f"{summary['samples']} samples of {summary['dataset']} through {summary['model']}")
-    table.add_column("")
-    for name in arms:
-        table.add_column(name, justify="right")
-    if any(arm["accuracy"] is not None for arm in arms.values()):
-        table.add_row("accuracy", *[_share(arm["accuracy"]) for arm in arms.values()])
-    table.add_row("prompt tokens", *[f"{arm['prompt_tokens']:,}" for arm in arms.values()])
-    table.add_row("computed tokens", *[f"{arm['computed_tokens']:,}" for arm in arms.values()])
-    base = arms.get("none", {}).get("computed_tokens")
-    if base:
-        table.add_row("  of none", *[_share(arm["computed_tokens"] / base) for arm in arms.values()])
-    table.add_row("encoder runs", *[f"{arm['encoder_runs']:,}" for arm in arms.values()])
-    table.add_row("TTFT p50 ms", *[f"{arm['ttft_ms']['p50']:.2f}" for arm in arms.values()])
-    table.add_row("TTFT p95 ms", *[f"{arm['ttft_ms']['p95']:.2f}" for arm in arms.values()])
-    table.add_row("TTFT mean ms", *[f"{arm['ttft_ms']['mean']:.2f}" for arm in arms.values()])
-    table.add_row("latency p50 ms", *[f"{arm['latency_ms']['p50']:.2f}" for arm in arms.values()])
-    return table
+def sheets_of(summary: Mapping[str, Any]) -> list[Sheet]:
+    """The tables of a run: arms, levels and what was not used."""
+    found = [_arms(summary)] if "arms" in summary else []
+    if summary.get("by_level") or "judged" in summary:
+        found.append(_levels(summary) if "arms" in summary else _would_hit(summary))
+    return [*found, *unused(summary.get("not_used", {}))]
 
 
-def _levels(summary: dict[str, Any]) -> Table:
-    table = Table(title="hits by level (prefix apart)")
-    for name in ("level", "hits", "of them exact", "agreement with full", "false hits"):
-        table.add_column(name, justify="left" if name == "level" else "right")
-    for level, row in summary["by_level"].items():
-        table.add_row(
-            level, str(row["hits"]), str(row["exact_hits"]), _share(row["agreement"]), _count(row["false_hits"])
-        )
-    return table
+def _arms(summary: Mapping[str, Any]) -> Sheet:
+    arms: Sequence[Mapping[str, Any]] = list(summary["arms"].values())
+    rows = [[name, *(f"{arm[key]:,}" for arm in arms)] for name, key in _COUNTS]
+    if base := summary["arms"].get("none", {}).get("computed_tokens"):
+        rows.insert(2, ["  of none", *(share(arm["computed_tokens"] / base) for arm in arms)])
+    if any(arm["accuracy"] is not None for arm in arms):
+        rows.insert(0, ["accuracy", *(estimated(arm["accuracy"], arm["accuracy_interval"]) for arm in arms)])
+    for name, key, of in _TIMES:
+        rows.append([name, *(f"{arm[key][of]:.2f}" for arm in arms)])
+    title = f"{summary['samples']} samples of {summary['dataset']} through {summary['model']}"
+    return Sheet(title, ("", *summary["arms"]), rows)
 
 
-def _lines(summary: dict[str, Any]) -> list[str]:
-    low, high = summary["hit_rate_interval"]
-    lines = [
-        f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)}),"
-        f" exact prefixes besides: {summary['prefix_hits']}"
+_COUNTS = (
+    ("prompt tokens", "prompt_tokens"),
+    ("computed tokens", "computed_tokens"),
+    ("encoder runs", "encoder_runs"),
+)
+_TIMES = (
+    ("TTFT p50 ms", "ttft_ms", "p50"),
+    ("TTFT p95 ms", "ttft_ms", "p95"),
+    ("TTFT mean ms", "ttft_ms", "mean"),
+    ("latency p50 ms", "latency_ms", "p50"),
+)
+
+
+def _levels(summary: Mapping[str, Any]) -> Sheet:
+    rows = [
+        [level, str(row["hits"]), str(row["exact_hits"]), share(row["agreement"]), figure(row["false_hits"])]
+        for level, row in summary["by_level"].items()
     ]
-    if summary["agreement"] is not None:
-        low, high = summary["agreement_interval"]
-        lines.append(
-            f"answers that equal full computation's: {_share(summary['agreement'])} (95%: {_share(low)} to {_share(high)})"
-        )
-        lines.append(f"answers changed: {round((1 - summary['agreement']) * summary['samples'])}")
-    lines += in_words_of_bound(summary.get("trust"), summary.get("noise_floor"))
-    lines += _nearness(summary)
-    response = summary.get("response_cache", {})
-    if response.get("hits"):
-        lines.append(
-            f"a response cache on the same {response['hits']} hits would agree {_share(response['agreement'])}"
-            " and compute no token"
-        )
-    beyond = summary.get("beyond_prefix")
-    if summary.get("started_with_chunks"):
-        lines.append(
-            f"the cache began with {summary['started_with_chunks']} stored chunks, prefix with none: no verdict on TTFT"
-        )
-    elif beyond is not None:
-        lines += _verdict(beyond)
-    skips = {name: count for name, count in summary.get("hook_counts", {}).items() if "skip" in name}
-    lines += [f"embedding hook, {name}: {count} times" for name, count in skips.items()]
-    lines.append(f"lookup p50 {summary['lookup_ms']['p50']:.2f} ms, p95 {summary['lookup_ms']['p95']:.2f} ms")
-    if "store_bytes" in summary:
-        lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
-    if summary.get("warning"):
-        lines.append(f"WARNING {summary['warning']}")
-    return lines
+    columns = ("level", "hits", "of them exact", "agreement with full", "false hits")
+    return Sheet("hits by level (prefix apart)", columns, rows)
 
 
-def in_words_of_bound(trust: dict[str, Any] | None, noise: dict[str, Any] | None = None) -> list[str]:
-    """What came of the error bound, and beside it how often full computation differs from itself; nothing without a bound."""
-    if trust is None:
-        return []
-    rules = f", {trust['rules']} rules" if trust["rules"] else ""
-    audited = f", {trust['audited']} of them audited ({trust['wrong']} wrong)" if trust["served"] else ""
-    lost = f", {trust['lost']} labels lost" if trust["lost"] else ""
-    upper = (
-        ""
-        if trust["upper"] is None
-        else f"; at most {_share(trust['upper'])} of what is served now is wrong ({_share(trust['confidence'])} confidence)"
-    )
-    return [
-        f"error bound {_share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
-        f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}",
-        *_beside(noise),
-    ]
+def _would_hit(summary: Mapping[str, Any]) -> Sheet:
+    every = {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}
+    rows = [
+        [
+            level, str(row["hits"]), str(row["judged"]), figure(row["false_hits"]), share(row["false_hit_rate"]),
+            interval(row["false_hit_interval"]),
+        ]
+        for level, row in {**summary["by_level"], "all": every}.items()
+    ]  # fmt: skip
+    title = f"would-be hits: {summary['samples']} samples of {summary['dataset']}, decoder not run"
+    return Sheet(title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows)
 
 
-def _beside(noise: dict[str, Any] | None) -> list[str]:
-    if noise is None or noise.get("wrong") is None:
-        return []
-    batch = noise.get("batch")
-    together = (
-        f", and {_share(batch['first'])} of first tokens in a batch against alone ({batch['samples']} prompts)"
-        if batch
-        else ""
-    )
-    return [
-        f"  beside it, not subtracted: by the same measure {_share(noise['wrong'])} of the answers in {noise['dtype']} are "
-        f"others than the model's own ({noise['samples']} prompts){together}"
-    ]
-
-
-def _nearness(summary: dict[str, Any]) -> list[str]:
-    """The distance from full computation, and for comparison that between fp32 and bf16."""
-    lines: list[str] = []
-    for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
-        if values and values.get("kl_mean") is not None:
-            beside = f" ({values['dtype']}, {values['samples']} prompts)" if "dtype" in values else ""
-            lines.append(
-                f"{title}{beside}: KL of the first token {values['kl_mean']:.4f}, same likeliest token along the answer"
-                f" {_share(values['top1'])}"
-            )
-    return lines
-
-
-def _verdict(beyond: dict[str, Any]) -> list[str]:
-    """Whether reuse pays, beyond prefix caching, over all requests and beyond the run's noise."""
-    low, high = beyond["ttft_difference_interval"]
-    ends = beyond.get("ttft_ratio_interval")
-    faster = is_faster(beyond) if ends else None
-    shown = "reuse beyond prefixes pays" if faster else "reuse beyond prefixes does NOT pay"
-    says = no_claim(beyond).removeprefix("which is ") if faster is None else shown
-    within = f" (95%: {_ratio(ends[0])} to {_ratio(ends[1])})" if ends else ""
-    return [
-        f"beyond prefix caching, over all requests: {_share(beyond['tokens_ratio'])} of its tokens,"
-        f" {_ratio(beyond['ttft_ratio'])} its mean TTFT{within}",
-        f"  {beyond['ttft_difference_ms']:+.2f} ms a request (95%: {low:+.2f} to {high:+.2f}): {says}",
-    ]
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def _show_not_run(summary: dict[str, Any], console: Console) -> None:
-    for line in not_run_in_words(summary):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-def _show_shares(summary: dict[str, Any], console: Console) -> None:
-    for line in in_words(summary) if "share_prefix" in summary else []:
-        console.print(line, soft_wrap=True)
-
-
-def _show_dry_run(summary: dict[str, Any], console: Console) -> None:
-    if "hit_rate" in summary:
-        _show_look_ups(summary, console)
-    else:
-        console.print(
-            f"{summary['samples']} samples of {summary['dataset']}, {summary['prompt_tokens']:,} tokens of "
-            f"{summary['model']}'s tokenizer",
-            soft_wrap=True,
-        )
-    _show_not_run(summary, console)
-    _show_shares(summary, console)
-    if summary.get("warning"):
-        console.print(f"WARNING {summary['warning']}", soft_wrap=True)
-
-
-def _show_look_ups(summary: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"dry run: {summary['samples']} samples of {summary['dataset']}, decoder not run")
-    for name in ("level", "would hit", "judged", "false", "false-hit rate", "95%"):
-        table.add_column(name, justify="left" if name == "level" else "right")
-    for level, row in [
-        *summary["by_level"].items(),
-        ("all", {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}),
-    ]:
-        low, high = row["false_hit_interval"] or (None, None)
-        table.add_row(
-            level,
-            str(row["hits"]),
-            str(row["judged"]),
-            _count(row["false_hits"]),
-            _share(row["false_hit_rate"]),
-            "-" if low is None else f"{_share(low)} to {_share(high)}",
-        )
-    console.print(table)
-    low, high = summary["hit_rate_interval"]
-    console.print(f"hit rate {_share(summary['hit_rate'])} (95%: {_share(low)} to {_share(high)})")
-    if (unused := unused_table(summary.get("not_used", {}))) is not None:
-        console.print(unused)
-    judged = (
-        "judged by the data set's answers: a live run also counts answers that the model changes between two right wordings"
-        if summary["judged"]
-        else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
-    )
-    console.print(judged, soft_wrap=True)
-    console.print(f"plans: {', '.join(f'{name} {count}' for name, count in summary['plans'].items())}")
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
-_MOST = 8
-_LONGEST = 120
-
-
-def unused_table(reasons: Mapping[str, int]) -> Table | None:
-    """A row a guard or rule, from `not_used` of a summary (reason to requests, most frequent first); None for no reason."""
-    if not reasons:
-        return None
+def unused(reasons: Mapping[str, int]) -> list[Sheet]:
+    """A row a guard or rule, from `not_used` of a summary (reason to requests, most frequent first); no table without a reason."""
     groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for reason, count in reasons.items():
         who, colon, why = reason.partition(": ")
         groups[who if colon else "other"].append((why if colon else reason, count))
-    table = Table(title="found and not used")
-    for name in ("refused by", "requests", "most frequent reason"):
-        table.add_column(name, justify="right" if name == "requests" else "left")
-    ordered = sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))
-    for who, found in ordered[:_MOST]:
-        why = max(found, key=lambda item: item[1])[0]
+    rows: list[list[str]] = []
+    for who, found in sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))[:_MOST]:
         more = f" (and {len(found) - 1} other reasons)" if len(found) > 1 else ""
-        table.add_row(who, str(sum(count for _, count in found)), f"{why[:_LONGEST]}{more}")
-    return table
-
-
-_WIDTH = 120
-_QUESTION = 160
+        rows.append([who, str(sum(count for _, count in found)), f"{found[0][0][:_LONGEST]}{more}"])
+    return [Sheet("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
 
 
 def changed_answers(rows: Iterable[Row]) -> list[Row]:
@@ -279,24 +139,25 @@ def as_text(rows: Sequence[Row]) -> str:
     """All disagreements of a run as plain text, `disagreements.txt`."""
     changed = changed_answers(rows)
     if not changed:
-        return "No answer of the cache arm differs from full computation's.\n"
+        return f"{NO_CHANGE}\n"
     buffer = io.StringIO()
     Console(file=buffer, width=_WIDTH, color_system=None).print(side_by_side(changed))
     return buffer.getvalue()
 
 
-def _block(row: Row) -> Table:
+def origin(row: Row) -> str:
+    """Where the cached answer came from: `hit (semantic_text), score 0.912`."""
     record = row.arms["cache"].record
-    score = "" if record.score is None else f", score {record.score:.3f}"
-    table = Table(title=Text(f"{row.sample_id}: {_short(row.question)}"), title_justify="left", expand=True)
+    return record.provenance + ("" if record.score is None else f", score {record.score:.3f}")
+
+
+def _block(row: Row) -> Table:
+    question = " ".join(row.question.split())
+    asked = question if len(question) <= _QUESTION else f"... {question[-_QUESTION:]}"
+    table = Table(title=Text(f"{row.sample_id}: {asked}"), title_justify="left", expand=True)
     table.add_column("computed in full", ratio=1)
-    table.add_column(f"with the cache: {record.provenance}{score}", ratio=1)
+    table.add_column(f"with the cache: {origin(row)}", ratio=1)
     table.add_row(Text(row.exact.text if row.exact is not None else ""), Text(row.arms["cache"].text))
     if row.answer is not None:
         table.caption = Text(f"expected: {row.answer}")
     return table
-
-
-def _short(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _QUESTION else f"... {flat[-_QUESTION:]}"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
@@ -20,13 +19,14 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
 from dejakv.experiments.data import read_samples, repeated
-from dejakv.experiments.plain_words import counted
+from dejakv.experiments.plain_words import counted, short
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
 from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.table import Sheet, say
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, reusable
 from dejakv.settings import shown
@@ -320,66 +320,43 @@ def in_words(found: Why) -> list[str]:
 
 
 def to_terminal(found: Why, console: Console) -> None:
-    """Prints the candidates, the runs, the costs and the sentences."""
-    console.print(f"{found.sample}: {_short(found.question, 300)}", soft_wrap=True, markup=False, highlight=False)
-    candidates = Table(title=f"nearest of {found.earlier} earlier samples, by level")
-    for title in ("level", "score", "sample", "guards"):
-        candidates.add_column(title, justify="right" if title == "score" else "left")
-    for one in found.candidates:
-        said = "\n".join(one.verdicts)
-        candidates.add_row(one.level, f"{one.score:.3f}", f"{one.sample}\n{_short(one.chunk, 80)}", said)
-    console.print(candidates)
-    costs = Table(title=f"prompt tokens computed, of {found.tokens}")
-    costs.add_column("method")
-    costs.add_column("tokens", justify="right")
-    for name, tokens in found.costs.items():
-        costs.add_row(f"{METHODS[name]}{' (chosen)' if name == found.method else ''}", _cost(tokens))
-    console.print(costs)
-    for run in found.runs:
-        console.print(f"tokens {run.start} to {run.start + run.length} stand in {run.sample}: {_short(run.text, 80)!r}",
-                      soft_wrap=True, markup=False, highlight=False)  # fmt: skip
-    for line in in_words(found):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    """Prints the tables and the sentences."""
+    say(console, f"{found.sample}: {short(found.question, 300)}")
+    for sheet in _sheets(found, 80):
+        console.print(sheet.printed())
+    say(console, *in_words(found))
 
 
 def to_html(found: Why) -> str:
     """One self-contained page."""
-    candidates = [
-        (
-            one.level,
-            one.sample,
-            f"{one.score:.3f}",
-            "yes" if one.trusted else "no",
-            "; ".join(one.verdicts),
-            _short(one.chunk, 200),
-        )
-        for one in found.candidates
-    ]
-    costs = [
-        (f"{METHODS[name]}{' (chosen)' if name == found.method else ''}", _cost(tokens))
-        for name, tokens in found.costs.items()
-    ]
-    runs = [
-        (f"{run.start} to {run.start + run.length}", run.sample, run.length, _short(run.text, 200))
-        for run in found.runs
-    ]
+    about = {"model": found.settings.model, "data set": found.settings.dataset, "earlier samples": found.earlier}
     blocks = [
         paragraph(found.question, *in_words(found)),
-        table(("method", f"tokens computed, of {found.tokens}"), costs),
-        table(("level", "earlier sample", "score", "trusted", "guards", "its text"), candidates),
-        *([table(("tokens", "stand in", "length", "text"), runs)] if runs else []),
-        facts({"model": found.settings.model, "data set": found.settings.dataset, "earlier samples": found.earlier}),
+        *map(table, _sheets(found, 200)),
+        facts(about),
         command(run_command_of(found.settings.named())),
     ]
-    return page(
-        f"Why {found.sample} was a {'miss' if found.method in ('none', 'prefix') else 'hit'}", [Section("", blocks)]
-    )
+    title = f"Why {found.sample} was a {'miss' if found.method in ('none', 'prefix') else 'hit'}"
+    return page(title, [Section("", blocks)])
 
 
-def _cost(tokens: Any) -> str:
-    return "no donor" if tokens is None else f"{tokens:,}"
-
-
-def _short(text: str, most: int) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[:most]}..."
+def _sheets(found: Why, most: int) -> list[Sheet]:
+    """The candidates, the costs and the runs; texts of at most so many characters."""
+    candidates = [
+        [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, most)}", "\n".join(one.verdicts)]
+        for one in found.candidates
+    ]  # fmt: skip
+    costs = [
+        [
+            f"{METHODS[name]}{' (chosen)' if name == found.method else ''}",
+            "no donor" if tokens is None else f"{tokens:,}",
+        ]
+        for name, tokens in found.costs.items()
+    ]
+    runs = [[f"{run.start} to {run.start + run.length}", run.sample, short(run.text, most)] for run in found.runs]
+    title = f"nearest of {found.earlier} earlier samples, by level"
+    return [
+        Sheet(title, ("level", "score", "trusted", "sample", "guards"), candidates),
+        Sheet("what each method computes", ("method", f"tokens of {found.tokens}"), costs),
+        *([Sheet("tokens that stand in earlier samples", ("tokens", "stand in", "text"), runs)] if runs else []),
+    ]

@@ -215,6 +215,14 @@ def test_sources_that_are_none(name: str, content: str | None, says: str, tmp_pa
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize("name", ["frontier.json", "workloads.json", "replay.json"])
+def test_a_study_is_sent_to_the_report_of_the_source(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(ConfigError, match=r"is of a study: give it to `python -m research\.report`"):
+            make_report([source], tmp_path / "page.html")
+
+
 def test_the_pareto_front_has_what_no_other_point_beats() -> None:
     points = {"a": (1.0, 0.9), "b": (2.0, 0.95), "c": (2.0, 0.9), "d": (3.0, 0.95), "e": (1.0, 0.9)}
     assert pareto(points) == ["a", "b", "e"]

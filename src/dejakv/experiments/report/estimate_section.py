@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dejakv.experiments.advice import DONORS, in_plain_words
+from dejakv.experiments.advice import in_plain_words, settings_sheet
 from dejakv.experiments.report.charts import Series, lines
-from dejakv.experiments.report.page import Section, charts, interval, paragraph, share, table
+from dejakv.experiments.report.page import Section, charts, paragraph, table
 
 Found = Mapping[str, Any]
 
@@ -29,15 +29,5 @@ def estimate_section(folder: Path, found: Found, prefix: str) -> Section:
         for (name, title), part in zip(titles, series, strict=True)
         if part
     ]
-    cells = [
-        [
-            DONORS[row["level"]], "-" if row["threshold"] is None else f"{row['threshold']:g}",
-            "checked" if row["lexical_guard"] else "-", share(row["hit_rate"]), interval(row["hit_interval"]),
-            share(row["false_hit_rate"]), interval(row["false_hit_interval"]), share(row["tokens_saved"] / found["prompt_tokens"]),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    columns = ("donors", "least cosine", "words", "hit rate", "95%", "false of judged", "95%", "tokens saved")
-    return Section(
-        f"Settings for {found['log']}", [paragraph(*in_plain_words(dict(found))), charts(drawn), table(columns, cells)]
-    )
+    blocks = [paragraph(*in_plain_words(found)), charts(drawn), table(settings_sheet(found))]
+    return Section(f"Settings for {found['log']}", blocks)

@@ -17,6 +17,8 @@ Files = Mapping[str, tuple[str, Callable[[Path, Any, str], Section]]]
 """Files that are a section of their own, by name: a key that each must have, and the function that makes the section."""
 
 FILES: Files = {"estimate.json": ("rows", estimate_section)}
+STUDY_FILES = ("frontier.json", "workloads.json", "replay.json")
+"""Files that `python -m research.report` has sections for."""
 
 
 def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None, files: Files = FILES) -> list[Path]:
@@ -26,26 +28,22 @@ def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None, 
 
     Raises: ConfigError for a source that is none, and for an output that exists and is no report.
     """
-    check_output(output)
-    sections = [
-        section for number, source in enumerate(sources) for section in sections_of(source, f"s{number}", files)
-    ]
-    title = sections[0].title if len(sections) == 1 else "DejaKV report"
+    _check_output(output)
+    sections = [one for number, source in enumerate(sources) for one in sections_of(source, f"s{number}", files)]
     make_folder(output.parent)
-    written = [output]
+    drawn: dict[Path, str] = {}
     if svg is not None:
         folder = make_folder(svg, "--svg")
-        charts = [chart for section in sections for chart in section.charts]
-        for chart in charts:
-            refuse_existing(folder / f"{chart.name}.svg", "--svg")
-        for chart in charts:
-            replace_file(folder / f"{chart.name}.svg", chart.alone, "--svg")
-            written.append(folder / f"{chart.name}.svg")
-    replace_file(output, page(title, sections), "--output")
-    return written
+        drawn = {folder / f"{chart.name}.svg": chart.alone for section in sections for chart in section.charts}
+        for path in drawn:
+            refuse_existing(path, "--svg")
+        for path, chart in drawn.items():
+            replace_file(path, chart, "--svg")
+    replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
+    return [output, *drawn]
 
 
-def check_output(output: Path) -> None:
+def _check_output(output: Path) -> None:
     """Raises: ConfigError if the file exists and no report wrote it."""
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder: give the name of a page in it")
@@ -61,30 +59,24 @@ def check_output(output: Path) -> None:
 
 def sections_of(source: Path, prefix: str, files: Files = FILES) -> list[Section]:
     """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
-    if source.is_dir():
-        found = [
-            _made(source / name, key, make, f"{prefix}-{name.split('.')[0]}")
-            for name, (key, make) in files.items()
-            if (source / name).exists()
-        ]
-        if not found or (source / SUMMARY).exists() or (source / SAMPLES).exists():
-            found.insert(0, run_section(source, _summary(source, files), f"{prefix}-run"))
-        return found
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
-    if source.name in files:
-        key, make = files[source.name]
-        return [_made(source, key, make, f"{prefix}-{source.stem}")]
-    return [sweep_section(source, logged(source), f"{prefix}-sweep")]
-
-
-def _summary(source: Path, files: Files) -> dict[str, Any]:
-    if not (source / SUMMARY).exists() and not (source / SAMPLES).exists():
+    inside = [source / name for name in files] if source.is_dir() else [source] if source.name in files else []
+    found = [_made(path, *files[path.name], f"{prefix}-{path.stem}") for path in inside if path.exists()]
+    if (source / SUMMARY).exists() or (source / SAMPLES).exists():
+        return [run_section(source, finished_summary(source), f"{prefix}-run"), *found]
+    if found:
+        return found
+    if source.name in STUDY_FILES or any((source / name).exists() for name in STUDY_FILES):
+        raise ConfigError(
+            f"{str(source)!r} is of a study: give it to `python -m research.report` in a checkout of the source"
+        )
+    if source.is_dir():
         known = ", ".join((SUMMARY, *files))
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with one of {known}, or the log of a sweep"
         )
-    return finished_summary(source)
+    return [sweep_section(source, logged(source), f"{prefix}-sweep")]
 
 
 def _made(path: Path, key: str, make: Callable[[Path, Any, str], Section], prefix: str) -> Section:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.experiments.report.charts import COLORS, INK, LINE, Chart
+from dejakv.experiments.table import Sheet
 
 GENERATOR = '<meta name="generator" content="dejakv report'
 _DARK = ("#9aa0a8", "#6ea8e8", "#f0975a", "#6cc493", "#bb94e0", "#d8bd5e", "#5cc3d2", "#e5839f")
@@ -25,6 +26,7 @@ th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
 .case img{max-width:12rem;width:100%%;image-rendering:pixelated;border-radius:4px}small{opacity:.75}
+span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{background:#ffe9a8}.f{background:#ffd0a6}.x{background:#ffb3b3}
 """
 
 
@@ -76,11 +78,12 @@ def command(line: str) -> Block:
     return Block(f"<h3>Command</h3><pre>{text(line)}</pre>")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Block:
-    """A table that scrolls on a phone. The first column is the name of the row."""
-    head = "".join(f"<th>{text(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return Block(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+def table(sheet: Sheet) -> Block:
+    """A table that scrolls on a phone."""
+    title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
+    head = "".join(f"<th>{text(column)}</th>" for column in sheet.columns)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows)
+    return Block(f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
 
 def charts(found: Sequence[Chart]) -> Block:
@@ -89,16 +92,8 @@ def charts(found: Sequence[Chart]) -> Block:
     return Block(f'<div class="charts">{inner}</div>', tuple(found))
 
 
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def interval(ends: Sequence[float] | None) -> str:
-    return "" if ends is None else f"({ends[0]:.1%} to {ends[1]:.1%})"
-
-
-def facts(values: Mapping[str, Any]) -> Block:
-    return table(("", ""), [(name, value) for name, value in values.items() if value is not None])
+def facts(values: Mapping[str, Any], title: str = "") -> Block:
+    return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
 
 
 def _variables(colors: Sequence[str]) -> str:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
-from dejakv.experiments.report.page import Block, Section, charts, paragraph, share, table, text
+from dejakv.experiments.report.page import Block, Section, charts, paragraph, table, text
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import run_command_of
-from dejakv.experiments.sweep_log import number
+from dejakv.experiments.sweep_log import figures, number, part
+from dejakv.experiments.table import Sheet
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -17,32 +18,19 @@ Rows = Sequence[Mapping[str, Any]]
 def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
     """`found`: the rows of `sweep_log.logged`."""
     done = [row for row in found if not row["error"]]
-    drawn = [*_thresholds(done, prefix), *_fronts(done, prefix)]
-    failed = [row for row in found if row["error"]]
-    blocks = [paragraph(f"{len(done)} experiments, {len(failed)} failed"), _table(found), charts(drawn)]
-    if failed:
-        blocks.append(paragraph(*(f"{row['name']} failed: {row['error']}" for row in failed)))
-    return Section(f"Sweep {path.name}", [*blocks, _commands(found)])
-
-
-def _table(found: Rows) -> Block:
-    columns = (
-        "experiment", "samples", "hit rate", "agreement", "95%", "false hits", "computed", "encoder runs", "TTFT p50, ms",
-        "of prefix caching's", "notes",
-    )  # fmt: skip
-    rows: list[list[object]] = []
-    for row in found:
-        samples, agreement = number(row["samples"]), number(row["agreement"])
-        ends = wilson(round(agreement * samples), round(samples)) if agreement is not None and samples else None
-        rows.append(
-            [
-                row["name"], _plain(samples), share(number(row["hit_rate"])), share(agreement),
-                "" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}", _plain(number(row["false_hits"])),
-                share(_ratio(row, "computed_cache", "computed_none")), _plain(number(row["encoder_runs_cache"])),
-                _plain(number(row["ttft_p50_cache"])), share(_ratio(row, "ttft_p50_cache", "ttft_p50_prefix")), row["notes"] or "",
-            ]
-        )  # fmt: skip
-    return table(columns, rows)
+    failed = [f"{row['name']} failed: {row['error']}" for row in found if row["error"]]
+    cells = [figures(row) for row in found]
+    sheet = Sheet("", list(cells[0]), [list(row.values()) for row in cells]) if cells else Sheet("", (), ())
+    return Section(
+        f"Sweep {path.name}",
+        [
+            paragraph(f"{len(done)} experiments, {len(failed)} failed"),
+            table(sheet),
+            charts([*_thresholds(done, prefix), *_fronts(done, prefix)]),
+            paragraph(*failed),
+            _commands(found),
+        ],
+    )
 
 
 def _thresholds(done: Rows, prefix: str) -> list[Chart]:
@@ -121,14 +109,14 @@ def _layer(text: str) -> tuple[str, float | None]:
 def _fronts(done: Rows, prefix: str) -> list[Chart]:
     """Speed against agreement: time to first token, and tokens computed."""
     found: list[Chart] = []
-    for key, label, part, whole in (
+    for key, label, of, whole in (
         ("ttft", "median TTFT over prefix caching's", "ttft_p50_cache", "ttft_p50_prefix"),
         ("tokens", "tokens computed, share of the prompts'", "computed_cache", "computed_none"),
     ):
         points = {
             str(row["name"]): (ratio, agreement)
             for row in done
-            if (ratio := _ratio(row, part, whole)) is not None and (agreement := number(row["agreement"])) is not None
+            if (ratio := part(row, of, whole)) is not None and (agreement := number(row["agreement"])) is not None
         }
         if len(points) > 1:
             best = sorted(pareto(points), key=lambda name: points[name])[:8]
@@ -144,12 +132,3 @@ def _commands(found: Rows) -> Block:
         for row in found
     )
     return Block(f"<details><summary>The command of each experiment</summary>{each}</details>")
-
-
-def _ratio(row: Mapping[str, Any], part: str, whole: str) -> float | None:
-    some, all = number(row[part]), number(row[whole])
-    return some / all if some is not None and all else None
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.6g}"
