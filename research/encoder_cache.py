@@ -124,7 +124,7 @@ def lookup_part(given: argparse.Namespace) -> dict[str, Any]:
     absent = [compute_content_hash(f"absent {number}".encode()) for number in range(given.lookups)]
     caches: dict[str, Any] = {
         f"VisualKVCache {policy}": VisualKVCache(entries, policy=policy)  # type: ignore[arg-type]
-        for policy in ("lfu", "lru", "cost")
+        for policy in ("lfu", "lru")
     }
     result: dict[str, Any] = {"entries": entries, "lookups": given.lookups}
     result["clock only"] = {"nothing": timed(lambda _: None, asked)}

@@ -1,24 +1,9 @@
-"""The package's own tier and view pass the suites that outsiders are given."""
+"""The package's own views pass the suite that outsiders are given."""
 
 import pytest
 
 from dejakv.encoder_cache import DiskTier, EncoderView, VisualKVCache
-from dejakv.store.open import open_store
-from dejakv.testing.encoder_cache import EncoderViewTests, TierTests
-
-
-class TestDiskTier(TierTests):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path):
-        self.folder = tmp_path / "tier"
-
-    def make(self) -> DiskTier:
-        return DiskTier.open(self.folder)
-
-
-class TestTierOverMemory(TierTests):
-    def make(self) -> DiskTier:
-        return DiskTier(open_store())
+from dejakv.testing.encoder_cache import EncoderViewTests
 
 
 class TestView(EncoderViewTests):

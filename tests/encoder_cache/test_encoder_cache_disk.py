@@ -1,10 +1,12 @@
 """The disk tier: restarts, damage, other epochs, other processes, slow disks."""
 
+import asyncio
 import os
 import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ import torch
 
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.errors import StoreError
+from dejakv.store.base import Chunk
+from dejakv.store.objects import Memory
+from dejakv.store.store import Store
 
 
 def picture(value=1.0, rows=4):
@@ -91,18 +96,14 @@ def test_a_damaged_entry_is_a_counted_miss_and_is_computed_again(tmp_path, damag
         assert cache.view("e", "p").get_or_compute("h", "image", pytest.fail)[0, 0] == 2
 
 
-def test_a_description_that_lies_is_a_counted_miss(tmp_path):
-    from dataclasses import replace
-
-    from dejakv.store.base import Chunk
-
+@pytest.mark.parametrize("lie", [{"shape": [400, 8]}, {"content_hash": "another"}])
+def test_a_description_that_lies_is_a_counted_miss(tmp_path, lie):
     tier = DiskTier.open(tmp_path / "c")
     with VisualKVCache(disk=tier) as cache:
         cache.view("e", "p").store("h", "image", picture())
         cache.flush()
         chunk = tier.store.get(next(tier.store.metas()).id)
-        lies = {**chunk.meta.metadata, "shape": [400, 8]}
-        tier.store.put(Chunk(replace(chunk.meta, metadata=lies), chunk.tensor))
+        tier.store.put(Chunk(replace(chunk.meta, metadata={**chunk.meta.metadata, **lie}), chunk.tensor))
         cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
@@ -133,38 +134,78 @@ def test_clear_reaches_the_disk(tmp_path):
         assert cache.view("e", "p").lookup("h") is None
 
 
-class SlowStore:
-    """A store whose disk hangs until `release` is set."""
+class SlowObjects(Memory):
+    """Objects on a disk that hangs until `release` is set."""
 
     def __init__(self):
-        self.release = threading.Event()
-        self.put_chunks = []
+        super().__init__()
+        self.hangs, self.release = threading.Event(), threading.Event()
 
-    def put(self, chunk):
+    def put(self, *arguments):
+        self.hangs.set()
         self.release.wait()
-        self.put_chunks.append(chunk)
-        return True
-
-    def meta(self, id):
-        return None
-
-    def flush(self):
-        pass
-
-    def close(self):
-        pass
+        return super().put(*arguments)
 
 
 def test_a_slow_disk_keeps_nobody_waiting_and_takes_bounded_memory():
-    store = SlowStore()
-    tier = DiskTier(store, max_pending_bytes=300)
+    objects = SlowObjects()
+    tier = DiskTier(Store(objects, queue=2))
     cache = VisualKVCache(disk=tier)
-    for name in "abcd":  # 128 bytes each
+    cache.store("first", "image", picture())
+    objects.hangs.wait()
+    for name in "abcd":
         assert cache.get_or_compute(name, "image", picture) is not None
     assert tier.dropped == 2
-    store.release.set()
+    objects.release.set()
+    cache.flush()
+    assert tier.store.stats().entries == 3
     cache.close()
-    assert len(store.put_chunks) == 2
+
+
+def test_an_output_can_be_loaded_before_it_is_written():
+    objects = SlowObjects()
+    cache = VisualKVCache(disk=DiskTier(Store(objects)))
+    view = cache.view("e", "p")
+    view.store("h", "image", picture())
+    view.remove("h")
+    loaded = view.lookup("h").embedding
+    loaded[:] = 7  # it is the reader's own
+    view.remove("h")
+    assert view.lookup("h").embedding[0, 0] == 1
+    objects.release.set()
+    cache.close()
+
+
+def test_a_clip_of_100_frames_is_written_whole(tmp_path):
+    names = [str(number) for number in range(100)]
+    with opened(tmp_path / "c") as cache:
+        cache.get_or_compute_many(names, "video", lambda indices: [picture(index) for index in indices])
+    with opened(tmp_path / "c") as cache:
+        assert cache.get_or_compute_many(names, "video", pytest.fail)[99][0, 0] == 99
+
+
+def test_the_later_output_of_a_key_stays_and_a_closed_cache_drops(tmp_path):
+    with opened(tmp_path / "c") as cache:
+        for value in (1, 2):
+            cache.store("h", "image", picture(value))
+    cache.store("h", "image", picture(3))
+    cache.close()
+    with opened(tmp_path / "c") as cache:
+        assert cache.lookup("h").embedding[0, 0] == 2
+
+
+def test_a_task_finds_what_an_earlier_one_stored(tmp_path):
+    runs = []
+
+    async def compute():
+        runs.append(1)
+        return picture()
+
+    for _ in range(2):
+        with opened(tmp_path / "c") as cache:
+            assert asyncio.run(cache.view("e", "p").aget_or_compute("h", "image", compute))[0, 0] == 1
+    assert len(runs) == 1
+    assert cache.stats("p").disk_hits == 1
 
 
 def test_a_full_disk_costs_later_misses_only(tmp_path):

@@ -61,7 +61,7 @@ def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_p
     tier = tier_in(tmp_path, clock)
     assert tier.store.stats().entries == 0
     assert list(tmp_path.glob("segments/*/*")) == []
-    tier.close()
+    tier.store.close()
 
 
 @pytest.mark.parametrize("ttl", [-1, float("nan"), float("inf")])

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.encoder_cache.tensors import from_raw, owned, size_of, to_raw
+from dejakv.encoder_cache.tensors import describe, from_raw, owned, size_of, to_raw
 from dejakv.errors import InputError
+
+
+def stored(embedding):
+    return from_raw(to_raw(embedding), describe(embedding))
 
 
 @pytest.mark.parametrize(
@@ -18,18 +22,28 @@ from dejakv.errors import InputError
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
 def test_torch_round_trip(dtype, shape):
     embedding = (torch.arange(np.prod(shape)).reshape(shape) % 5).to(dtype)
-    back = from_raw(*to_raw(embedding))
+    back = stored(embedding)
     assert back.dtype == dtype
     assert back.shape == embedding.shape
     assert torch.equal(back.view(torch.uint8), embedding.view(torch.uint8))
     back.zero_()
 
 
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4", "|u1", "<i8", "|b1"])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8), (1, 1)])
+def test_numpy_round_trip(dtype, shape):
+    embedding = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
+    back = stored(embedding)
+    assert back.dtype == embedding.dtype
+    np.testing.assert_array_equal(back, embedding)
+    back[:] = 0
+
+
 def test_a_transposed_tensor_round_trip():
     embedding = torch.arange(12.0).reshape(3, 4).T
-    assert torch.equal(from_raw(*to_raw(embedding)), embedding)
+    assert torch.equal(stored(embedding), embedding)
     array = np.arange(12.0).reshape(3, 4).T
-    np.testing.assert_array_equal(from_raw(*to_raw(array)), array)
+    np.testing.assert_array_equal(stored(array), array)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +52,7 @@ def test_a_transposed_tensor_round_trip():
 )
 @pytest.mark.parametrize("make", [torch.ones, np.ones], ids=["torch", "numpy"])
 def test_a_description_that_does_not_fit(change, make):
-    tensor, described = to_raw(make((2, 4)))
+    tensor, described = to_raw(make((2, 4))), describe(make((2, 4)))
     with pytest.raises(InputError, match="does not fit"):
         from_raw(tensor, described | change)
 

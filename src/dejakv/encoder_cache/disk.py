@@ -3,37 +3,26 @@
 A folder on a memory file system (/dev/shm) makes it shared memory between an encoder process and its readers.
 """
 
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from dejakv.encoder_cache.outputs import KIND, Key, Resolution, VisualEmbeddingBlock, chunk_id
-from dejakv.encoder_cache.tensors import from_raw, size_of, to_raw
+from dejakv.encoder_cache.tensors import describe, from_raw, size_of, to_raw
 from dejakv.errors import DejaKVError
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.open import open_store
-from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
+
+_QUEUE = 256
+"""Outputs that may wait to be written: a clip's frames come at once."""
 
 
 class DiskTier:
-    """Outputs in any `Store`, written on one background thread. What is missing, damaged or cannot be written costs a miss.
+    """Outputs in any `Store`, written by its background thread. What is missing, damaged or cannot be written costs a miss."""
 
-    max_pending_bytes  outputs waiting to be written stay in memory; beyond this many bytes new ones are not
-                       written at all (`dropped` counts them): a slow disk costs later misses, never memory or time
-    """
-
-    def __init__(self, store: Store, max_pending_bytes: int = 256 * 1024**2) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.dropped = 0
-        self._max_pending = max_pending_bytes
-        self._pending_bytes = 0
-        self._pending: set[Future[None]] = set()
-        self._closed = False
-        self._lock = threading.Lock()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejakv-encoder-disk")
 
     @classmethod
     def open(cls, folder: str | Path, max_bytes: int = 0, max_entries: int = 0) -> Self:
@@ -41,7 +30,13 @@ class DiskTier:
 
         Raises StoreError if the folder cannot be used.
         """
-        return cls(open_store(folder, max_bytes=max_bytes, max_entries=max_entries))
+        return cls(open_store(folder, max_bytes=max_bytes, max_entries=max_entries, queue=_QUEUE))
+
+    @property
+    def dropped(self) -> int:
+        """Outputs that were not written: the disk was full, or too slow and the queue was full, or they left before."""
+        outcomes = self.store.outcomes
+        return outcomes.dropped + outcomes.refused + outcomes.errors
 
     def load(self, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
         """The block of exactly this key, its embedding on the CPU and the caller's own; and whether it was damaged, so that there is
@@ -59,67 +54,18 @@ class DiskTier:
             return None, True
 
     def save(self, key: Key, block: VisualEmbeddingBlock) -> None:
-        """Writes the block later. Called under the cache's lock, so it waits for nothing."""
-        nbytes = block.estimated_vram_bytes
-        with self._lock:
-            if self._closed or self._pending_bytes + nbytes > self._max_pending:
-                self.dropped += 1
-                return
-            self._pending_bytes += nbytes
-            self._pending.add(future := self._writer.submit(self._write, key, block))
-        future.add_done_callback(lambda done: self._written(done, nbytes))
+        """Writes the block later; it can be loaded at once. Called under the cache's lock, so it waits for nothing."""
+        self.store.submit(_meta_of(key, block), lambda: to_raw(block.embedding))
 
     def clear(self, partition: str | None) -> None:
         """Drops a partition's blocks, or all, those that wait to be written included."""
-        self.flush()
+        self.store.flush()
         self.store.clear(partition)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Removes selected blocks, those that wait to be written included. Raises: StoreError."""
-        self.flush()
-        return self.store.purge(selection, dry_run=dry_run)
 
-    def flush(self) -> None:
-        """Returns when everything saved before can be loaded, also by other processes."""
-        with self._lock:
-            pending = list(self._pending)
-        for future in pending:
-            future.exception()
-        self.store.flush()
-
-    def close(self) -> None:
-        """Flushes and closes the store; a closed tier drops new outputs."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._writer.shutdown(wait=True)
-        self.store.close()
-
-    def _write(self, key: Key, block: VisualEmbeddingBlock) -> None:
-        if not self.store.put(_chunk_of(key, block)):
-            with self._lock:
-                self.dropped += 1
-
-    def _written(self, future: Future[None], nbytes: int) -> None:
-        with self._lock:
-            self._pending.discard(future)
-            self._pending_bytes -= nbytes
-            self.dropped += future.exception() is not None
-
-
-def _chunk_of(key: Key, block: VisualEmbeddingBlock) -> Chunk:
+def _meta_of(key: Key, block: VisualEmbeddingBlock) -> ChunkMeta:
     partition, epoch, modality, content_hash = key
-    tensor, described = to_raw(block.embedding)
-    metadata: dict[str, Any] = {
-        **described,
-        "modality": modality,
-        "content_hash": content_hash,
-        "resolution": list(block.resolution) if block.resolution else None,
-        "encoder_model": block.encoder_model,
-        "encoder_seconds": block.encoder_seconds,
-    }
-    meta = ChunkMeta(
+    return ChunkMeta(
         id=chunk_id(key),
         partition=partition,
         epoch=epoch,
@@ -129,9 +75,15 @@ def _chunk_of(key: Key, block: VisualEmbeddingBlock) -> Chunk:
         kind=KIND,
         created=block.born,
         ttl=block.ttl,
-        metadata=metadata,
+        metadata={
+            **describe(block.embedding),
+            "modality": modality,
+            "content_hash": content_hash,
+            "resolution": list(block.resolution) if block.resolution else None,
+            "encoder_model": block.encoder_model,
+            "encoder_seconds": block.encoder_seconds,
+        },
     )
-    return Chunk(meta, tensor)
 
 
 def _block_of(key: Key, chunk: Chunk) -> VisualEmbeddingBlock:

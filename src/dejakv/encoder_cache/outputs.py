@@ -1,27 +1,25 @@
-"""Encoder outputs in memory: the block that is kept, and one budget with its order of eviction.
+"""Encoder outputs in memory: the block that is kept, and one budget with its order of eviction."""
 
-A policy is one number for each entry; the smallest leaves first, ties by recency. A hit only raises it, so a heap keeps hits unsorted: an
-entry that reaches the top with an old number sinks to its new place, once for all its hits.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, get_args
 
-from dejakv.errors import ConfigError, InputError
+from dejakv.encoder_cache.stats import EncoderCacheStats
+from dejakv.errors import InputError
 from dejakv.identity import digest_of
+from dejakv.quotas import Part
 from dejakv.request import Modality
 from dejakv.store.age import is_older, now
 
 Resolution = tuple[int, int]
+PolicyName = Literal["lfu", "lru"]
 
 Key = tuple[str, str, str, str]
 """Partition, encoder epoch, modality, content hash."""
 
 KIND = "encoder"
 MODALITIES: frozenset[str] = frozenset(get_args(Modality))
-_MIB = 1024 * 1024
 
 
 def chunk_id(key: Key) -> str:
@@ -68,83 +66,41 @@ def check_key(modality: str, content_hash: str) -> None:
         raise InputError("the content hash is empty: pass compute_content_hash(raw_bytes) of the medium's bytes")
 
 
-PolicyName = Literal["lfu", "lru", "cost"]
-Priority = Callable[[float, int, float], float]
-"""`priority(age, uses, worth)`: `age` is the number of the last entry evicted (0 at first), `uses` the requests for the entry (1 when
-stored), `worth` the encoder seconds that a MiB of it saves each time."""
-
-
-def lfu(age: float, uses: int, worth: float) -> float:
-    """LFU with dynamic ageing: `age + uses` (Arlitt et al., "Evaluating content management techniques for Web proxy caches", 2000).
-
-    A formerly popular entry outlives about `uses` full turns of the cache and no more.
-
-    >>> lfu(age=5, uses=3, worth=0.1)
-    8
-    """
-    return age + uses
-
-
-def lru(age: float, uses: int, worth: float) -> float:
-    """All equal: recency alone decides."""
-    return 0.0
-
-
-def cost(age: float, uses: int, worth: float) -> float:
-    """Encoder seconds saved: `age + uses * encoder seconds / MiB` (GreedyDual-Size-Frequency, Cherkasova 1998)."""
-    return age + uses * worth
-
-
-POLICIES: dict[str, Priority] = {"lfu": lfu, "lru": lru, "cost": cost}
-
-
 @dataclass(slots=True, eq=False)
 class Entry:
     """A block with its place in the order: `(priority, tick)`. Ticks are unique."""
 
     key: Key
     block: VisualEmbeddingBlock
-    worth: float
     uses: int = 1
     priority: float = 0.0
     tick: int = 0
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Result of storing a block. `refused` is empty if it was stored, else `oversized` (larger than the budget) or `minimum` (the
-    controller forbids evicting). `reason`: the budget that evicted the victims, `entries` or `bytes`."""
-
-    refused: str = ""
-    victims: tuple[Entry, ...] = ()
-    reason: str = ""
-
-
 class Outputs:
-    """Blocks within `max_entries` and `max_bytes`. Every change is all or nothing. Not thread-safe: the registry has the lock.
+    """Blocks within a budget. Every change is all or nothing. Not thread-safe: the registry has the lock.
+
+    The entry of the smallest priority leaves first, ties by recency: under "lru" all are equal, under "lfu" it is
+    `age + uses`, where `age` is the priority of the last entry evicted (LFU with dynamic ageing; Arlitt et al.,
+    "Evaluating content management techniques for Web proxy caches", 2000). A hit only raises a priority, so a heap keeps
+    hits unsorted: an entry that reaches the top with an old one sinks to its new place, once for all its hits.
 
     minimum  called at each eviction: the fewest entries that evictions may leave
-
-    Raises: ConfigError for an unknown policy.
+    figures  of each partition, where evictions and refusals are counted
     """
 
-    def __init__(self, max_entries: int, max_bytes: int, policy: str, minimum: Callable[[], int]) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"unknown eviction policy {policy!r}: use one of {', '.join(POLICIES)}")
-        self.max_entries = max_entries
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self._age = 0.0
-        self._priority = POLICIES[policy]
+    def __init__(
+        self, budget: Part, policy: PolicyName, minimum: Callable[[], int], figures: Mapping[str, EncoderCacheStats]
+    ) -> None:
+        self._budget = budget
+        self._policy = policy
         self._minimum = minimum
+        self._figures = figures
+        self._bytes = 0
+        self._age = 0.0
+        self._tick = 0
         self._entries: dict[Key, Entry] = {}
         self._heap: list[tuple[float, int, Entry]] = []
-        self._tick = 0
-        self._known_seconds = 0.0
-        self._known_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -159,56 +115,56 @@ class Outputs:
 
     def touch(self, entry: Entry) -> None:
         """Counts a use. O(1)."""
-        entry.uses = uses = entry.uses + 1
+        entry.uses += 1
         entry.block.access_count += 1
-        self._tick = tick = self._tick + 1
-        entry.tick = tick
-        entry.priority = self._priority(self._age, uses, entry.worth)
+        self._rank(entry)
 
-    def put(self, key: Key, block: VisualEmbeddingBlock) -> Placed:
-        """Stores the block. It replaces one of the same key, and takes over its uses."""
-        old = self._entries.get(key)
-        placed = self._make_room(block.estimated_vram_bytes, old)
-        if placed.refused:
-            return placed
-        entry = Entry(key, block, self._worth(block))
+    def put(self, key: Key, block: VisualEmbeddingBlock) -> bool:
+        """Stores the block, in place of one of the same key, whose uses it takes over; False if it was refused."""
+        old = self.get(key)
+        figures = self._figures[key[0]]
+        refusal = self._make_room(block.estimated_vram_bytes, old)
+        if refusal:
+            figures.refusals[refusal] += 1
+            return False
+        entry = Entry(key, block)
         if old is not None:
             entry.uses = old.uses
             block.access_count = old.block.access_count
             self.drop(old)
-        self._tick += 1
-        entry.tick = self._tick
-        entry.priority = self._priority(self._age, entry.uses, entry.worth)
+            figures.evictions["replaced"] += 1
+        self._rank(entry)
         self._entries[key] = entry
-        self.bytes += block.estimated_vram_bytes
+        self._bytes += block.estimated_vram_bytes
         self._push(entry)
         if len(self._heap) > 64 + 2 * len(self._entries):  # most places are of entries that left
             self._heap = [(entry.priority, entry.tick, entry) for entry in self]
             heapify(self._heap)
-        return placed
+        return True
 
     def drop(self, entry: Entry) -> None:
         """Removes an entry; its place in the heap is dropped when it reaches the top."""
         del self._entries[entry.key]
-        self.bytes -= entry.block.estimated_vram_bytes
+        self._bytes -= entry.block.estimated_vram_bytes
 
-    def _make_room(self, nbytes: int, old: Entry | None) -> Placed:
-        """Evicts entries to make room for `nbytes`, with `old` replaced; evicts nothing if that is not enough."""
-        if nbytes > self.max_bytes:
-            return Placed(refused="oversized")
-        count = len(self._entries) + (old is None)
-        excess = self.bytes - (old.block.estimated_vram_bytes if old else 0) + nbytes - self.max_bytes
-        if count <= self.max_entries and excess <= 0:
-            return Placed()
-        reason = "bytes" if count <= self.max_entries else "entries"
+    def _make_room(self, nbytes: int, old: Entry | None) -> str:
+        """Evicts entries to make room for `nbytes`, with `old` replaced. Where that is not enough it evicts nothing and tells
+        the reason."""
+        if nbytes > self._budget.max_bytes:
+            return "oversized"
+        count = len(self._entries) + (old is None) - self._budget.max_entries
+        excess = self._bytes - (old.block.estimated_vram_bytes if old else 0) + nbytes - self._budget.max_bytes
+        if count <= 0 and excess <= 0:
+            return ""
+        reason = "entries" if count > 0 else "bytes"
         may_leave = len(self._entries) - self._minimum()
-        victims: list[Entry] = []
         popped: list[Entry] = []
-        while count > self.max_entries or excess > 0:
+        victims: list[Entry] = []
+        while count > 0 or excess > 0:
             if len(victims) >= may_leave:
                 for entry in popped:
                     self._push(entry)
-                return Placed(refused="minimum")
+                return "minimum"
             popped.append(victim := self._pop())
             if victim is not old:  # which leaves anyway
                 victims.append(victim)
@@ -217,7 +173,13 @@ class Outputs:
         for victim in victims:
             self._age = max(self._age, victim.priority)
             self.drop(victim)
-        return Placed(victims=tuple(victims), reason=reason)
+            self._figures[victim.key[0]].evictions[reason] += 1
+        return ""
+
+    def _rank(self, entry: Entry) -> None:
+        self._tick += 1
+        entry.tick = self._tick
+        entry.priority = self._age + entry.uses if self._policy == "lfu" else 0.0
 
     def _push(self, entry: Entry) -> None:
         heappush(self._heap, (entry.priority, entry.tick, entry))
@@ -231,11 +193,3 @@ class Outputs:
             if tick == entry.tick:
                 return entry
             self._push(entry)
-
-    def _worth(self, block: VisualEmbeddingBlock) -> float:
-        """Encoder seconds a MiB; if not measured, the mean of the measured ones."""
-        if block.encoder_seconds is not None:
-            self._known_seconds += block.encoder_seconds
-            self._known_bytes += block.estimated_vram_bytes
-            return block.encoder_seconds * _MIB / block.estimated_vram_bytes
-        return self._known_seconds * _MIB / self._known_bytes if self._known_bytes else 1.0

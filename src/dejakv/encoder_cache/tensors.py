@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from dejakv.errors import InputError
 from dejakv.store.base import Tensor
 
-_STORED = {"float32": "F32", "float16": "F16", "uint8": "U8", "int64": "I64"}
-
 
 def is_torch(embedding: Any) -> bool:
     """Whether it is a torch tensor (anything with an untyped storage counts)."""
@@ -71,26 +69,22 @@ def _is_finite(embedding: Any) -> bool:
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
-def to_raw(embedding: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The tensor on the CPU, and the description from which `from_raw` restores the same kind of embedding.
+def describe(embedding: Any) -> dict[str, Any]:
+    """From which `from_raw` restores the same kind of embedding."""
+    shape = [int(size) for size in embedding.shape]
+    if is_torch(embedding):
+        return {"framework": "torch", "dtype": str(embedding.dtype).removeprefix("torch."), "shape": shape}
+    return {"framework": "numpy", "dtype": embedding.dtype.str, "shape": shape}
 
-    Dtypes without a name in the store's files are written as their bytes. Copies embeddings that are not on the CPU.
-    """
+
+def to_raw(embedding: Any) -> Tensor:
+    """The bytes of the embedding. Copies one that is not on the CPU."""
     if is_torch(embedding):
         torch = importlib.import_module("torch")
-        tensor = embedding.detach().cpu().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        described = {"framework": "torch", "dtype": dtype, "shape": list(tensor.shape)}
-        if dtype == "bfloat16":
-            return Tensor(tensor.view(torch.uint16).numpy(), "BF16"), described
-        if dtype in _STORED:
-            return Tensor(tensor.numpy(), _STORED[dtype]), described
-        return Tensor(tensor.reshape(-1).view(torch.uint8).numpy(), "U8"), described
-    array = np.ascontiguousarray(embedding)
-    described = {"framework": "numpy", "dtype": array.dtype.str, "shape": list(array.shape)}
-    if array.dtype.isnative and array.dtype.name in _STORED:
-        return Tensor(array, _STORED[array.dtype.name]), described
-    return Tensor(array.reshape(-1).view(np.uint8), "U8"), described
+        raw = embedding.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        raw = np.ascontiguousarray(embedding).reshape(-1).view(np.uint8)
+    return Tensor(raw, "U8")
 
 
 def from_raw(tensor: Tensor, described: Mapping[str, Any]) -> Any:
@@ -100,16 +94,14 @@ def from_raw(tensor: Tensor, described: Mapping[str, Any]) -> Any:
     """
     try:
         framework, dtype, shape = described["framework"], described["dtype"], [int(size) for size in described["shape"]]
+        torch = importlib.import_module("torch") if framework == "torch" else None
+        kind = np.dtype(dtype) if torch is None else getattr(torch, dtype)
+        known = framework in ("numpy", "torch") and (
+            not kind.hasobject if torch is None else isinstance(kind, torch.dtype)
+        )
         flat = np.array(tensor.data).reshape(-1).view(np.uint8)
-        if framework == "torch":
-            torch = importlib.import_module("torch")
-            kind = getattr(torch, dtype)
-            if not isinstance(kind, torch.dtype) or flat.nbytes != math.prod(shape) * kind.itemsize:
-                raise ValueError(f"{flat.nbytes} bytes do not make {dtype} of shape {shape}")
-            return torch.from_numpy(flat).view(kind).reshape(shape)
-        kind = np.dtype(dtype)
-        if framework != "numpy" or kind.hasobject or flat.nbytes != math.prod(shape) * kind.itemsize:
+        if not known or flat.nbytes != math.prod(shape) * kind.itemsize:
             raise ValueError(f"{flat.nbytes} bytes do not make {dtype} of shape {shape} of {framework}")
-        return flat.view(kind).reshape(shape)
+        return (flat if torch is None else torch.from_numpy(flat)).view(kind).reshape(shape)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"stored encoder output does not fit its description ({error}): delete it") from error

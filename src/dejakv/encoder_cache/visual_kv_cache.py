@@ -4,17 +4,16 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.encode_once import Compute, Registry, Wanted, alone
-from dejakv.encoder_cache.outputs import Key, Outputs, PolicyName, Resolution, VisualEmbeddingBlock, check_key
+from dejakv.encoder_cache.outputs import Key, PolicyName, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
-from dejakv.encoder_cache.tensors import size_of
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
-from dejakv.quotas import Parts
+from dejakv.quotas import Part, Parts
 from dejakv.request import DEFAULT_PARTITION
 from dejakv.store.selection import Purged, Selection
 
@@ -160,20 +159,20 @@ class EncoderView:
     ) -> VisualCacheResult:
         """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
         content_hash = compute_content_hash(raw_bytes)
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
         computed: list[bool] = []
 
         def counted() -> Any:
             computed.append(True)
             return compute()
 
-        embedding = self.get_or_compute(content_hash, modality, counted, resolution)
-        block = self._registry.peek(self._key(content_hash, modality))
+        block = self._registry.take(wanted.key) or self._registry.get([wanted], alone(counted))[0]
         return VisualCacheResult(
             cache_hit=not computed,
             content_hash=content_hash,
-            embedding=embedding,
-            reuse_count=block.access_count if block is not None else int(not computed),
-            vram_saved_bytes=0 if computed else size_of(embedding),
+            embedding=block.embedding,
+            reuse_count=max(block.access_count, int(not computed)),
+            vram_saved_bytes=0 if computed else block.estimated_vram_bytes,
             dp_mode_recommended=self.get_dp_mode_recommendation(
                 batch_image_count, resolution or (512, 512), encoder_depth
             ),
@@ -184,7 +183,7 @@ class EncoderView:
     ) -> DpModeRecommendation:
         """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See dp_mode.py."""
         recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
-        self._registry.recommended(recommendation.recommended)
+        self._registry.recommended(self.partition, recommendation.recommended)
         return recommendation
 
     def get_dp_mode_recommendation(
@@ -222,8 +221,8 @@ class VisualKVCache(EncoderView):
 
     max_entries, max_vram_bytes  the budgets, for all partitions together; no admission filter: every output that fits is kept
     queueing_controller          gives the fewest entries that evictions may leave (see QueueingController)
-    policy                       eviction order: "lfu" (least used first, with ageing), "lru" (least recently used) or "cost"
-                                 (fewest encoder seconds saved a byte); ties by recency. See outputs.py
+    policy                       eviction order: "lfu" (least used first, with ageing) or "lru" (least recently used); ties by
+                                 recency. See outputs.py
     disk                         storage that outlives the process (`disk.DiskTier`), none by default
     ttl                          seconds for which an output may be used from its computation on, 0 without a limit
     parts                        what each partition has of the budgets in proportion, so that a full one evicts its own entries
@@ -256,6 +255,8 @@ class VisualKVCache(EncoderView):
                 f"max_entries={max_entries} and max_vram_bytes={max_vram_bytes} must both be 1 or more: "
                 "to run without an encoder cache, do not pass one to the engine"
             )
+        if policy not in get_args(PolicyName):
+            raise ConfigError(f"unknown eviction policy {policy!r}: use one of {', '.join(get_args(PolicyName))}")
         if not 0 <= ttl < math.inf:
             raise ConfigError(f"ttl={ttl} is no time: give a number of seconds, or 0 for no limit")
         self.max_entries = max_entries
@@ -263,23 +264,8 @@ class VisualKVCache(EncoderView):
         self.policy = policy
         self.queueing_controller = queueing_controller
         divided = parts.scaled(max_vram_bytes, max_entries) if parts is not None and parts.divided else None
-
-        def outputs_of(partition: str) -> Outputs:
-            if divided is None:
-                return Outputs(max_entries, max_vram_bytes, policy, self._minimum)
-            part, share = divided.of(partition), divided.partitions
-            return Outputs(part.max_entries, part.max_bytes, policy, lambda: self._minimum() // share)
-
-        outputs_of(DEFAULT_PARTITION)  # checks the policy
-        registry = Registry(
-            outputs_of,
-            disk,
-            shared=divided is None,
-            max_entries=max_entries,
-            max_bytes=max_vram_bytes,
-            check_finite=check_finite,
-            ttl=ttl,
-        )
+        budget = Part(max_vram_bytes, max_entries)
+        registry = Registry(budget, divided, policy, self._minimum, disk, check_finite=check_finite, ttl=ttl)
         super().__init__(registry, "", DEFAULT_PARTITION)
 
     def view(
@@ -316,12 +302,12 @@ class VisualKVCache(EncoderView):
     def flush(self) -> None:
         """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""
         if self._registry.disk is not None:
-            self._registry.disk.flush()
+            self._registry.disk.store.flush()
 
     def close(self) -> None:
         """Flushes and closes the disk tier. What is in memory stays usable."""
         if self._registry.disk is not None:
-            self._registry.disk.close()
+            self._registry.disk.store.close()
 
     def __enter__(self) -> Self:
         return self

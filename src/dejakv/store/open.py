@@ -45,6 +45,7 @@ def open_store(
     quotas: Sequence[str] = (),
     clock: Clock = steady,
     background: bool = True,
+    queue: int = 32,
 ) -> Store:
     """A store of computed state; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
 
@@ -57,7 +58,7 @@ def open_store(
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
     quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
-    clock, background  see `Store`
+    clock, background, queue  see `Store`
 
     Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit.
 
@@ -75,7 +76,8 @@ def open_store(
     budget = Budget(max_bytes, max_entries, policy, parts)
     rules = Admission(min_tokens, second_sight, max_write_rate)
     url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
-    more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock, "background": background}
+    more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
+    more |= {"background": background, "queue": queue}
     if folder_or_url is None or url == _MEMORY:
         return Store(**more)
     if url is not None:

@@ -103,6 +103,7 @@ class Store:
 
     clock       seconds since 1970
     background  False: nothing expires but by `sweep`
+    queue       submissions that may wait: few, because each keeps its state in memory
     release     called when the store is closed
     """
 
@@ -115,6 +116,7 @@ class Store:
         *,
         clock: Clock = steady,
         background: bool = True,
+        queue: int = 32,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._objects = objects or Memory()
@@ -127,7 +129,7 @@ class Store:
         self._release = release
         self._counters = Counters()
         self._listeners = Listeners()
-        self._worker = Worker(self._work, self._tick)
+        self._worker = Worker(self._work, self._tick, queue)
         self._queued: dict[str, Queued] = {}
         self._outcomes = WriterStats()
         self._lock = threading.Lock()

@@ -55,10 +55,10 @@ class Worker:
     """Runs `work` for each item, one after another, and `tick` when nothing waits and its time has come. Thread-safe.
 
     tick  returns after how many seconds it wants to be called again, None: not before `wake`
-    most  items that may wait: few, because each keeps a prompt's state in memory
+    most  items that may wait
     """
 
-    def __init__(self, work: Callable[[Any], object], tick: Callable[[], float | None], most: int = 32) -> None:
+    def __init__(self, work: Callable[[Any], object], tick: Callable[[], float | None], most: int) -> None:
         self._work = work
         self._tick = tick
         self._queue: queue.Queue[Any] = queue.Queue(most)

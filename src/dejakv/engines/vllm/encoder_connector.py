@@ -45,7 +45,7 @@ class EncoderSettings(LifetimeSettings):
 
     store_dir         folder for outputs that outlive the process; without it they live in this process's memory
     max_bytes         budget in memory, max_entries likewise; disk_bytes of the folder
-    policy            `lfu`, `lru` or `cost`
+    policy            `lfu` or `lru`
     lookup_timeout_s  a lookup that takes longer is a miss
     """
 
@@ -53,7 +53,7 @@ class EncoderSettings(LifetimeSettings):
     max_bytes: Positive = 1024**3
     max_entries: Positive = 10_000
     disk_bytes: Count = 8 * 1024**3
-    policy: Literal["lfu", "lru", "cost"] = "lfu"
+    policy: Literal["lfu", "lru"] = "lfu"
     lookup_timeout_s: Timeout = 0.5
 
     def __post_init__(self) -> None:
