@@ -7,12 +7,12 @@ from typing import Any
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.finder import Embed, no_vectors
-from dejakv.decide.fusion import FusionStates
 from dejakv.decide.guards.base import Guard
 from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import PlanGuard

@@ -16,10 +16,10 @@ from dejakv.costs import Costs
 from dejakv.decide.bound import ErrorBound
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
-from dejakv.decide.fusion import FusionStates
-from dejakv.decide.guards.base import Guard, observe
+from dejakv.decide.guards.base import Guard
 from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match
+from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
 from dejakv.decide.promotion import Promotions, Removals
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
@@ -55,7 +55,8 @@ class HierarchicalCache:
     levels, guards, embed, embedder, plan_guards  see `Finder`
     fusion                           states of the model's fusion modules, if a provider reads them
     gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
-    background                       False stores within `keep`
+    background                       False stores within `keep`, and fills the levels before this returns. Else they are filled while
+                                     requests are served: exact prefixes are found at once, the rest by and by (`flush` waits)
     """
 
     def __init__(
@@ -75,7 +76,14 @@ class HierarchicalCache:
         self.store = store
         self._background = background
         self.finder = Finder(
-            self.store, levels, guards, config, embed=embed, embedder=embedder, plan_guards=plan_guards
+            store,
+            levels,
+            guards,
+            config,
+            embed=embed,
+            embedder=embedder,
+            plan_guards=plan_guards,
+            background=background,
         )
         self.config = self.finder.config
         self.gate = gate
@@ -199,11 +207,11 @@ class HierarchicalCache:
         wrong is not offered again while this cache lives."""
         meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
         if meta is not None:
-            observe(self.finder.guards, request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
+            self.finder.observe(request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
 
     def prefixes(self, epoch: str) -> EpochPrefixes:
         """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
-        return self.finder.prefixes(epoch)
+        return EpochPrefixes(self.store, epoch)
 
     def _keep_rows(self, prepared: Prepared, key: str, completion: Completion, rows: ComputedRows) -> None:
         """Hands a blend's own rows to the writer, each run as a chunk."""
@@ -215,7 +223,7 @@ class HierarchicalCache:
             taken = rows.capture(first, stop) if completion.shared else None
             capture = partial(rows.capture, first, stop) if taken is None else lambda taken=taken: taken
             if self._submit(described, capture, self._with_donors, levels=False):
-                self.finder.counts.kept(partition, stop - first)
+                self.finder.counts.add(partition, CacheCounts(rows_kept=stop - first))
 
     def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
         """A description of rows; None if a donor was purged meanwhile, and they would have to leave with it."""
@@ -304,7 +312,7 @@ class HierarchicalCache:
         self.removals.note(partition)
         self.store.flush()
         removed = self.store.clear(partition)
-        self.finder.clear(partition)
+        self.finder.counts.clear(partition)
         self._forget(partition)
         return removed
 
@@ -344,8 +352,9 @@ class HierarchicalCache:
         return dict(getattr(self.finder.embed, "counts", {}))
 
     def flush(self) -> None:
-        """Waits until everything handed over is stored and can be found."""
+        """Waits until everything handed over is stored, and everything stored can be found."""
         self.store.flush()
+        self.finder.wait()
 
     def close(self) -> None:
         """Finishes the saves and closes the store. What waits to be labelled is lost."""
@@ -353,6 +362,7 @@ class HierarchicalCache:
             self.audits.close()
         if self.gate is not None:
             self.gate.close()
+        self.finder.stop()
         self.store.close()
         if self.fusion is not None:
             self.fusion.close()

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.decide.fusion import FusionStates
-from dejakv.decide.levels.fusion import FusionState
+from dejakv.decide.levels.fusion import FusionState, FusionStates
 from dejakv.encoder_cache import DiskTier, VisualKVCache
 from dejakv.engines.base import Prepared
 from dejakv.request import Request

@@ -1,37 +1,43 @@
 """Indexes that are filled from a store in which entries come and go meanwhile."""
 
 import logging
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.find.finders import WORDS, Busy, chunk_of, copied, finder_of, id_of, prompt
+from tests.find.finders import ASKED, SIMILAR, WORDS, Busy, Likes, chunk_of, copied, finder_of, id_of, prompt
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.filling import Filling
+from dejakv.decide.finder import Finder
+from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.levels.base import Query
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import Ask
+from dejakv.request import Prepared
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
-from dejakv.testing.chunks import make_chunk
+from dejakv.store.store import Store
 from dejakv.vectors.base import Vector
 
 FIRST, SECOND = copied((1, 2, 3), WORDS[:100]), copied((4, 5), WORDS[100:200])
-ASKED = copied((7, 8), WORDS[:100], (9,), WORDS[100:200])
+BOTH = copied((7, 8), WORDS[:100], (9,), WORDS[100:200])
 
 
-def test_what_leaves_while_copied_text_is_first_indexed_does_not_stay_in_the_index() -> None:
+def donors(finder: Finder, asked: Prepared = BOTH) -> set[str]:
+    return {meta.id for meta in finder.find(asked, Ask("blend")).plan.donors}
+
+
+def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
     store = Busy()
     made = finder_of(FIRST, SECOND, store=store)
     store.on_evict(made.remove)
     store.then = lambda: store.delete(id_of(FIRST))
-    made.find(ASKED, Ask("blend"))
-    assert made.copied.index is not None
-    assert (id_of(FIRST) in made.copied.index, id_of(SECOND) in made.copied.index) == (False, True)
+    assert donors(made) == {id_of(SECOND)}
 
 
 def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
@@ -44,8 +50,7 @@ def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
         made.add(second.meta)
 
     store.then = another
-    decision = made.find(ASKED, Ask("blend"))
-    assert {meta.id for meta in decision.plan.donors} == {id_of(FIRST), id_of(SECOND)}
+    assert donors(made) == {id_of(FIRST), id_of(SECOND)}
 
 
 def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
@@ -53,44 +58,166 @@ def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
     for item in (FIRST, SECOND):
         store.put(chunk_of(item))
     store.then = lambda: store.delete(id_of(FIRST))
-    cache = HierarchicalCache(store, [level], config=SemanticCacheConfig(reuse="blend"))
+    cache = HierarchicalCache(store, [level], config=SemanticCacheConfig(reuse="blend"), background=False)
     assert len(level) == 1
     assert cache.find(prompt(FIRST.token_ids), Ask("exact")).plan.method == "none"
-    assert cache.finder.copied.index is not None
-    assert len(cache.finder.copied.index) == 1
+    assert donors(cache.finder) == {id_of(SECOND)}
 
 
-@given(events=st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=4), min_size=4, max_size=4))
-def test_an_index_holds_what_the_store_holds_whatever_happens_while_it_is_filled(
+class Steps(ExactTextCache):
+    """A level in which something happens before each donor is added."""
+
+    def __init__(self, events: Sequence[Sequence[tuple[bool, int]]]) -> None:
+        super().__init__()
+        self.events = list(events)
+        self.store, self.finder = open_store(), Finder(open_store())
+
+    def encode(self, query: Query) -> None:
+        if self.events:
+            for stored, number in self.events.pop(0):
+                chunk = chunk_of(prompt((number, *range(40)), f"text {number}"))
+                if not stored:
+                    self.store.delete(chunk.meta.id)
+                elif self.store.put(chunk):
+                    self.finder.add(chunk.meta)
+
+
+@given(events=st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=4), max_size=4))
+def test_a_level_holds_what_the_store_holds_whatever_happens_while_it_is_filled(
     events: list[list[tuple[bool, int]]],
 ) -> None:
-    """`events`: what others store (True) and remove before each of four chunks is added, and at the end."""
-    store, index = open_store(), set[str]()
-    filling = Filling(store)
-
-    def gone(id: str) -> None:
-        filling.left(id)
-        index.discard(id)
-
-    store.on_evict(gone)
+    """`events`: what others store (True) and remove before each chunk is added."""
+    store, level = open_store(), Steps(events)
     for number in range(3):
-        assert store.put(make_chunk(number))
+        assert store.put(chunk_of(prompt((number, *range(40)), f"text {number}")))
+    level.store, level.finder = store, Finder(store, [level])
+    store.on_evict(level.finder.remove)
+    level.finder.fill()
+    assert {id for number in range(6) for id in level.candidates(f"text {number}", "")} == {m.id for m in store.metas()}
 
-    def happen(those: Sequence[tuple[bool, int]]) -> None:
-        for stored, number in those:
-            chunk = make_chunk(number)
-            if stored:
-                assert store.put(chunk)
-                index.add(chunk.meta.id)
-            else:
-                store.delete(chunk.meta.id)
 
-    with filling.listed(index.discard) as metas:
-        for meta, those in zip(metas, events[:3], strict=True):
-            happen(those)
-            index.add(meta.id)
-        happen(events[3])
-    assert index == {meta.id for meta in store.metas()}
+class Slow(ExactTextCache):
+    """A level whose encoder is held up while a cache is filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def encode(self, query: Query) -> None:
+        if threading.current_thread().name == "dejakv-fill":
+            self.begun.set()
+            assert self.go_on.wait(60)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def opened(slow: Slow) -> HierarchicalCache:
+    """A cache over stored prompts that is being filled."""
+    store = open_store()
+    for item in (FIRST, SECOND, SIMILAR, ASKED):
+        assert store.put(chunk_of(item))
+    cache = HierarchicalCache(store, [slow, Likes({id_of(SIMILAR): 0.9})], [ThresholdGuard({"semantic_text": 0.8})])
+    assert slow.begun.wait(60)
+    return cache
+
+
+def test_no_request_waits_for_the_filling(slow: Slow, opened: HierarchicalCache) -> None:
+    asked = prompt((*ASKED.token_ids[:-1], 5), SIMILAR.request.chunk)
+    assert opened.find(ASKED, Ask("exact")).plan.reused == 99
+    assert opened.find(asked, Ask("adopt")).statuses["exact_text"] == "miss"
+    assert opened.find(BOTH, Ask("blend")).plan.method in ("none", "blend"), "as much as is indexed so far"
+    slow.go_on.set()
+    opened.flush()
+    assert len(slow) == 4
+    assert donors(opened.finder) == {id_of(FIRST), id_of(SECOND)}
+    opened.close()
+
+
+def test_a_cache_that_is_closed_while_it_is_filled_indexes_no_more(slow: Slow, opened: HierarchicalCache) -> None:
+    closing = threading.Thread(target=opened.close)
+    closing.start()
+    slow.go_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert len(slow) <= 4
+
+
+def test_a_prompt_that_cannot_be_embedded_keeps_no_other_from_being_found(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(ExactTextCache):
+        def encode(self, query: Query) -> None:
+            if query.text == FIRST.request.chunk:
+                raise RuntimeError("down")
+
+    store, level = open_store(), Fails()
+    for item in (FIRST, SIMILAR):
+        assert store.put(chunk_of(item))
+    cache = HierarchicalCache(store, [level])
+    cache.flush()
+    assert (len(level), "down" in caplog.text) == (1, True)
+    with pytest.raises(RuntimeError, match="down"):
+        HierarchicalCache(store, [Fails()], background=False)
+
+
+def test_vectors_of_two_requests_are_computed_at_once() -> None:
+    """No encoder works under the finder's lock: each of two waits until the other has begun."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Meets(ExactTextCache):
+        def encode(self, query: Query) -> None:
+            both.wait()
+
+    made = Finder(open_store(), [Meets()])
+    asking = [threading.Thread(target=made.find, args=(prompt((n, 1, 2)), Ask("adopt"))) for n in range(2)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert not both.broken
+
+
+def test_lookups_while_others_add_and_remove() -> None:
+    """Chunks that stay are always found; those that come and go are found whole or not at all."""
+    rng, failed, done = np.random.default_rng(0), list[BaseException](), threading.Event()
+    items = [prompt(tuple(rng.integers(0, 49_152, 300).tolist()), f"text {number}") for number in range(60)]
+    made = finder_of(*items, reuse="blend")
+    made.levels = (ExactTextCache(),)
+    passing = [chunk_of(item).meta for item in items[20:]]
+    for meta in passing:
+        made.remove(meta.id)
+
+    def run(work: Sequence[object]) -> None:
+        try:
+            for _ in range(4):
+                for meta in passing:
+                    made.add(meta)
+                for meta in passing:
+                    made.remove(meta.id)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    def look() -> None:
+        chance = np.random.default_rng(1)
+        try:
+            while not done.is_set():
+                kept, other = items[chance.integers(0, 20)], items[chance.integers(20, 60)]
+                found = made.find(prompt((1, *kept.token_ids, *other.token_ids)), Ask("blend")).found
+                assert found.copied in (300, 600)
+                assert id_of(kept) in [meta.id for meta in found.donors]
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(passing,)), *(threading.Thread(target=look) for _ in range(2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 class Lengths:
@@ -110,6 +237,10 @@ class Lengths:
         return [self.encode(text) for text in texts]
 
 
+def opened_over(store: Store, level: ExactTextCache | SemanticTextCache, embedder: str) -> None:
+    HierarchicalCache(store, [level], embedder=embedder, background=False)
+
+
 @pytest.mark.parametrize(("embedder", "again"), [("now", 1), ("before", 3), ("later", 4)])
 def test_prompts_that_are_embedded_again_are_told_once(
     embedder: str, again: int, caplog: pytest.LogCaptureFixture
@@ -122,7 +253,7 @@ def test_prompts_that_are_embedded_again_are_told_once(
     assert store.put(chunk_of(prompt((9, *range(50)), "no prompt"), embedder="a third", kind=ROWS))
     assert store.put(chunk_of(prompt((8, *range(50)), ""), embedder="a third"))
     with caplog.at_level(logging.WARNING):
-        HierarchicalCache(store, [SemanticTextCache(encoder)], embedder=embedder)
+        opened_over(store, SemanticTextCache(encoder), embedder)
     assert encoder.asked == again
     [line] = [record.getMessage() for record in caplog.records]
     assert f"{again} of 4 stored prompts" in line
@@ -132,6 +263,6 @@ def test_prompts_that_are_embedded_again_are_told_once(
 def test_nothing_is_told_where_vectors_fit_or_nothing_compares_them(caplog: pytest.LogCaptureFixture) -> None:
     store = open_store()
     assert store.put(chunk_of(FIRST, embedder="before"))
-    HierarchicalCache(store, [SemanticTextCache(Lengths("before"))], embedder="before")
-    HierarchicalCache(store, [ExactTextCache()], embedder="now")
+    opened_over(store, SemanticTextCache(Lengths("before")), "before")
+    opened_over(store, ExactTextCache(), "now")
     assert not caplog.records

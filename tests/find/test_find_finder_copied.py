@@ -72,13 +72,3 @@ def test_an_exact_prefix_that_holds_the_copied_text_is_preferred() -> None:
     made = finder_of(copied(WORDS[:100]))
     chosen = made.find(copied(WORDS[:100], tuple(range(2000, 2040))), Ask("blend")).plan
     assert (chosen.method, chosen.reused) == ("prefix", 100)
-
-
-def test_copied_text_is_indexed_when_a_blend_is_first_asked_for() -> None:
-    stored = copied((1, 2, 3), WORDS[:100])
-    made = finder_of(stored)
-    made.find(copied((7, 8), WORDS[:100]), Ask("exact"))
-    assert made.copied.index is None
-    assert made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.method == "blend"
-    assert made.copied.index is not None
-    assert finder_of(stored, reuse="blend").copied.index is not None

@@ -65,6 +65,5 @@ def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
     late = rows_of(made, WORDS[:100])
     other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
     made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
-    assert made.copied.index is None
     assert [meta.id for meta in made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
     assert made.find(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

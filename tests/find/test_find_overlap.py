@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
+from dejakv.decide.copied.search import RUN, overlap
 from dejakv.decide.finder import Finder
-from dejakv.decide.overlap import RUN, overlap
 from dejakv.decide.plan import Ask, Found
 from dejakv.engines.base import Prepared
 from dejakv.identity import Span, exact_key

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask, Found, Plan, choose, most_computed
@@ -29,9 +30,12 @@ class Planned:
         return f"{', '.join(map(str, self.considered))}: {self.plan.name}"
 
 
-def planned(*given: Any, **more: Any) -> Planned:
+def planned(
+    *given: Any, min_gain: int = 0, share: float = 0.0, tail: int = 1, same: bool = False, **more: Any
+) -> Planned:
     """The plans, of which the last is full computation, whatever was found."""
-    made = Planned(*choose(*given, **more))
+    config = SemanticCacheConfig(min_gain=min_gain, blend_share=share or 1e-9, top_layer_tail=tail)
+    made = Planned(*choose(*given, config, same=same, **more))
     assert made.plans[-1].method == "none"
     assert [plan.approximate for plan in made.plans[1:]] == [False] * (len(made.plans) - 1)
     return made
@@ -116,16 +120,14 @@ def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: st
         copied=copied,
         held=((0, copied),),
     )
-    made = planned(100, found, Ask("blend"), most=8, costs=costs)
+    made = planned(100, found, Ask("blend"), costs=costs)
     assert made.plan.method == method
     assert made.plan.method == "blend" or made.plan.reason.startswith("costs: full ")
 
 
 def test_the_reason_names_what_each_plan_would_take() -> None:
     costs = replace(ROWS, blend=4e-4)
-    made = planned(
-        100, Found(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)), Ask("blend"), most=8, costs=costs
-    )
+    made = planned(100, Found(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)), Ask("blend"), costs=costs)
     assert made.plan.reason == (
         "costs: full 0.1 s, exact prefix 0.03 s, blend 0.06 s, blend behind the exact prefix 0.06 s: exact prefix"
     )
@@ -163,7 +165,7 @@ def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Co
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
     prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
     found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
-    made = planned(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), most=8, costs=costs)
+    made = planned(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), costs=costs)
     took = {way.name: way.seconds for way in made.considered}
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
 
@@ -176,7 +178,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, 
 
     def seconds(copied: int) -> float:
         found = Found(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
-        return choose(tokens, found, Ask("blend"), share=share, costs=costs)[1][-1].seconds or 0.0
+        return planned(tokens, found, Ask("blend"), share=share, costs=costs).considered[-1].seconds or 0.0
 
     assert seconds(more) <= seconds(less)
 

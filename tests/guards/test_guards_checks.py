@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.guards.base import Guard, Verdict, judge, observe
+from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
@@ -69,12 +69,6 @@ def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_
     verdict = judge([Says("raise", "broken"), after], *case())
     assert verdict == Verdict("reject", "broken", "the guard failed: ZeroDivisionError")
     assert after.asked == 0
-
-
-def test_observe_reaches_every_guard() -> None:
-    guards = [Says("accept"), Says("reject")]
-    observe(guards, *case(), agreed=False)
-    assert [guard.seen for guard in guards] == [[False], [False]]
 
 
 class TestThreshold(GuardTests):

@@ -1,7 +1,5 @@
 """Latent layers: specs, and when several layers together name a donor."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -208,28 +206,3 @@ def test_equals_brute_force(donors: list[tuple[float, float]], match: str, thres
         ]
         got = found.score if match == "any" else sum(found.layers.values())
         assert not values or got >= max(values) - 1e-4
-
-
-@pytest.mark.parametrize("index", ["flat", "hnsw", "lsh"])
-def test_a_donor_that_stays_is_found_while_others_come_and_go(index: str) -> None:
-    rows = np.random.default_rng(0).standard_normal((200, 16)).astype(np.float32)
-    level, wrong, done = EmbeddingCache(["prompt:16:0.99"], index=index), list[object](), threading.Event()
-    level.add("stays", {"prompt": rows[0]})
-
-    def search() -> None:
-        while not done.is_set():
-            match = level.search({"prompt": rows[0]})
-            if match is None or match.donor != "stays":
-                wrong.append(match)
-
-    thread = threading.Thread(target=search)
-    thread.start()
-    for _ in range(3):
-        for place in range(1, 200):
-            level.add(str(place), {"prompt": rows[place]})
-        for place in range(1, 200):
-            level.remove(str(place))
-    done.set()
-    thread.join()
-    assert not wrong
-    assert len(level) == 1

@@ -39,7 +39,7 @@ class WordEncoder:
 
 
 def query(chunk: str, space: str = "s", partition: str = "p", **vectors: Vector) -> Query:
-    return Query(Request("r", chunk, chunk, partition=partition), space, lambda: vectors)
+    return Query(Request("r", chunk, chunk, partition=partition), space, encoded=dict(vectors))
 
 
 class TestSemanticText(LevelTests):

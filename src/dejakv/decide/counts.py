@@ -1,9 +1,11 @@
 """What the levels and guards did, counted a partition."""
 
-import threading
+from collections import Counter, defaultdict
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
-from dejakv.decide.plan import Decision, Plan
+from dejakv.decide.plan import Decision
 
 
 @dataclass
@@ -15,9 +17,9 @@ class CacheCounts:
     """
 
     lookups: int = 0
-    hits: dict[str, int] = field(default_factory=dict[str, int])
+    hits: Counter[str] = field(default_factory=Counter[str])
     prefix_hits: int = 0
-    rejections: dict[str, int] = field(default_factory=dict[str, int])
+    rejections: Counter[str] = field(default_factory=Counter[str])
     promotions: int = 0
     unpromoted: int = 0
     rows_kept: int = 0
@@ -25,62 +27,36 @@ class CacheCounts:
     @property
     def misses(self) -> int:
         """Lookups after which nothing was reused, not even a prefix."""
-        return self.lookups - sum(self.hits.values()) - self.prefix_hits
+        return self.lookups - self.hits.total() - self.prefix_hits
 
     def add(self, other: "CacheCounts") -> None:
         """Adds another's counts to these."""
-        self.lookups += other.lookups
-        self.prefix_hits += other.prefix_hits
-        self.promotions += other.promotions
-        self.unpromoted += other.unpromoted
-        self.rows_kept += other.rows_kept
-        for mine, theirs in ((self.hits, other.hits), (self.rejections, other.rejections)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
 
 
 class PartitionCounts:
-    """The counts of every partition. Thread-safe."""
+    """The counts of every partition. Thread-safe by the finder's lock."""
 
-    def __init__(self) -> None:
-        self._counts: dict[str, CacheCounts] = {}
-        self._lock = threading.Lock()
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
+        self._lock = lock
 
     def decided(self, partition: str, decision: Decision) -> None:
         """Counts one lookup, who rejected what, and what the best plan is going to use: what was found and not used is no hit."""
         plan = decision.plan
-        with self._lock:
-            counts = self._counts.setdefault(partition, CacheCounts())
-            counts.lookups += 1
-            counts.prefix_hits += plan.method == "prefix"
-            if plan.match is not None:
-                counts.hits[plan.match.level] = counts.hits.get(plan.match.level, 0) + 1
-            for verdict in decision.found.verdicts:
-                if verdict.decision == "reject":
-                    counts.rejections[verdict.guard] = counts.rejections.get(verdict.guard, 0) + 1
-
-    def take_back(self, partition: str, plan: Plan) -> None:
-        """Forgets a lookup that asked no guard, and its plan: another lookup of the same request stands for it."""
-        with self._lock:
-            counts = self._counts.setdefault(partition, CacheCounts())
-            counts.lookups -= 1
-            counts.prefix_hits -= plan.method == "prefix"
-            if plan.match is not None:
-                counts.hits[plan.match.level] = counts.hits.get(plan.match.level, 0) - 1
-                if not counts.hits[plan.match.level]:
-                    del counts.hits[plan.match.level]
+        rejections = Counter(each.guard for each in decision.found.verdicts if each.decision == "reject")
+        hits = Counter([plan.match.level] if plan.match is not None else [])
+        self.add(partition, CacheCounts(1, hits, int(plan.method == "prefix"), rejections))
 
     def promotion(self, partition: str, done: bool) -> None:
         """Counts a prompt that was to be computed exactly in idle time, and whether it was."""
-        with self._lock:
-            counts = self._counts.setdefault(partition, CacheCounts())
-            counts.promotions += done
-            counts.unpromoted += not done
+        self.add(partition, CacheCounts(promotions=int(done), unpromoted=int(not done)))
 
-    def kept(self, partition: str, rows: int) -> None:
-        """Counts rows of a blended prompt that are kept."""
+    def add(self, partition: str, counts: CacheCounts) -> None:
+        """Adds to a partition's counts."""
         with self._lock:
-            self._counts.setdefault(partition, CacheCounts()).rows_kept += rows
+            self._counts[partition].add(counts)
 
     def of(self, partition: str | None) -> CacheCounts:
         """A copy of one partition's counts; None sums over all."""

@@ -7,30 +7,43 @@ It knows neither torch nor an engine. What it finds is described in a store; who
 caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front that rewrites prompts.
 """
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.costs import Costs
-from dejakv.decide.copies import Copies
+from dejakv.decide.copied.search import RUN, overlap
+from dejakv.decide.copied.spaces import CopiedText, fingerprints_of
 from dejakv.decide.counts import PartitionCounts
-from dejakv.decide.filling import Filling, warn_of_vectors
-from dejakv.decide.guards.base import Guard, Verdict
-from dejakv.decide.levels.base import ComparesText, Level, Match, Query, Status, Vectors
+from dejakv.decide.guards.base import Guard, Verdict, judge
+from dejakv.decide.levels.base import Encodes, Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.likeness import alike, skipped
-from dejakv.decide.overlap import estimated
-from dejakv.decide.plan import Ask, Decision, Found, Plan, PlanGuard, choose, most_computed, serves_blends, settled
+from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
+from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.store import Store
+from dejakv.tokens import with_media
 from dejakv.vectors.base import Closes
+
+logger = logging.getLogger(__name__)
 
 Embed = Callable[[Request], Vectors]
 NAMED = "named"
 """Level of a donor that the caller named."""
+
+LEAST_COPIED = 0.25
+"""Share of a prompt that donors must hold. With less a blend saves hardly more than it costs, and the prompt's exact state is of
+more use. From .1 to .4 the tokens computed change by 5% at most (docs/results/generations.md)."""
+
+PAIR = 2
+"""Tokens of the shortest run by which `top_layer` is estimated: it takes a token wherever its neighbour stands beside it too."""
 
 
 def no_vectors(_: Request) -> Vectors:
@@ -53,11 +66,15 @@ class EpochPrefixes:
 class Finder:
     """Levels, guards and plan over one store. Thread-safe; partitions and epochs never see each other.
 
+    Levels and the index of copied text are plain objects under one lock. Vectors and fingerprints are computed, and guards asked,
+    without it.
+
     levels   tried in order; the first whose donor passes the guards wins
     guards   asked for whatever is not exact
     embed    computes the latent layers' vectors of a request, called only when a latent level asks
     embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
     plan_guards  of the caller's own; they judge approximate plans beside `LeastGain` and `MostRows`
+    background   what is stored is indexed by a thread; meanwhile lookups search what is indexed already
     """
 
     def __init__(
@@ -70,18 +87,25 @@ class Finder:
         embed: Embed = no_vectors,
         embedder: str = "",
         plan_guards: Sequence[PlanGuard] = (),
+        background: bool = False,
     ) -> None:
         self.config = config or SemanticCacheConfig()
         self.store = store
         self.levels = tuple(levels)
-        self._of_text = [level for level in levels if isinstance(level, ComparesText)]
         self.guards = tuple(guards)
         self.embed = embed
         self.embedder = embedder
         self.plan_guards = tuple(plan_guards)
-        self.counts = PartitionCounts()
-        self.copied = Copies(store, self.config)
-        self._filling = Filling(store)
+        self._background = background
+        self._lock = threading.RLock()  # again where the store tells of an entry that left while it is read
+        self.counts = PartitionCounts(self._lock)
+        # Of copied text nobody pays for an index before a piecewise method is asked for.
+        at_once = self.config.copied_text and Ask(self.config.reuse).piecewise
+        self._copied = CopiedText(store) if at_once else None
+        self._threads: list[threading.Thread] = []
+        self._fillings = 0
+        self._left: set[str] = set()  # from the store, while it is indexed
+        self._stopped = False
 
     def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
@@ -96,50 +120,39 @@ class Finder:
         key, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
-        config, tokens = self.config, len(prepared.token_ids)
         same = bool(found.donors) and found.donors[0].id == key
-        if config.exact_prefix:
+        if self.config.exact_prefix:
             found = replace(found, prefix=self._longest_prefix(prepared, key, found.donors[0] if same else None))
         if not same:
-            found = estimated(found, prepared, key, ask, config, self.copied.tokens, exactly=costs is not None)
+            found = self._estimated(found, prepared, ask, exactly=costs is not None)
+        tokens = len(prepared.token_ids)
         plans, considered = choose(
-            tokens, found, ask, same=same, min_gain=config.min_gain, share=config.blend.share, most=self._most(ask),
-            tail=config.top_layer_tail, costs=costs, guards=self.plan_guards, piece=prepared.piece,
-        )  # fmt: skip
-        if plans[0].piecewise:
-            best = self._with_settings(tokens, plans, costs)
-            considered = tuple(best if plan is plans[0] else plan for plan in considered)
-            plans = (best, *plans[1:])
+            tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece
+        )
         seconds = time.perf_counter() - began
         return Decision(key, tokens, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
-
-    def _with_settings(self, tokens: int, plans: Sequence[Plan], costs: Costs | None) -> Plan:
-        """A piecewise plan with the settings that an engine needs, and the most rows that it may compute."""
-        best, exact, *_ = plans
-        most = most_computed(tokens, best, exact, self.config.min_gain, costs)
-        return replace(best, config=self.config, most=most)
-
-    def find_again(self, before: Decision, prepared: Prepared, ask: Ask) -> Decision:
-        """`find` for a request that was looked up before without the levels: the two count as one lookup."""
-        decision, partition = self.find(prepared, ask), prepared.request.partition
-        self.counts.take_back(partition, before.plan)
-        self.counts.decided(partition, decision)
-        return decision
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         key, query = self._asked(prepared)
         found = Found(prefix=self._longest_prefix(prepared, key, None) if self.config.exact_prefix else None)
-        plans, considered = choose(len(prepared.token_ids), found, Ask(), costs=costs, piece=prepared.piece)
-        return Decision(key, len(prepared.token_ids), Ask(), plans, found, query, {}, considered=considered)
+        tokens = len(prepared.token_ids)
+        plans, considered = choose(tokens, found, Ask(), self.config, costs=costs, piece=prepared.piece)
+        return Decision(key, tokens, Ask(), plans, found, query, {}, considered=considered)
 
     def fill(self) -> None:
-        """Makes all that is stored findable. What leaves meanwhile does not stay so if the store tells `remove` of it."""
-        with self._filling.listed(self.remove) as metas:
-            text, latent = bool(self._of_text), bool(self.config.embedding_layers)
-            warn_of_vectors(metas, self.embedder, text=text, latent=latent)
-            for meta in metas:  # the newest is found first
-                self.add(meta)
+        """Makes all that is stored findable."""
+        self._fill(self.levels)
+
+    def wait(self) -> None:
+        """Returns when what was stored before this finder came can be found."""
+        for thread in self._threads:
+            thread.join()
+
+    def stop(self) -> None:
+        """Ends the filling."""
+        self._stopped = True
+        self.wait()
 
     def asked(self, statuses: Mapping[str, Status]) -> bool:
         """Whether a lookup asked every level, so that the prompt's vectors are known."""
@@ -148,45 +161,114 @@ class Finder:
     def add(self, meta: ChunkMeta, *, levels: bool = True) -> None:
         """Makes a chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
         blended prompt for later blends alone."""
-        self.copied.add(meta)
-        if meta.kind != KV:
-            return
-        request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
-        known = meta.embedder == self.embedder
-        query = Query(request, meta.space, lambda: meta.vectors if known else no_vectors(request))
+        with self._lock:
+            self._left.discard(meta.id)
+        asked = self.levels if levels else [level for level in self.levels if isinstance(level, ExactTextCache)]
+        self._add(meta, asked)
+
+    def remove(self, donor: str) -> None:
+        """Makes a chunk unfindable."""
+        with self._lock:
+            if self._fillings:
+                self._left.add(donor)
+            if self._copied is not None:
+                self._copied.remove(donor)
+            for level in self.levels:
+                level.remove(donor)
+
+    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
+        """Tells every guard whether full computation gave the donor's answer."""
+        with self._lock:
+            for guard in self.guards:
+                guard.observe(request, donor, match, agreed)
+
+    def vectors(self, query: Query) -> Vectors:
+        """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
         for level in self.levels:
-            if levels or isinstance(level, ExactTextCache):
-                level.add(meta.id, query)
+            _encode(level, query)
+        return {**query.vectors, **{name: row for name, row in query.encoded.items() if row is not None}}
 
     def close(self) -> None:
-        """Ends what levels have running."""
+        """Ends what levels have running, and the filling."""
+        self.stop()
         for level in self.levels:
             if isinstance(level, Closes):
                 level.close()
 
-    def remove(self, donor: str) -> None:
-        """Makes a chunk unfindable."""
-        self._filling.left(donor)
-        self.copied.remove(donor)
-        for level in self.levels:
-            level.remove(donor)
+    def _fill(self, levels: Sequence[Level]) -> None:
+        """Has what is stored indexed by copied text and these levels: by a thread, if there may be one."""
+        if not self._background:
+            self._index(levels)
+            return
 
-    def clear(self, partition: str) -> None:
-        """Forgets what was counted of one partition; its chunks leave by `remove`."""
-        self.counts.clear(partition)
+        def quietly() -> None:
+            try:
+                self._index(levels)
+            except Exception as error:
+                logger.warning("not every level finds all stored prompts until the next start: %s", error)
 
-    def prefixes(self, epoch: str) -> EpochPrefixes:
-        """How much of a prompt is a prefix of a stored one."""
-        return EpochPrefixes(self.store, epoch)
+        thread = threading.Thread(target=quietly, name="dejakv-fill", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    def vectors(self, query: Query) -> Vectors:
-        """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
-        vectors = dict(query.vectors)
-        for level in self._of_text:
-            text = level.vector(query.text, query.request.partition)
-            if text is not None:
-                vectors["text"] = text
-        return vectors
+    def _index(self, levels: Sequence[Level]) -> None:
+        with self._lock:
+            self._fillings += 1
+        try:
+            listed = takewhile(lambda _: not self._stopped, self.store.metas())
+            metas = sorted(listed, key=lambda meta: meta.created)  # the newest is found first
+            if levels:
+                self._warn_of_vectors(metas)
+            failed: Exception | None = None
+            for meta in takewhile(lambda _: not self._stopped, metas):
+                try:
+                    self._add(meta, levels)
+                except Exception as error:  # it costs this prompt's hits
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+        finally:
+            with self._lock:
+                self._fillings -= 1
+                if not self._fillings:
+                    self._left.clear()
+
+    def _add(self, meta: ChunkMeta, levels: Sequence[Level]) -> None:
+        """Adds a chunk to copied text and to these levels, unless it has left since it was listed."""
+        copied = self._copied
+        if copied is not None and serves_blends(meta, self.config.max_generation):
+            found = fingerprints_of(meta)
+            with self._lock:
+                if meta.id not in self._left:
+                    copied.add(meta, found)
+        if meta.kind != KV or not levels:
+            return
+        request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
+        stored = meta.vectors if meta.embedder == self.embedder else {}
+        texts = {"text": stored["text"]} if "text" in stored else {}
+        query = Query(request, meta.space, lambda: stored, texts)
+        for level in levels:
+            _encode(level, query)
+        with self._lock:
+            if meta.id not in self._left:
+                for level in levels:
+                    level.add(meta.id, query)
+
+    def _warn_of_vectors(self, metas: Sequence[ChunkMeta]) -> None:
+        """Says how many stored prompts have vectors of another embedder, and what that costs, if there are any."""
+        prompts = [meta for meta in metas if meta.kind == KV and meta.chunk]
+        others = sum(meta.embedder != self.embedder for meta in prompts)
+        latent = bool(self.config.embedding_layers)
+        text = any(isinstance(level, SemanticTextCache) for level in self.levels)
+        costs = ["their texts are embedded again, now and at each start"] * text + [
+            "no latent layer finds them"
+        ] * latent
+        if others and costs:
+            logger.warning(
+                "%d of %d stored prompts have vectors of other settings (index_encoder, with `model` the model itself, chunk_window, "
+                "levels or embedding_hook): %s. The earlier settings use these vectors; dejakv cache purge removes the prompts",
+                others, len(prompts), ", and ".join(costs),
+            )  # fmt: skip
 
     def _asked(self, prepared: Prepared) -> tuple[str, Query]:
         """A prompt's exact key, and what the levels are asked."""
@@ -195,68 +277,126 @@ class Finder:
         return key, Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
-        own = self._of_caller(key, query.request, prepared.epoch)
+        own = self._known(key, prepared)
         if ask.named:
             return self._named(ask, own, prepared)
-        if ask.piecewise and ask.similar and own is None:
-            copied = self.copied.search(prepared, self._describes(ask, prepared), self._most(ask), ask.threshold)
-            if copied is not None:
-                statuses["copied"] = "hit" if copied.match else "miss"
-                if copied.match is not None:
-                    statuses.update(skipped(self.levels))
-                    return copied
-        if not (ask.similar and ask.levels):
-            return Found()
-
-        def known(id: str) -> ChunkMeta | None:
-            return self._of_caller(id, prepared.request, prepared.epoch)
-
-        most = self._most(ask)
-        found, rows = alike(self.levels, self.guards, query, known, blends=ask.piecewise, most=most, own=own)
-        statuses.update(rows)
-        return found
+        if ask.piecewise and ask.similar and own is None and self.config.copied_text:
+            copied = self._copied_text(prepared, ask)
+            statuses["copied"] = "hit" if copied.match else "miss"
+            if copied.match is not None:
+                statuses.update(skipped(self.levels))
+                return copied
+        return self._alike(query, own, prepared, ask, statuses) if ask.similar and ask.levels else Found()
 
     def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
         """The donors that the caller named, or the prompt's own state, which is always better."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
-        metas = list(map(self._describes(ask, prepared), dict.fromkeys(ask.named)))
-        usable = tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config.max_generation))
-        donors = usable[: self._most(ask)]
+        named = dict.fromkeys(ask.named)
+        donors = self._donors(named, prepared, ask)[: ask.most_donors(self.config)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
-        verdicts = (unknown,) * metas.count(None)
-        return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=verdicts)
+        strange = sum(self._known(id, prepared, ask.method) is None for id in named)
+        return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=(unknown,) * strange)
 
-    def _most(self, ask: Ask) -> int:
-        """How many donors are of use."""
-        if not ask.piecewise:
-            return 1
-        return min(self.config.blend_donors, ask.donors or self.config.blend_donors)
+    def _copied_text(self, prepared: Prepared, ask: Ask) -> Found:
+        """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
+        with self._lock:
+            begins = self._copied is None
+            copied = self._copied = self._copied or CopiedText(self.store)
+        if begins:
+            self._fill(())
+        with self._lock:
+            cover = copied.search(prepared, prepared.epoch)
+        donors = self._donors(cover.donors[: ask.most_donors(self.config)], prepared, ask)
+        used = {meta.id for meta in donors}
+        runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
+        held = sum(length for _, length in runs)
+        if not donors or held < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
+            return Found()
+        return Found(Match(donors[0].id, COPIED, held / cover.tokens), donors, copied=held, runs=runs)
 
-    def _describes(self, ask: Ask, prepared: Prepared) -> Callable[[str], ChunkMeta | None]:
-        """Descriptions of a method's donors by their ids: rows of a blend serve blends alone."""
-        known = self._known if ask.method == "blend" else self._of_caller
-        return lambda id: known(id, prepared.request, prepared.epoch)
+    def _alike(
+        self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
+    ) -> Found:
+        """Donors of the first level that has one which the guards accept. A blend computes words that differ, so that guards of words
+        are not asked for it; of the prompt's own state nobody is asked.
 
-    def _of_caller(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
-        """The description of a prompt whose exact state is stored, if it is of the request's own partition and epoch."""
-        meta = self._known(id, request, epoch)
-        return meta if meta is not None and meta.kind == KV else None
+        Raises: ConfigError for a level whose settings are wrong.
+        """
+        match: Match | None = None
+        donors: list[ChunkMeta] = []
+        verdicts: list[Verdict] = []
+        failed = ""
+        asked = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
+        for place, level in enumerate(self.levels):
+            try:
+                _encode(level, query)
+                with self._lock:
+                    search = level.search(query)
+            except ConfigError:
+                raise  # a setting is wrong, and its message says which
+            except Exception as error:  # a level may be foreign code: its failure costs its own hits
+                statuses[level.name], failed = "skip", type(error).__name__
+                logger.debug("the level %s failed", level.name, exc_info=True)  # its message may hold a donor's text
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {failed}"))
+                continue
+            statuses.update(search.statuses)
+            for candidate in _own_first(search.matches, own):
+                meta = own if own is not None and candidate.donor == own.id else self._known(candidate.donor, prepared)
+                if meta is None:
+                    continue
+                if meta is not own:
+                    verdicts.append(judge(asked, query.request, meta, candidate))
+                    if verdicts[-1].decision != "accept":
+                        continue
+                match = match or candidate
+                donors.append(meta)
+                if len(donors) >= ask.most_donors(self.config) or meta is own:
+                    break
+            if match is not None:
+                statuses.update({**skipped(self.levels[place + 1 :]), **statuses})
+                break
+            statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
+        return Found(match, tuple(donors), verdicts=tuple(verdicts), failed=failed)
 
-    def _known(self, id: str, request: Request, epoch: str) -> ChunkMeta | None:
-        """The same of a chunk of any kind."""
+    def _estimated(self, found: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
+        """With what the donors hold of the prompt, in runs as short as the method takes. Of a token map that is not made of runs it
+        cannot be told before the donors are loaded.
+
+        exactly  False: runs that were verified already are enough; of other donors the engine finds out
+        """
+        by_runs = ask.method == "top_layer" or self.config.blend_map == SemanticCacheConfig.blend_map
+        if not (ask.piecewise and by_runs and found.donors):
+            return found
+        if not exactly:
+            return replace(found, held=found.runs) if found.copied is not None else found
+        with self._lock:
+            index = self._copied
+            theirs = [index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in found.donors]
+        target = with_media(prepared.token_ids, prepared.spans)
+        held = overlap(target, theirs, PAIR if ask.method == "top_layer" else RUN)
+        return replace(found, held=held, runs=found.runs or held)
+
+    def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
+        """Those of the chunks that may serve the request."""
+        metas = (self._known(id, prepared, ask.method) for id in ids)
+        return tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config.max_generation))
+
+    def _known(self, id: str, prepared: Prepared, method: Method = "exact") -> ChunkMeta | None:
+        """The description of a chunk of the request's own partition and epoch: of exact state, or of rows where these blend."""
         meta = self.store.meta(id)
-        return meta if meta is not None and (meta.partition, meta.epoch) == (request.partition, epoch) else None
+        if meta is None or (meta.partition, meta.epoch) != (prepared.request.partition, prepared.epoch):
+            return None
+        return meta if meta.kind == KV or method == "blend" else None
 
     def _longest_prefix(
         self, prepared: Prepared, key: str, own: ChunkMeta | None
     ) -> tuple[PrefixHit, ChunkMeta] | None:
         """The longest stored prefix; `own`: the prompt's own chunk, if that was found already."""
-        request, ids, spans = prepared.request, prepared.token_ids, prepared.spans
-        own = own or self._of_caller(key, request, prepared.epoch)
+        own = own or self._known(key, prepared)
         if own is not None:
-            return PrefixHit(key, len(ids) - 1), own  # the prompt itself: nothing is longer
-        return self.store.find(request.partition, prepared.epoch, ids, spans)
+            return PrefixHit(key, len(prepared.token_ids) - 1), own  # the prompt itself: nothing is longer
+        return self.store.find(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
 
 
 def space_of(prepared: Prepared, media: str) -> str:
@@ -265,3 +405,20 @@ def space_of(prepared: Prepared, media: str) -> str:
     digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
     apart = media_key(digests) if media == "exact" else ("media" if digests else "")
     return digest_of("space", request.partition, prepared.epoch, apart)[:40]
+
+
+def skipped(levels: Sequence[Level]) -> dict[str, Status]:
+    """The status table of levels that are not asked."""
+    return {name: "skip" for level in levels for name in level.status_names}
+
+
+def _encode(level: Level, query: Query) -> None:
+    if isinstance(level, Encodes):
+        level.encode(query)
+
+
+def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:
+    """The prompt's own chunk goes before others with equal text: what can be exact is exact."""
+    if own is not None and matches and matches[0].level == "exact_text":
+        return [replace(matches[0], donor=own.id)]
+    return sorted(matches, key=lambda match: own is None or match.donor != own.id)

@@ -77,6 +77,10 @@ class Ask:
         """Whether state may be taken token by token, from several donors, and what differs computed."""
         return self.method in PIECEWISE
 
+    def most_donors(self, config: SemanticCacheConfig) -> int:
+        """How many donors are of use."""
+        return min(config.blend_donors, self.donors or config.blend_donors) if self.piecewise else 1
+
 
 @dataclass(frozen=True)
 class Found:
@@ -299,26 +303,19 @@ def choose(
     tokens: int,
     found: Found,
     ask: Ask,
+    config: SemanticCacheConfig,
     *,
     same: bool = False,
-    min_gain: int = 0,
-    share: float = 0.0,
-    most: int = 1,
-    tail: int = 1,
     costs: Costs | None = None,
     guards: Sequence[PlanGuard] = (),
     piece: int = 1,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """The plans for a prompt of `tokens` tokens: those that may run, best first, and all that were considered.
 
-    same      the donor's token ids and media equal the request's: exact reuse, whatever was asked
-    min_gain  tokens that an approximate plan must save, see `LeastGain`
-    share     rows that blend would recompute at least, of those that are not exact
-    most      donors that a blend takes
-    tail      rows that `top_layer` would compute at least
-    costs     what rows, bytes and blends take; None: not known
-    guards    asked beside `LeastGain` and `MostRows`
-    piece     see `Prepared`
+    same    the donor's token ids and media equal the request's: exact reuse, whatever was asked
+    costs   what rows, bytes and blends take; None: not known
+    guards  asked beside `LeastGain` and `MostRows`
+    piece   see `Prepared`
     """
     ways = tuple(exact_plans(tokens, found, costs, piece))
     exact = _cheapest(ways)
@@ -342,19 +339,21 @@ def choose(
         return exactly(
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
-    judges = (LeastGain(min_gain), MostRows(MAX_SHARE), *guards)
+    judges = (LeastGain(config.min_gain), MostRows(MAX_SHARE), *guards)
     tried = tuple(
         replace(way, refused=next(filter(None, (judge.refuses(way, tokens, exact) for judge in judges)), ""))
-        for way in _approximate_plans(tokens, found, ask, costs, share, most, tail, piece)
+        for way in _approximate_plans(tokens, found, ask, config, costs, piece)
     )
-    considered = (*ways, *tried)
     admitted = [way for way in tried if not way.refused]
     if not admitted:
-        return exactly(tried[0].refused, considered)
+        return exactly(tried[0].refused, (*ways, *tried))
     best = _cheapest([*ways, *admitted])
-    if best.approximate:
-        return (best, exact, *others), considered
-    return exactly(f"{COSTS}: {', '.join(map(str, considered))}: {best.name}", considered)
+    if not best.approximate:
+        return exactly(f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}", (*ways, *tried))
+    whole = best
+    if best.piecewise:  # with the settings that an engine needs
+        whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
+    return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
@@ -385,7 +384,7 @@ def exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int = 1) 
 
 
 def _approximate_plans(
-    tokens: int, found: Found, ask: Ask, costs: Costs | None, share: float, most: int, tail: int, piece: int
+    tokens: int, found: Found, ask: Ask, config: SemanticCacheConfig, costs: Costs | None, piece: int
 ) -> Iterator[Plan]:
     """What the donors are good for, by the method that was asked for. Arguments: see `choose`."""
     donors = found.donors
@@ -395,15 +394,16 @@ def _approximate_plans(
         took = costs.prefix(held, length) if costs else None
         yield Plan("adopt", donors, found.match, tokens - (length - held), seconds=took)
     elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
-        rows = min(tokens, max(tail, found.new(tokens, 0)))
+        rows = min(tokens, max(config.top_layer_tail, found.new(tokens, 0)))
         yield _priced(Plan("top_layer", donors, found.match, tokens - rows), tokens, costs)
     else:
-        hit, meta = found.prefix if found.prefix is not None else (None, None)
-        own = hit is None or meta is None or meta.id in [donor.id for donor in donors]
-        yield _blend(tokens, found, donors, hit.tokens if own and hit else 0, costs, share)
-        if not own and hit and meta and costs is not None and most > 1:
+        share, most = config.blend.share, ask.most_donors(config)
+        kept, prefix = (found.prefix[0].tokens, found.prefix[1]) if found.prefix is not None else (0, donors[0])
+        own = prefix.id in [donor.id for donor in donors]
+        yield _blend(tokens, found, donors, kept if own else 0, costs, share)
+        if not own and costs is not None and most > 1:
             # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
-            yield _blend(tokens, found, (*donors[: most - 1], meta), hit.tokens, costs, share)
+            yield _blend(tokens, found, (*donors[: most - 1], prefix), kept, costs, share)
 
 
 def _blend(

@@ -38,7 +38,9 @@ def pipeline_for(
         return Pipeline(own)
     if arm == "prefix":
         return Pipeline(own, prefix_cache(config))
-    return Pipeline(own, build_cache(config, own), promotes=promotes)
+    cache = build_cache(config, own)
+    cache.flush()  # over a cache directory, the first samples find what it holds
+    return Pipeline(own, cache, promotes=promotes)
 
 
 def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:

@@ -11,7 +11,7 @@ from rich.console import Console
 from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.copied.spaces import CopiedText, tokens_from
+from dejakv.decide.copied.spaces import CopiedText
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Ask, Decision, choose, exact_plans
 from dejakv.engines.base import NO_STATE, Completion, Prepared
@@ -229,7 +229,7 @@ def _words_apart(text: str, other: str) -> tuple[str, ...]:
 
 def _runs(cache: HierarchicalCache, prepared: Prepared, tokenizer: Any) -> tuple[CopiedRun, ...]:
     """The runs of tokens that stand in earlier prompts, whether the run's settings use them or not."""
-    index = CopiedText(tokens_from(cache.store))
+    index = CopiedText(cache.store)
     for meta in cache.store.metas():
         index.add(meta)
     found: list[CopiedRun] = []
@@ -248,9 +248,7 @@ def _costs(decision: Decision, config: SemanticCacheConfig, piece: int) -> dict[
     costs["exact"] = tokens - reusable(tokens, tokens, piece) if same else None
     piecewise = "top_layer" if config.reuse == "top_layer" else "blend"
     for method in ("adopt", piecewise):
-        (chosen, *_), _ = choose(
-            tokens, found, Ask(method), share=config.blend.share, tail=config.top_layer_tail, piece=piece
-        )
+        (chosen, *_), _ = choose(tokens, found, Ask(method), replace(config, min_gain=0), piece=piece)
         costs[method] = tokens - chosen.reused if chosen.method == method else None
     return costs
 

@@ -19,8 +19,9 @@ def indexed(texts: Texts) -> CopiedIndex:
     return index
 
 
-def covered_by(target: Ids, texts: Texts, least: int = GUARANTEED) -> set[int]:
-    """Places of the prompt in runs of at least `least` tokens that stand in a text: every window compared with every other."""
+def covered_by(target: Ids, texts: Texts) -> set[int]:
+    """Places of the prompt in runs of at least `GUARANTEED` tokens that stand in a text: every window compared with every other."""
+    least = GUARANTEED
     windows = {tuple(text[i : i + least].tolist()) for text in texts.values() for i in range(len(text) - least + 1)}
     return {
         place
@@ -34,9 +35,9 @@ def places(found: Cover) -> set[int]:
     return {place for run in found.runs for place in range(run.start, run.start + run.length)}
 
 
-def checked(target: Ids, texts: Texts, least: int = GUARANTEED, worth: int = 1) -> Cover:
+def checked(target: Ids, texts: Texts) -> Cover:
     """The cover by an index of these texts: its runs are equal text, none overlaps another."""
-    found = cover(target, indexed(texts), texts.get, least, worth=worth)
+    found = cover(target, indexed(texts), texts.get)
     check_runs(target, texts, found)
     return found
 

@@ -1,7 +1,7 @@
 """Where fingerprints stand in the segments of one space: packed arrays in sorted tiers, merged as they grow (an LSM tree)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -143,101 +143,55 @@ class Holders:
     names: Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Held:
-    """What a search sees. Tiers never change; of the rest, what concerns new and removed segments changes in place.
-
-    names       `[s]` by number, `number_of` the living ones' numbers
-    sizes, alive, uses  `[s or more]`: places added, whether it is still held, how often it was used
-    """
-
-    tiers: tuple[Tier, ...]
-    names: list[str]
-    number_of: dict[str, int]
-    sizes: NDArray[np.int32]
-    alive: NDArray[np.bool_]
-    uses: NDArray[np.uint32]
-
-    @classmethod
-    def empty(cls) -> "_Held":
-        return cls((), [], {}, np.zeros(16, np.int32), np.zeros(16, np.bool_), np.zeros(16, np.uint32))
-
-    def grown(self) -> "_Held":
-        """With room for twice as many segments."""
-        room = np.zeros(len(self.alive), np.bool_)
-        return replace(
-            self,
-            sizes=np.concatenate([self.sizes, room.astype(np.int32)]),
-            alive=np.concatenate([self.alive, room]),
-            uses=np.concatenate([self.uses, room.astype(np.uint32)]),
-        )
-
-    def compacted(self) -> "_Held":
-        """Without removed segments and their places, the others numbered anew in their order."""
-        alive = np.flatnonzero(self.alive[: len(self.names)])
-        new = np.full(len(self.names), -1, np.int64)
-        new[alive] = np.arange(len(alive))
-        names = [self.names[number] for number in alive.tolist()]
-        tiers = tuple(tier for tier in (tier.renumbered(new) for tier in self.tiers) if len(tier))
-        room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
-        return _Held(
-            tiers,
-            names,
-            {name: number for number, name in enumerate(names)},
-            sizes=np.pad(self.sizes[alive], room),
-            alive=np.pad(self.alive[alive], room),
-            uses=np.pad(self.uses[alive], room),
-        )
-
-
 class CopiedIndex:
-    """Segments by their fingerprints. A search needs no lock, changes need one: see `CopiedText`.
-
-    1.5 bytes an indexed token, up to a third more until removed segments are compacted away, and at most twice as much while
-    tiers are merged.
+    """Segments by their fingerprints: 1.5 bytes an indexed token, up to a third more until removed segments are compacted away, and at
+    most twice as much while tiers are merged.
     """
 
     def __init__(self) -> None:
+        self._tiers: list[Tier] = []
+        self._names: list[str] = []
+        """By number, removed ones included until they are compacted away."""
+        self._number_of: dict[str, int] = {}
         self._dead = 0
-        self._held = _Held.empty()
+        # By number, with room: places added, whether it is still held, how often it was used.
+        self._sizes = np.zeros(16, np.int32)
+        self._alive = np.zeros(16, np.bool_)
+        self._uses = np.zeros(16, np.uint32)
 
     def __len__(self) -> int:
-        return len(self._held.number_of)
+        return len(self._number_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held.number_of
+        return name in self._number_of
 
     @property
     def entries(self) -> int:
         """Places held, those of removed segments included until they are compacted away."""
-        return sum(len(tier) for tier in self._held.tiers)
+        return sum(len(tier) for tier in self._tiers)
 
     @property
     def nbytes(self) -> int:
-        held = self._held
-        arrays = held.sizes.nbytes + held.alive.nbytes + held.uses.nbytes
-        return sum(tier.nbytes for tier in held.tiers) + arrays + SEGMENT_BYTES * len(held.names)
+        arrays = self._sizes.nbytes + self._alive.nbytes + self._uses.nbytes
+        return sum(tier.nbytes for tier in self._tiers) + arrays + SEGMENT_BYTES * len(self._names)
 
     def add(self, name: str, found: Fingerprints) -> bool:
         """Indexes a segment; False for one that is known, or has no fingerprints."""
-        if not len(found):
+        if not len(found) or name in self._number_of:
             return False
-        held = self._held
-        if name in held.number_of:
-            return False
-        number = len(held.names)
-        if number == len(held.alive):
-            held = held.grown()
-        held.sizes[number] = len(found)
-        held.alive[number] = True
-        held.uses[number] = 0
-        tiers = [*held.tiers, Tier.of(number, found).capped(held.uses)]
+        number = len(self._names)
+        if number == len(self._alive):
+            room = (0, number)
+            self._sizes, self._alive = np.pad(self._sizes, room), np.pad(self._alive, room)
+            self._uses = np.pad(self._uses, room)
+        self._sizes[number], self._alive[number] = len(found), True
+        self._names.append(name)
+        self._number_of[name] = number
+        tiers = self._tiers
+        tiers.append(Tier.of(number, found).capped(self._uses))
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
-            newer, older = (self._living(tier, held) for tier in (tiers.pop(), tiers.pop()))
-            tiers.append(merged(older, newer).capped(held.uses))
-        held.names.append(name)
-        held.number_of[name] = number
-        self._held = replace(held, tiers=tuple(tiers))
+            newer, older = self._living(tiers.pop()), self._living(tiers.pop())
+            tiers.append(merged(older, newer).capped(self._uses))
         return True
 
     def remove(self, name: str) -> bool:
@@ -254,9 +208,8 @@ class CopiedIndex:
         if self._dead and self.nbytes > nbytes:
             self._compact()
         while len(self) and (excess := self.nbytes - nbytes) > 0:
-            held = self._held
-            for number, name in enumerate(list(held.names)):
-                excess -= bytes_of(int(held.sizes[number]))  # at most: some are beyond the cap
+            for size, name in zip(self._sizes.tolist(), list(self._names), strict=False):
+                excess -= bytes_of(size)  # at most: some are beyond the cap
                 self._drop(name)
                 gone.append(name)
                 if excess <= 0:
@@ -265,54 +218,51 @@ class CopiedIndex:
         return gone
 
     def used(self, names: Sequence[str]) -> None:
-        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay. It locks nothing either:
-        a use noted during a change may be lost."""
-        held = self._held
+        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay."""
         for name in names:
-            number = held.number_of.get(name)
-            if number is not None:
-                held.uses[number] += 1
+            if name in self._number_of:
+                self._uses[self._number_of[name]] += 1
 
     def holders(self, keys: NDArray[np.uint32]) -> Holders:
         """Where these fingerprints stand (sorted, each once): at most 16 places each."""
-        held = self._held
-        which: list[NDArray[np.int64]] = []
-        numbers: list[NDArray[np.int64]] = []
-        positions: list[NDArray[np.int64]] = []
-        for tier in held.tiers:
+        nothing = np.empty(0, np.int64)
+        which, numbers, positions = [nothing], [nothing], [nothing]
+        for tier in self._tiers:
             first, count = tier.ranges(keys)
-            present = np.flatnonzero(count)
-            if not present.size:
-                continue
-            first, count = first[present], count[present]
             skip = np.cumsum(count) - count
             places = np.arange(int(count.sum())) + np.repeat(first - skip, count)
-            which.append(np.repeat(present, count))
+            which.append(np.repeat(np.arange(len(keys)), count))
             numbers.append(numbers_of(tier.entries[places]))
             positions.append(tier.positions[places].astype(np.int64))
-        if not which:
-            nothing = np.empty(0, np.int64)
-            return Holders(nothing, nothing, nothing, held.names)
         key, number, position = np.concatenate(which), np.concatenate(numbers), np.concatenate(positions)
-        there = held.alive[number]
+        there = self._alive[number]
         key, number, position = key[there], number[there], position[there]
         # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
         order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
-        order = order[within_cap(key[order], number[order], held.uses)]
-        return Holders(key[order], number[order], position[order], held.names)
+        order = order[within_cap(key[order], number[order], self._uses)]
+        return Holders(key[order], number[order], position[order], self._names)
 
-    def _living(self, tier: Tier, held: _Held) -> Tier:
+    def _living(self, tier: Tier) -> Tier:
         """Without places of removed segments, which must not count as holders."""
-        return tier.only(held.alive[numbers_of(tier.entries)]) if self._dead else tier
+        return tier.only(self._alive[numbers_of(tier.entries)]) if self._dead else tier
 
     def _drop(self, name: str) -> bool:
-        number = self._held.number_of.pop(name, None)
+        number = self._number_of.pop(name, None)
         if number is None:
             return False
-        self._held.alive[number] = False
-        self._dead += int(self._held.sizes[number])
+        self._alive[number] = False
+        self._dead += int(self._sizes[number])
         return True
 
     def _compact(self) -> None:
-        self._held = self._held.compacted()
+        """Numbers what is held anew, in its order, and drops the places of what was removed."""
+        alive = np.flatnonzero(self._alive[: len(self._names)])
+        new = np.full(len(self._names), -1, np.int64)
+        new[alive] = np.arange(len(alive))
+        self._names = [self._names[number] for number in alive.tolist()]
+        self._number_of = {name: number for number, name in enumerate(self._names)}
+        self._tiers = [tier for tier in (tier.renumbered(new) for tier in self._tiers) if len(tier)]
+        room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
+        self._sizes, self._alive = np.pad(self._sizes[alive], room), np.pad(self._alive[alive], room)
+        self._uses = np.pad(self._uses[alive], room)
         self._dead = 0

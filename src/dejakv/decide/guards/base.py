@@ -38,7 +38,7 @@ class Guard:
         raise NotImplementedError(f"the guard {self.name} needs `judge`: return a Verdict")
 
     def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Learns whether full computation gave the donor's answer. Does nothing by default."""
+        """Learns whether full computation gave the donor's answer. Does nothing by default. The finder calls it under its lock."""
 
 
 def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Match) -> Verdict:
@@ -62,9 +62,3 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
         return accepted
     reason = "all guards abstained" if guards else "there is no guard that could accept: add a ThresholdGuard"
     return Verdict("reject", "chain", reason)
-
-
-def observe(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-    """Tells every guard whether full computation gave the donor's answer."""
-    for guard in guards:
-        guard.observe(request, donor, match, agreed)

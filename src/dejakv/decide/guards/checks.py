@@ -1,10 +1,7 @@
 """Guards of the score, the media, the prompt around the chunk, and the donor's record."""
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from cachetools import FIFOCache
 
 from dejakv.decide.guards.base import Guard, Verdict
 from dejakv.decide.levels.base import Match
@@ -128,7 +125,7 @@ def _around(prompt: str, chunk: str) -> tuple[str, str] | None:
 
 
 class KnownWrongGuard(Guard):
-    """Rejects donors whose answer was not full computation's once, as `observe` was told. Thread-safe; memory is bounded.
+    """Rejects donors whose answer was not full computation's once, as `observe` was told. Memory is bounded.
 
     Without anybody who compares answers (a run with the arm `none`, a service with feedback) it never rejects.
     """
@@ -137,8 +134,8 @@ class KnownWrongGuard(Guard):
     waived_for_blend = True  # a blend does not give the donor's answer
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._wrong: FIFOCache[str, None] = FIFOCache(remembered)
-        self._lock = threading.Lock()
+        self._wrong: dict[str, None] = {}
+        self._most = remembered
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         if donor.id in self._wrong:
@@ -148,5 +145,6 @@ class KnownWrongGuard(Guard):
     def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
         """Remembers a donor whose answer was not full computation's."""
         if not agreed:
-            with self._lock:
-                self._wrong[donor.id] = None
+            self._wrong[donor.id] = None
+            if len(self._wrong) > self._most:
+                del self._wrong[next(iter(self._wrong))]

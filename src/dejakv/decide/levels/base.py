@@ -52,12 +52,14 @@ class Query:
     """What the levels compare. `space` separates what must never match: partition and epoch, and, unless the caller
     allowed otherwise, the media. A level keeps nothing across spaces.
 
-    embed  computes the latent layers' vectors, at most once and only if a level asks (`query.vectors`)
+    embed    computes the latent layers' vectors, at most once and only if a level asks (`query.vectors`)
+    encoded  vectors of the text, as levels have left them here (`Encodes`)
     """
 
     request: Request
     space: str
     embed: Callable[[], Vectors] = dict
+    encoded: dict[str, NDArray[np.float32] | None] = field(default_factory=dict[str, NDArray[np.float32] | None])
 
     @property
     def text(self) -> str:
@@ -113,7 +115,8 @@ class Recent(Generic[Value]):
 
 
 class Level(Protocol):
-    """`add` and `remove` are idempotent; `search` never raises for lack of data: that is a miss or a skip.
+    """`add` and `remove` are idempotent; `search` never raises for lack of data: that is a miss or a skip. The finder calls all
+    three under its lock, so a level needs none, and what takes long belongs into `Encodes`.
 
     A level may have two more attributes: `thresholds`, the least score by the level that a match names, for the threshold guard, and
     `fingerprint`, of the encoder that its vectors depend on: vectors of another fingerprint are of no use.
@@ -136,9 +139,10 @@ class Level(Protocol):
 
 
 @runtime_checkable
-class ComparesText(Protocol):
-    """A level that compares a vector of the text, which is stored with the chunk."""
+class Encodes(Protocol):
+    """A level that compares vectors."""
 
-    def vector(self, text: str, partition: str | None = None) -> NDArray[np.float32] | None:
-        """The vector that a text is compared by; None for a text that has none."""
+    def encode(self, query: Query) -> None:
+        """Computes the vectors that `search` and `add` need of a query, once: `query.vectors`, or `query.encoded["text"]`, which is
+        stored with the chunk. The finder calls it before it takes its lock, from several threads."""
         ...

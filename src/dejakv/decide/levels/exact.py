@@ -1,7 +1,6 @@
 """L0.5: the same text but for case, white space, Unicode form and closing punctuation, found by a hash."""
 
 import sys
-import threading
 import unicodedata
 from hashlib import blake2b
 
@@ -38,7 +37,7 @@ def normalize(text: str) -> str:
 
 
 class ExactTextCache:
-    """Donors by the hash of their normalized text. Thread-safe; a look-up is one dictionary access.
+    """Donors by the hash of their normalized text; a look-up is one dictionary access.
 
     `record` and `candidates` are the face for those who drive it themselves (one default space); `add`, `search` and
     `remove` are the level's, which keeps spaces apart. An empty text matches nothing.
@@ -55,7 +54,6 @@ class ExactTextCache:
     def __init__(self) -> None:
         self._donors: dict[bytes, tuple[str, ...]] = {}
         self._key_of: dict[str, bytes] = {}
-        self._lock = threading.Lock()
 
     def normalize(self, text: str) -> str:
         """See `dejakv.decide.levels.exact.normalize`."""
@@ -72,21 +70,17 @@ class ExactTextCache:
         if not plain:
             return
         key = _key(space, plain)
-        with self._lock:
-            known = self._key_of.get(chunk_id)
-            if known == key:
-                return
-            if known is not None:
-                self._drop(chunk_id, known)
-            self._donors[key] = (chunk_id, *self._donors.get(key, ()))
-            self._key_of[chunk_id] = key
+        if self._key_of.get(chunk_id) == key:
+            return
+        self.remove(chunk_id)
+        self._donors[key] = (chunk_id, *self._donors.get(key, ()))
+        self._key_of[chunk_id] = key
 
     def search(self, query: Query) -> Search:
         """Up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
-        plain = normalize(query.text)
-        if not plain:
+        if not normalize(query.text):
             return Search((), {self.name: "skip"})
-        donors = self._donors.get(_key(query.space, plain), ())
+        donors = self.candidates(query.text, query.space)
         matches = tuple(Match(donor, self.name, 1.0) for donor in donors[:MAX_MATCHES])
         return Search(matches, {self.name: "hit" if matches else "miss"})
 
@@ -94,10 +88,14 @@ class ExactTextCache:
         self.record(query.text, donor, query.space)
 
     def remove(self, donor: str) -> None:
-        with self._lock:
-            key = self._key_of.get(donor)
-            if key is not None:
-                self._drop(donor, key)
+        key = self._key_of.pop(donor, None)
+        if key is None:
+            return
+        left = tuple(other for other in self._donors[key] if other != donor)
+        if left:
+            self._donors[key] = left
+        else:
+            del self._donors[key]
 
     @property
     def nbytes(self) -> int:
@@ -106,14 +104,6 @@ class ExactTextCache:
 
     def __len__(self) -> int:
         return len(self._key_of)
-
-    def _drop(self, donor: str, key: bytes) -> None:
-        del self._key_of[donor]
-        left = tuple(other for other in self._donors[key] if other != donor)
-        if left:
-            self._donors[key] = left
-        else:
-            del self._donors[key]
 
 
 def _key(space: str, plain: str) -> bytes:

@@ -5,23 +5,34 @@ chunk. A `FusionProvider` knows how to read them from a model and how to write t
 a restart, as chunks of kind "fusion".
 """
 
-import math
+import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from dejakv.decide.levels.base import Status
+from dejakv.decide.plan import Decision, Plan
 from dejakv.identity import digest_of
-from dejakv.request import DEFAULT_PARTITION, keeping, kept_for, nothing_is_kept
+from dejakv.request import DEFAULT_PARTITION, Prepared, keeping, kept_for, nothing_is_kept
 from dejakv.store.age import shortest
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
+if TYPE_CHECKING:
+    from dejakv.encoder_cache import VisualKVCache
+
 Array = NDArray[Any]
+logger = logging.getLogger(__name__)
+
+_MOST = 256
+"""Partitions (times models) whose states are kept at hand; those of others are in the store, if there is one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,25 +60,6 @@ class FusionProvider(Protocol):
         ...
 
 
-class _Block(Protocol):
-    @property
-    def embedding(self) -> Any: ...
-
-
-class _View(Protocol):
-    def lookup(self, content_hash: str, modality: str = "image") -> _Block | None: ...
-
-    def store(self, content_hash: str, modality: str, embedding: Any) -> Any: ...
-
-    def remove(self, content_hash: str, modality: str = "image") -> bool: ...
-
-
-class EncoderRegistry(Protocol):
-    """What is needed of `dejakv.encoder_cache.VisualKVCache`."""
-
-    def view(self, encoder_epoch: str, partition: str = DEFAULT_PARTITION) -> _View: ...
-
-
 class FusionCache:
     """Fusion states by chunk id, for one model and one partition. Thread-safe; an error of the provider is a miss.
 
@@ -82,7 +74,7 @@ class FusionCache:
     def __init__(
         self,
         provider: FusionProvider | None,
-        registry: EncoderRegistry,
+        registry: "VisualKVCache",
         epoch: str,
         partition: str = DEFAULT_PARTITION,
         store: Store | None = None,
@@ -91,12 +83,10 @@ class FusionCache:
         self.provider = provider
         self.epoch = epoch
         self.partition = partition
-        self.counts = {"captured": 0, "injected": 0, "missed": 0, "failed": 0}
         self._view = registry.view(f"fusion:{epoch}", partition)
         self._store = store
         self._ttl = ttl
         self._layouts: dict[str, FusionState] = {}
-        self._lock = threading.Lock()
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> bool:
         """Reads the model's fusion tensors after a run and keeps them; False if there are none, it failed, or nothing of the
@@ -109,9 +99,8 @@ class FusionCache:
                 return False
             self.save(state)
         except Exception:  # a provider is foreign code, and the answer is there already: it costs this state alone
-            self._count("failed")
+            logger.debug("the fusion provider failed", exc_info=True)
             return False
-        self._count("captured")
         return True
 
     def save(self, state: FusionState) -> None:
@@ -121,8 +110,7 @@ class FusionCache:
         """
         state = FusionState(state.chunk_id, {n: np.array(t) for n, t in state.tensors.items()}, state.metadata)
         empty = {name: np.empty((0, *tensor.shape), tensor.dtype) for name, tensor in state.tensors.items()}
-        with self._lock:
-            self._layouts[state.chunk_id] = FusionState(state.chunk_id, empty, state.metadata)
+        self._layouts[state.chunk_id] = FusionState(state.chunk_id, empty, state.metadata)
         with keeping(no_store=nothing_is_kept(), ttl=shortest(self._ttl, kept_for()) or None):
             for name, tensor in state.tensors.items():
                 self._view.store(self._key(state.chunk_id, name), "image", _rows(tensor))
@@ -131,8 +119,7 @@ class FusionCache:
 
     def load(self, chunk_id: str) -> FusionState | None:
         """The state of a chunk, whole or not at all: from the registry, else from the store."""
-        with self._lock:
-            layout = self._layouts.get(chunk_id)
+        layout = self._layouts.get(chunk_id)
         if layout is not None:
             tensors: dict[str, Array] = {}
             for name, empty in layout.tensors.items():
@@ -143,8 +130,7 @@ class FusionCache:
             else:
                 return FusionState(chunk_id, tensors, layout.metadata)
             if self._store is None:
-                with self._lock:
-                    self._layouts.pop(chunk_id, None)
+                self._layouts.pop(chunk_id, None)
         return self._restore(chunk_id)
 
     def inject(self, *, llm: Any, request_id: str, state: FusionState | None = None, chunk_id: str = "") -> Status:
@@ -157,20 +143,17 @@ class FusionCache:
             return "skip"
         found = state if state is not None else self.load(chunk_id)
         if found is None:
-            self._count("missed")
             return "miss"
         try:
             taken = self.provider.inject(llm=llm, request_id=request_id, state=found)
         except Exception:  # the model then runs its own fusion modules, as without a cache
-            self._count("failed")
+            logger.debug("the fusion provider failed", exc_info=True)
             return "miss"
-        self._count("injected" if taken else "missed")
         return "hit" if taken else "miss"
 
     def remove(self, chunk_id: str) -> None:
         """Forgets a chunk's state."""
-        with self._lock:
-            layout = self._layouts.pop(chunk_id, None)
+        layout = self._layouts.pop(chunk_id, None)
         for name in layout.tensors if layout is not None else ():
             self._view.remove(self._key(chunk_id, name), "image")
         if self._store is not None:
@@ -178,8 +161,7 @@ class FusionCache:
 
     def forget(self) -> None:
         """Forgets which states there are; those in the store are found again."""
-        with self._lock:
-            self._layouts.clear()
+        self._layouts.clear()
 
     def __len__(self) -> int:
         return len(self._layouts)
@@ -188,27 +170,15 @@ class FusionCache:
         chunk = self._store.get(self._stored_id(chunk_id)) if self._store is not None else None
         if chunk is None or chunk.meta.partition != self.partition or chunk.meta.epoch != self.epoch:
             return None
-        data: Array = chunk.tensor.data.reshape(-1).view(np.uint8)
-        tensors: dict[str, Array] = {}
-        start = 0
-        for entry in chunk.meta.metadata["tensors"]:
-            dtype: np.dtype[Any] = np.dtype(str(entry["dtype"]))
-            shape: list[int] = entry["shape"]
-            if dtype.kind not in "fiub":
-                return None
-            stop = start + dtype.itemsize * math.prod(shape)
-            tensors[str(entry["name"])] = data[start:stop].copy().view(dtype).reshape(shape)
-            start = stop
-        return FusionState(chunk_id, tensors, chunk.meta.metadata.get("metadata", {}))
+        names: list[str] | None = chunk.meta.metadata.get("names")
+        if names is None:
+            return None
+        tensors = load(np.ascontiguousarray(chunk.tensor.data).tobytes())
+        return FusionState(chunk_id, {name: tensors[name] for name in names}, chunk.meta.metadata["metadata"])
 
     def _chunk(self, state: FusionState) -> Chunk:
-        """One flat tensor of bytes; names, types and shapes stand beside it."""
-        parts = [np.ascontiguousarray(tensor).reshape(-1).view(np.uint8) for tensor in state.tensors.values()]
-        data = np.concatenate(parts)
-        entries = [
-            {"name": name, "dtype": tensor.dtype.str, "shape": list(tensor.shape)}
-            for name, tensor in state.tensors.items()
-        ]
+        """A safetensors file as one flat tensor of bytes; the names stand beside it in their order."""
+        data = np.frombuffer(save(dict(state.tensors)), np.uint8)
         meta = ChunkMeta(
             id=self._stored_id(state.chunk_id),
             partition=self.partition,
@@ -219,7 +189,7 @@ class FusionCache:
             kind="fusion",
             ttl=shortest(self._ttl, kept_for()),
             nbytes=int(data.nbytes),
-            metadata={"tensors": entries, "metadata": dict(state.metadata), "chunk": state.chunk_id},
+            metadata={"names": list(state.tensors), "metadata": dict(state.metadata), "chunk": state.chunk_id},
         )
         return Chunk(meta, Tensor(data, "U8"))
 
@@ -229,11 +199,74 @@ class FusionCache:
     def _key(self, chunk_id: str, name: str) -> str:
         return digest_of("fusion", chunk_id, name)
 
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self.counts[what] += 1
-
 
 def _rows(tensor: Array) -> Array:
     """The registry holds `[rows, width]` and `[levels, rows, width]`: other shapes are folded, `load` unfolds them."""
     return tensor if tensor.ndim in (2, 3) else tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)
+
+
+class FusionStates:
+    """An observer: puts the state of the plan's first donor back into the model, and keeps what the model's fusion modules put out.
+    Thread-safe; an error of the provider is a miss.
+
+    engine  whose model is read and written
+    store   where states survive a restart; None keeps them in the registry alone
+    ttl     seconds for which a state may be used, 0 without a limit
+    """
+
+    def __init__(
+        self,
+        provider: FusionProvider,
+        engine: Any,
+        registry: "VisualKVCache",
+        store: Store | None = None,
+        ttl: float = 0.0,
+    ) -> None:
+        self._provider = provider
+        self._engine = engine
+        self._registry = registry
+        self._store = store
+        self._ttl = ttl
+        self._caches: LRUCache[tuple[str, str], FusionCache] = LRUCache(_MOST)
+        self._lock = threading.Lock()
+
+    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
+        """Before a run; the row `fusion` of the status table is a `miss` where no donor is used."""
+        plan, row = decision.plan, "miss"
+        if plan.match is not None and plan.donors:
+            cache, donor = self._of(prepared), plan.donors[0].id
+            row = cache.inject(llm=self._engine, request_id=prepared.request.id, chunk_id=donor)
+        return replace(decision, statuses={**decision.statuses, "fusion": row})
+
+    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: object) -> None:
+        """After a run without a donor: keeps what there is to keep."""
+        if plan.match is None:
+            request = prepared.request.id
+            self._of(prepared).capture(llm=self._engine, request_id=request, chunk_id=decision.key)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """Removes the states of the selected prompts (`donors`), or those that are selected otherwise; what was in the store. Tensors
+        in the registry leave with its own purge. Raises: StoreError."""
+        purged = self._store.purge(selection, dry_run=dry_run) if self._store is not None else Purged()
+        with self._lock:
+            found = [cache for (_, of), cache in list(self._caches.items()) if selection.partition in (None, of)]
+        for cache in found if not dry_run else ():
+            for id in selection.donors:
+                cache.remove(id)
+            if not selection.donors and selection.older_than is None:
+                cache.forget()
+        return purged
+
+    def close(self) -> None:
+        """Closes the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def _of(self, prepared: Prepared) -> FusionCache:
+        key = (prepared.epoch, prepared.request.partition)
+        with self._lock:
+            found = self._caches.get(key)
+            if found is None:
+                found = FusionCache(self._provider, self._registry, *key, store=self._store, ttl=self._ttl)
+                self._caches[key] = found
+            return found

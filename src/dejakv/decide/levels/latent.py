@@ -4,7 +4,6 @@
 another question pass on `vision` alone and return the wrong answer; it exists because the prototypes did that.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -119,7 +118,7 @@ COMBINE: dict[str, Combine] = {"all": all_layers, "any": any_layer, "mean": mean
 
 
 class EmbeddingCache:
-    """Donors by the vectors of several layers. Thread-safe.
+    """Donors by the vectors of several layers.
 
     layers  specs or `NAME:DIM[:THRESHOLD]`
     match   `all`: every layer at or above its threshold. `any`: one is enough, the best decides. `mean`: the weighted
@@ -152,7 +151,6 @@ class EmbeddingCache:
         self.status_names = tuple(f"embedding:{name}" for name in self.layers)
         self._kind = index
         self._spaces = {spec.name: Spaces(spec.dim, index) for spec in specs if spec.dim is not None}
-        self._lock = threading.Lock()
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -162,6 +160,10 @@ class EmbeddingCache:
         if specs:
             named["embedding:mean"] = sum(s.weight * s.threshold for s in specs) / sum(s.weight for s in specs)
         return named
+
+    def encode(self, query: Query) -> None:
+        """Sees to the query's vectors."""
+        _ = query.vectors
 
     @overload
     def search(self, query: Query) -> Search: ...
@@ -175,11 +177,8 @@ class EmbeddingCache:
         Raises ConfigError for a vector of another dimension than its layer's.
         """
         if isinstance(query, Query):
-            vectors = query.vectors  # computed outside the lock
-            with self._lock:
-                return self._search(vectors, query.space)
-        with self._lock:
-            matches = self._search(query, _DEFAULT_SPACE).matches
+            return self._search(query.vectors, query.space)
+        matches = self._search(query, _DEFAULT_SPACE).matches
         return matches[0] if matches else None
 
     @overload
@@ -191,22 +190,20 @@ class EmbeddingCache:
     def add(self, donor: str, query: Query | Mapping[str, Any]) -> None:
         """Makes a chunk a donor by whichever layers have a vector. Raises ConfigError as `search` does."""
         vectors, space = (query.vectors, query.space) if isinstance(query, Query) else (query, _DEFAULT_SPACE)
-        with self._lock:
-            for name, row in self._rows(vectors).items():
-                self._spaces[name].add(space, donor, row)
+        for name, row in self._rows(vectors).items():
+            self._spaces[name].add(space, donor, row)
 
     def remove(self, donor: str) -> None:
-        with self._lock:
-            for spaces in self._spaces.values():
-                spaces.remove(donor)
+        for spaces in self._spaces.values():
+            spaces.remove(donor)
 
     @property
     def nbytes(self) -> int:
         """Memory of the vectors of all layers."""
-        return sum(spaces.nbytes for spaces in tuple(self._spaces.values()))
+        return sum(spaces.nbytes for spaces in self._spaces.values())
 
     def __len__(self) -> int:
-        return max((len(spaces) for spaces in tuple(self._spaces.values())), default=0)
+        return max((len(spaces) for spaces in self._spaces.values()), default=0)
 
     def _search(self, vectors: Vectors, space: str) -> Search:
         rows = self._rows(vectors)

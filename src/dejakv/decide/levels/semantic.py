@@ -1,6 +1,5 @@
 """L1: a text that means the same, found by the cosine of embeddings."""
 
-import threading
 from typing import overload
 
 from dejakv.config import SIMILARITY_THRESHOLD
@@ -18,7 +17,7 @@ _DEFAULT_SPACE = "default"
 
 
 class SemanticTextCache:
-    """Donors whose embedded text has a cosine of at least `threshold` with the query's. Thread-safe.
+    """Donors whose embedded text has a cosine of at least `threshold` with the query's.
 
     threshold     cosine in [-1, 1]; 0 is a threshold like any other
     chunk_window  characters that are embedded, 0 for all; see `dejakv.vectors.text`
@@ -62,7 +61,6 @@ class SemanticTextCache:
         self._index = index
         self._spaces: Spaces | None = None
         self._recent: Recent[Vector | None] = Recent(REMEMBERED, nothing_is_kept)
-        self._lock = threading.Lock()
 
     @property
     def fingerprint(self) -> str:
@@ -91,6 +89,11 @@ class SemanticTextCache:
             return None
         return self._encode(part) if partition is None else self._recent.get(partition, part, self._encode)
 
+    def encode(self, query: Query) -> None:
+        """Sees to the vector of the query's text; one that is stored with a chunk is not computed again."""
+        if "text" not in query.encoded:
+            query.encoded["text"] = self.vector(query.text, query.request.partition)
+
     @overload
     def search(self, query: Query) -> Search: ...
 
@@ -102,7 +105,8 @@ class SemanticTextCache:
         if isinstance(query, str):
             matches = self.search_vector(self.vector(query), _DEFAULT_SPACE)
             return matches[0] if matches else None
-        vector = self.vector(query.text, query.request.partition)
+        self.encode(query)
+        vector = query.encoded["text"]
         if vector is None:
             return Search((), {self.name: "skip"})
         matches = self.search_vector(vector, query.space)
@@ -112,8 +116,7 @@ class SemanticTextCache:
         """Up to 8 matches for a vector that is there already, best first."""
         if vector is None or self._spaces is None:
             return ()
-        with self._lock:
-            hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
+        hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
         return tuple([Match(id, self.name, score) for id, score in hits])
 
     @overload
@@ -128,24 +131,21 @@ class SemanticTextCache:
             row = self.vector(query) if vector is None else vector
             space = _DEFAULT_SPACE
         else:
-            row, space = query.vectors.get("text"), query.space
-            if row is None:
-                row = self.vector(query.text, query.request.partition)
+            self.encode(query)
+            row, space = query.encoded["text"], query.space
         if row is None:
             return
-        with self._lock:
-            if self._spaces is None:
-                self._spaces = Spaces(len(row), self._index)
-            self._spaces.add(space, donor, row)
+        if self._spaces is None:
+            self._spaces = Spaces(len(row), self._index)
+        self._spaces.add(space, donor, row)
 
     def forget(self, partition: str | None) -> None:
         """Forgets the vectors of the latest texts of one partition, or of all."""
         self._recent.forget(partition)
 
     def remove(self, donor: str) -> None:
-        with self._lock:
-            if self._spaces is not None:
-                self._spaces.remove(donor)
+        if self._spaces is not None:
+            self._spaces.remove(donor)
 
     @property
     def nbytes(self) -> int:
