@@ -6,14 +6,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.serving import until
 
 from dejakv.build import build_levels
@@ -21,7 +18,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import InputError, MissingExtraError, ModelError
 from dejakv.vectors import process
-from dejakv.vectors.process import Broken, EncoderProcess, receive, send
+from dejakv.vectors.process import EncoderProcess
 from dejakv.vectors.text import SentenceTransformerEncoder
 
 
@@ -39,9 +36,9 @@ def encoder(folder: str) -> Iterator[EncoderProcess]:
 
 
 def pid_of(encoder: EncoderProcess) -> int:
-    process = encoder._process  # pyright: ignore[reportPrivateUsage]
-    assert process is not None
-    return process.pid
+    running = encoder._running  # pyright: ignore[reportPrivateUsage]
+    assert running is not None
+    return running[0].pid
 
 
 def is_running(pid: int) -> bool:
@@ -106,7 +103,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(encoder: EncoderProcess, mo
 
     expected, deaths = encoder.encode("a lamp"), encoder.deaths
     with monkeypatch.context() as patch:
-        patch.setattr(process, "receive", interrupted)
+        patch.setattr(process.Connection, "recv_bytes", interrupted)
         with pytest.raises(KeyboardInterrupt):
             encoder.encode("something else")
     np.testing.assert_allclose(encoder.encode("a lamp"), expected, atol=1e-5)
@@ -131,7 +128,7 @@ encoder = EncoderProcess(sys.argv[1])
 held = os.fork()  # it keeps the pipe open
 if not held:
     time.sleep(300)
-print(encoder._process.pid, held, flush=True)
+print(encoder._running[0].pid, held, flush=True)
 time.sleep(300)
 """
 
@@ -170,23 +167,3 @@ def test_a_model_that_cannot_be_loaded_is_told_at_the_start(tmp_path: Path, monk
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="sentence-transformers"):
         EncoderProcess(str(tmp_path))
-
-
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
-
-
-@given(fields=st.dictionaries(st.text(), JSON, max_size=4), body=st.binary(max_size=500))
-def test_messages_come_as_they_went(fields: dict[str, Any], body: bytes) -> None:
-    pipe = BytesIO()
-    send(pipe, fields, body)
-    pipe.seek(0)
-    assert receive(pipe) == (fields, body)
-
-
-@given(junk=st.binary(max_size=200))
-def test_what_is_no_message_is_told(junk: bytes) -> None:
-    try:
-        fields, _ = receive(BytesIO(junk))
-        assert isinstance(fields, dict)
-    except Broken:
-        pass

@@ -10,7 +10,6 @@ from dejakv.identity import digest_of
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 from dejakv.vectors.base import Vector
-from dejakv.vectors.text import varying_part
 
 
 class WordEncoder:
@@ -82,21 +81,13 @@ def test_negative_window() -> None:
         SemanticTextCache(WordEncoder(), chunk_window=-1)
 
 
-def test_varying_part() -> None:
-    assert varying_part("  Answer briefly. Where is it? ", preamble="Answer briefly.") == "Where is it?"
-    assert varying_part("Where is it?", window=8) == "Where is"
-    assert varying_part("Answer briefly.", preamble="Answer briefly.") == "Answer briefly."
-    assert varying_part("Where?", preamble="Answer briefly.") == "Where?"
-    assert varying_part("   ") == ""
-
-
-def test_preamble_and_window_decide_what_is_embedded() -> None:
+def test_the_window_decides_what_is_embedded() -> None:
     encoder = WordEncoder()
-    cache = SemanticTextCache(encoder, 0.99, chunk_window=9, preamble="You are a helpful assistant.")
-    cache.add("a", query("You are a helpful assistant. red thing and more"))
+    cache = SemanticTextCache(encoder, 0.99, chunk_window=9)
+    cache.add("a", query("  red thing and more"))
     assert encoder.calls == ["red thing"]
     assert cache.search(query("red thing but less")).matches
-    assert not cache.search(query("You are a helpful assistant. blue box and more")).matches
+    assert not cache.search(query("blue box and more")).matches
 
 
 def test_stored_vectors_are_not_computed_again() -> None:
@@ -139,11 +130,8 @@ def test_text_without_direction_is_skipped() -> None:
 
 
 def test_fingerprint_covers_all_that_changes_vectors() -> None:
-    made = [
-        SemanticTextCache(WordEncoder(), chunk_window=window, preamble=preamble).fingerprint
-        for window, preamble in ((0, ""), (9, ""), (0, "x"))
-    ]
-    assert len(set(made)) == 3
+    made = [SemanticTextCache(WordEncoder(), chunk_window=window).fingerprint for window in (0, 9)]
+    assert len(set(made)) == 2
     assert SemanticTextCache(WordEncoder(), 0.1).fingerprint == made[0]
 
 

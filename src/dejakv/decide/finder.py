@@ -73,7 +73,7 @@ class Finder:
     guards   asked for whatever is not exact
     embed    computes the latent layers' vectors of a request, called only when a latent level asks
     embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
-    plan_guards  of the caller's own; they judge approximate plans beside `LeastGain` and `MostRows`
+    plan_guards  of the caller's own; they judge approximate plans
     background   what is stored is indexed by a thread; meanwhile lookups search what is indexed already
     """
 

@@ -269,36 +269,6 @@ class PlanGuard(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class LeastGain:
-    """Refuses plans that save fewer than `tokens` tokens beyond the exact one.
-
-    An adopted prompt runs from state that is whole, its pictures' tokens included, and what it saves is counted so: over the whole
-    prompt, as long as it is anything beyond the exact plan. A short question behind a picture would never be worth it else.
-    """
-
-    tokens: int
-
-    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
-        gain = plan.reused - exact.reused
-        if gain >= self.tokens or (plan.method == "adopt" and gain > 0 and plan.reused >= self.tokens):
-            return ""
-        return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {self.tokens} are asked for"
-
-
-@dataclass(frozen=True)
-class MostRows:
-    """Refuses piecewise plans that compute more than `share` of the prompt's rows: they save little, and are still approximate."""
-
-    share: float
-
-    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
-        rows = tokens - plan.reused
-        if not plan.piecewise or rows <= self.share * tokens:
-            return ""
-        return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {self.share:.0%} at most"
-
-
 def choose(
     tokens: int,
     found: Found,
@@ -314,7 +284,7 @@ def choose(
 
     same    the donor's token ids and media equal the request's: exact reuse, whatever was asked
     costs   what rows, bytes and blends take; None: not known
-    guards  asked beside `LeastGain` and `MostRows`
+    guards  asked after `min_gain` and the share of rows
     piece   see `Prepared`
     """
     ways = tuple(exact_plans(tokens, found, costs, piece))
@@ -339,9 +309,8 @@ def choose(
         return exactly(
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
-    judges = (LeastGain(config.min_gain), MostRows(MAX_SHARE), *guards)
     tried = tuple(
-        replace(way, refused=next(filter(None, (judge.refuses(way, tokens, exact) for judge in judges)), ""))
+        replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards))
         for way in _approximate_plans(tokens, found, ask, config, costs, piece)
     )
     admitted = [way for way in tried if not way.refused]
@@ -354,6 +323,20 @@ def choose(
     if best.piecewise:  # with the settings that an engine needs
         whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
     return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
+
+
+def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequence[PlanGuard]) -> str:
+    """Why an approximate plan may not run, in words: it saves too little beyond the exact one, or a guard refuses it.
+
+    An adopted prompt runs from state that is whole, its pictures' tokens included, and what it saves is counted so: over the whole
+    prompt, as long as it is anything beyond the exact plan. A short question behind a picture would never be worth it else.
+    """
+    gain, rows = plan.reused - exact.reused, tokens - plan.reused
+    if gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
+        return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {min_gain} are asked for"
+    if plan.piecewise and rows > MAX_SHARE * tokens:
+        return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {MAX_SHARE:.0%} at most"
+    return next(filter(None, (guard.refuses(plan, tokens, exact) for guard in guards)), "")
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.errors import ConfigError, MissingExtraError
+from dejakv.errors import MissingExtraError
 from dejakv.vectors.base import ANY, Hit, Vector, unit
 from dejakv.vectors.flat import FlatIndex
 
@@ -17,7 +17,7 @@ class HNSWIndex:
     """A graph of bfloat16 vectors (scores are off by up to 0.001 at 384 dimensions, more at few). Needs the extra `hnsw`.
 
     connectivity  links of a node; more is better recall, more memory and slower insertion
-    breadth       candidates a search examines; more is better recall and slower. `tune` finds it for a wanted recall
+    breadth       candidates a search examines; more is better recall and slower; it may be changed at any time
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HNSWIndex:
             expansion_search=self.breadth,
         )
         self._dim = dim
-        self._breadth = breadth
+        self.breadth = breadth
         self._flat_below = flat_below
         self._flat: FlatIndex | None = FlatIndex(dim)
         self._graph: Any = None
@@ -53,10 +53,6 @@ class HNSWIndex:
     @property
     def dim(self) -> int:
         return self._dim
-
-    @property
-    def breadth(self) -> int:
-        return self._breadth
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +92,7 @@ class HNSWIndex:
         k = min(k, len(self._key_of))
         if k < 1:
             return []
+        self._graph.expansion_search = self.breadth
         found = self._graph.search(query, k, threads=1)
         pairs = zip(found.keys.tolist(), found.distances.tolist(), strict=True)
         return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= least]
@@ -106,28 +103,6 @@ class HNSWIndex:
             return self._flat.scores(query, ids)
         keys = [self._key_of.get(id) for id in ids]
         return [None if key is None else self._cosine(key, query) for key in keys]
-
-    def tune(self, queries: Sequence[Vector], recall: float = 0.98) -> float:
-        """Widens the search until it finds the nearest vector for this share of the queries; returns the recall@1 reached.
-
-        Measured against a comparison with every vector. Raises ConfigError if even 4,096 candidates do not reach it.
-        """
-        if self._flat is not None or not queries:
-            return 1.0
-        asked = np.stack([unit(query, self._dim) for query in queries])
-        truth: Any = self._graph.search(asked, 1, exact=True).keys[:, 0]
-        reached = 0.0
-        while self._breadth <= 4096:
-            self._graph.expansion_search = self._breadth
-            agreed: Any = self._graph.search(asked, 1).keys[:, 0] == truth
-            reached = float(agreed.mean())
-            if reached >= recall:
-                return reached
-            self._breadth *= 2
-        raise ConfigError(
-            f"recall {recall} is out of reach ({reached:.3f} at 4,096 candidates): raise connectivity and "
-            "build_breadth, or use the index 'flat'"
-        )
 
     def _cosine(self, key: int, query: Vector) -> float:
         row = np.asarray(self._graph.get(key, dtype="f32"), dtype=np.float32)

@@ -33,7 +33,7 @@ def make_index(kind: IndexKind | str, dim: int) -> VectorIndex:
 class Spaces:
     """Donors by space. A space is created with its first donor and dropped with its last; thousands of small ones are cheap.
 
-    A donor is in one space at a time. Not thread-safe: a level guards its own.
+    A donor is in one space at a time. `dim`: None takes that of the first vector. Not thread-safe.
 
     >>> spaces = Spaces(dim=2)
     >>> spaces.add("tenant a", "donor", [1, 0])
@@ -43,8 +43,8 @@ class Spaces:
     []
     """
 
-    def __init__(self, dim: int, kind: str = "flat") -> None:
-        make_index(kind, dim)
+    def __init__(self, dim: int | None = None, kind: str = "flat") -> None:
+        make_index(kind, dim or 1)
         self.dim = dim
         self.kind = kind
         self._index_of: dict[str, VectorIndex] = {}
@@ -66,6 +66,7 @@ class Spaces:
 
     def add(self, space: str, donor: str, vector: Vector) -> None:
         """Adds or replaces. Raises like `VectorIndex.add`, and then changes nothing."""
+        self.dim = self.dim or len(vector)
         row = unit(vector, self.dim)
         if self._space_of.get(donor, space) != space:
             self.remove(donor)

@@ -99,22 +99,17 @@ class ModelTextEncoder:
         return [self.encode(text) for text in texts]
 
 
-def varying_part(text: str, window: int = 0, preamble: str = "") -> str:
-    """Returns the part of a text that is embedded: without the preamble, at most `window` characters (0: all).
+def varying_part(text: str, window: int = 0) -> str:
+    """Returns the part of a text that is embedded: without white space around it, at most `window` characters (0: all).
 
     An embedding is an average: if prompts share a long preamble, all prompts look alike and a threshold means nothing. So the levels
-    compare a request's *chunk* (`--chunk-source`; the default is the question alone), without a known `preamble`, and with
-    `--chunk-window N` only its first N characters. Never empty unless the text is.
+    compare a request's *chunk* (`--chunk-source`; the default is the question alone), and with `--chunk-window N` only its first N
+    characters.
 
-    >>> varying_part("Answer briefly. Where is the cat?", preamble="Answer briefly.")
-    'Where is the cat?'
-    >>> varying_part("Where is the cat?", window=5)
+    >>> varying_part(" Where is the cat?", window=5)
     'Where'
     """
     part = text.strip()
-    opening = preamble.strip()
-    if opening and part.startswith(opening):
-        part = part[len(opening) :].lstrip() or part
     return part[:window].rstrip() if window else part
 
 

@@ -52,29 +52,27 @@ class ThresholdGuard(Guard):
         return Verdict("reject", self.name, f"score {match.score:.3f} is below {least:g}")
 
 
-def media_of(request: Request, donor: ChunkMeta) -> tuple[list[str], list[str]]:
-    """The digests of the distinct media of a request and of a donor, each in their order."""
-    here = list(dict.fromkeys(medium.digest for medium in request.media))
-    there = list(dict.fromkeys(span.digest for span in donor.spans))
-    return here, there
-
-
 class MediaGuard(Guard):
     """Rejects a donor with other media, whatever space it was found in: a second lock on `--media exact`.
 
-    The same question about another picture is another question. Not for `--media similar` or `ignore`, which ask for other media.
+    The same question about another picture is another question. Not for `--media ignore`, which asks for other media.
     """
 
     name = "media"
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = media_of(request, donor)
-        if here != there:
-            return Verdict("reject", self.name, f"other media: {len(here)} here, {len(there)} there, not the same ones")
-        return Verdict("abstain", self.name, "the same media" if here else "no media")
+        here = list(dict.fromkeys(medium.digest for medium in request.media))
+        there = list(dict.fromkeys(span.digest for span in donor.spans))
+        if here == there:
+            return Verdict("abstain", self.name, "the same media" if here else "no media")
+        return self.of_others(match, f"other media: {len(here)} here, {len(there)} there, not the same ones")
+
+    def of_others(self, match: Match, told: str) -> Verdict:
+        """Judges a donor with other media, of which `told` tells."""
+        return Verdict("reject", self.name, told)
 
 
-class VisionGuard(Guard):
+class VisionGuard(MediaGuard):
     """Rejects a donor with other media unless the vision layer has compared them: for `--media similar`.
 
     least  the vision layer's own threshold, a cosine in [-1, 1]
@@ -85,10 +83,7 @@ class VisionGuard(Guard):
     def __init__(self, least: float) -> None:
         self.least = least
 
-    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = media_of(request, donor)
-        if here == there:
-            return Verdict("abstain", self.name, "the same media")
+    def of_others(self, match: Match, told: str) -> Verdict:
         score = match.layers.get("vision")
         if score is None:
             return Verdict("reject", self.name, f"other media, and {match.level} has not compared them")

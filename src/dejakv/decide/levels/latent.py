@@ -5,7 +5,6 @@ another question pass on `vision` alone and return the wrong answer; it exists b
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -149,8 +148,7 @@ class EmbeddingCache:
         self.match = match
         self.layers: dict[str, LayerSpec] = {spec.name: spec for spec in specs}
         self.status_names = tuple(f"embedding:{name}" for name in self.layers)
-        self._kind = index
-        self._spaces = {spec.name: Spaces(spec.dim, index) for spec in specs if spec.dim is not None}
+        self._spaces = {spec.name: Spaces(spec.dim, index) for spec in specs}
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -208,11 +206,7 @@ class EmbeddingCache:
     def _search(self, vectors: Vectors, space: str) -> Search:
         rows = self._rows(vectors)
         statuses: dict[str, Status] = {f"embedding:{n}": "miss" if n in rows else "skip" for n in self.layers}
-        indexes: dict[str, VectorIndex] = {}
-        for name in rows:
-            index = self._spaces[name].get(space)
-            if index is not None:
-                indexes[name] = index
+        indexes = {name: index for name in rows if (index := self._spaces[name].get(space)) is not None}
         matches = COMBINE[self.match](list(self.layers.values()), rows, indexes)
         if matches:
             for name, score in matches[0].layers.items():
@@ -228,11 +222,11 @@ class EmbeddingCache:
             if given is None:
                 continue
             vector = np.asarray(given, dtype=np.float32)
-            if spec.dim is None:
-                spec = self._settle(spec, vector.size)
-            if vector.shape != (spec.dim,):
+            spaces = self._spaces[name]
+            spaces.dim = spaces.dim or vector.size  # `auto`
+            if vector.shape != (spaces.dim,):
                 raise ConfigError(
-                    f"layer {name!r} was declared with dimension {spec.dim}, but its vector has shape {vector.shape}: "
+                    f"layer {name!r} was declared with dimension {spaces.dim}, but its vector has shape {vector.shape}: "
                     f"write {name}:{vector.size}:{spec.threshold:g} in embedding_layers (--embedding-layer)"
                 )
             try:
@@ -240,9 +234,3 @@ class EmbeddingCache:
             except InputError:
                 continue
         return rows
-
-    def _settle(self, spec: LayerSpec, dim: int) -> LayerSpec:
-        """The first vector of a layer of dimension `auto` settles it."""
-        settled = self.layers[spec.name] = replace(spec, dim=dim)
-        self._spaces[spec.name] = Spaces(dim, self._kind)
-        return settled

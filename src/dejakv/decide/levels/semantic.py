@@ -21,7 +21,6 @@ class SemanticTextCache:
 
     threshold     cosine in [-1, 1]; 0 is a threshold like any other
     chunk_window  characters that are embedded, 0 for all; see `dejakv.vectors.text`
-    preamble      what all chunks begin with and what is therefore not embedded
     index         `flat` (exact), `hnsw` or `lsh`
 
     `search(text)` and `add(chunk_id, text)` are the face for those who drive it themselves (one default space);
@@ -45,7 +44,6 @@ class SemanticTextCache:
         threshold: float = SIMILARITY_THRESHOLD,
         chunk_window: int = 0,
         *,
-        preamble: str = "",
         index: str = "flat",
     ) -> None:
         if not -1.0 <= threshold <= 1.0:
@@ -57,17 +55,13 @@ class SemanticTextCache:
         self.encoder = encoder
         self.threshold = threshold
         self.chunk_window = chunk_window
-        self.preamble = preamble
-        self._index = index
-        self._spaces: Spaces | None = None
+        self._spaces = Spaces(kind=index)
         self._recent: Recent[Vector | None] = Recent(REMEMBERED, nothing_is_kept)
 
     @property
     def fingerprint(self) -> str:
         """Names the encoder and what of a text it is given; stored vectors of another fingerprint are of no use."""
-        return epoch_of(
-            {"encoder": self.encoder.fingerprint, "window": self.chunk_window, "preamble": self.preamble.strip()}
-        )
+        return epoch_of({"encoder": self.encoder.fingerprint, "window": self.chunk_window})
 
     def close(self) -> None:
         """Ends the encoder's process, if it has one."""
@@ -84,7 +78,7 @@ class SemanticTextCache:
 
         With a partition, it is remembered for a while for that partition alone; see `Recent`.
         """
-        part = varying_part(text, self.chunk_window, self.preamble)
+        part = varying_part(text, self.chunk_window)
         if not part:
             return None
         return self._encode(part) if partition is None else self._recent.get(partition, part, self._encode)
@@ -114,7 +108,7 @@ class SemanticTextCache:
 
     def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
         """Up to 8 matches for a vector that is there already, best first."""
-        if vector is None or self._spaces is None:
+        if vector is None:
             return ()
         hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
         return tuple([Match(id, self.name, score) for id, score in hits])
@@ -133,27 +127,23 @@ class SemanticTextCache:
         else:
             self.encode(query)
             row, space = query.encoded["text"], query.space
-        if row is None:
-            return
-        if self._spaces is None:
-            self._spaces = Spaces(len(row), self._index)
-        self._spaces.add(space, donor, row)
+        if row is not None:
+            self._spaces.add(space, donor, row)
 
     def forget(self, partition: str | None) -> None:
         """Forgets the vectors of the latest texts of one partition, or of all."""
         self._recent.forget(partition)
 
     def remove(self, donor: str) -> None:
-        if self._spaces is not None:
-            self._spaces.remove(donor)
+        self._spaces.remove(donor)
 
     @property
     def nbytes(self) -> int:
         """Memory of the vectors and the structure over them."""
-        return self._spaces.nbytes if self._spaces is not None else 0
+        return self._spaces.nbytes
 
     def __len__(self) -> int:
-        return len(self._spaces) if self._spaces is not None else 0
+        return len(self._spaces)
 
     def _encode(self, part: str) -> Vector | None:
         try:
