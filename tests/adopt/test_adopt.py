@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dejakv.adopt.adopter import Adopter, AdoptingLLM, Asked
+from dejakv.adopt.adopter import Adopter, AdoptingLLM, AdoptRequest
 from dejakv.adopt.middleware import AdoptMiddleware
 from dejakv.adopt.openai_body import asked_of
 from dejakv.config import SemanticCacheConfig
@@ -196,14 +196,14 @@ def test_bodies_without_one_varying_text():
     )
     remote = _chat([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "text", "text": "hi"}])
     assert "https addresses are not known by content" in asked_of(remote, "p")
-    assert isinstance(asked_of({"prompt": "hi"}, "p"), Asked)
+    assert isinstance(asked_of({"prompt": "hi"}, "p"), AdoptRequest)
 
 
 def test_lexical_guard_vetoes():
     adopter = _adopter(similarity_threshold=0.5)
-    asked = Asked("p", "is the light in the long corridor of the old house on", "")
+    asked = AdoptRequest("p", "is the light in the long corridor of the old house on", "")
     adopter.learn(asked, adopter.find(asked)[1])
-    text, note = adopter.find(Asked("p", "is the light in the long corridor of the old house not on", ""))
+    text, note = adopter.find(AdoptRequest("p", "is the light in the long corridor of the old house not on", ""))
     assert note.method == "none"
     assert note.reason.startswith("lexical")
     assert text.endswith("not on")
@@ -214,7 +214,7 @@ def test_donors_are_bounded():
         SemanticCacheConfig.from_dict({"reuse": "adopt", "index_encoder": "model"}), max_donors=3, embeddings=_Words()
     )
     for number in range(9):
-        asked = Asked("p", f"question number {number} about nothing", str(number))
+        asked = AdoptRequest("p", f"question number {number} about nothing", str(number))
         adopter.learn(asked, adopter.find(asked)[1])
     assert len(adopter) == 3
 
@@ -251,9 +251,9 @@ def test_offline(tmp_path):
 )
 def test_a_client_is_told_nothing_of_anothers_text(donor, asked):
     adopter = _adopter(similarity_threshold=0.2)
-    first = Asked("p", donor, "")
+    first = AdoptRequest("p", donor, "")
     adopter.learn(first, adopter.find(first)[1])
-    _, note = adopter.find(Asked("p", asked, ""))
+    _, note = adopter.find(AdoptRequest("p", asked, ""))
     said = f"{note.as_dict()}".lower()
     assert note.reason.startswith("lexical")
     assert len(note.reason) <= 200
@@ -268,5 +268,5 @@ def test_a_lookup_that_fails_tells_no_text(monkeypatch):
         raise ValueError("zanzibar")
 
     monkeypatch.setattr(adopter._cache, "find", failing)
-    _, note = adopter.find(Asked("p", "hi", ""))
+    _, note = adopter.find(AdoptRequest("p", "hi", ""))
     assert note.reason == "the lookup failed: ValueError"

@@ -1,4 +1,4 @@
-"""Where keys are set, what a tenant still finds of its own tells nothing of how much the others send."""
+"""Where keys are set, what a tenant still finds of its own, and its figures, tell nothing of how much the others send."""
 
 from typing import Any
 
@@ -28,14 +28,22 @@ class Tenant:
             self.client.app.state.service.worker.pipeline.cache.flush()  # type: ignore[attr-defined]
         return count
 
+    def figures(self) -> dict[str, Any]:
+        return self.client.get("/v1/cache/stats", headers={"authorization": f"Bearer {self.key}"}).json()
+
 
 @pytest.mark.parametrize("sent", [0, 1, 3, 8, 20])
 def test_what_another_sends_is_not_read_off_ones_own_hits(docs_engine: Any, sent: int) -> None:
-    settings = ServerSettings(api_keys="alpha,beta", max_items=ITEMS)
+    settings = ServerSettings(api_keys="alpha,beta", operator_key="boss", max_items=ITEMS)
     with TestClient(create_app(settings, docs_engine)) as client:
-        alpha, beta = Tenant(client, "alpha"), Tenant(client, "beta")
+        alpha, beta, operator = (Tenant(client, key) for key in ("alpha", "beta", "boss"))
         assert beta.found(range(4)) == 0
+        figures = beta.figures()
+        assert figures["stored"] == 4
         assert alpha.found(range(100, 100 + sent)) == 0
+        assert beta.figures() == figures
+        assert operator.figures()["stored"] == 4 + sent
+        assert operator.figures()["entries"] == 4 + min(4, sent)
         assert beta.found(range(4)) == 4
 
 

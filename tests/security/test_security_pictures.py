@@ -18,12 +18,12 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.engines.transformers import prompts as engine_pictures
+from dejakv.http.errors import ClientGoneError
 from dejakv.pictures import decoded
 from dejakv.pipeline import Pipeline
 from dejakv.request import Media, Request, Sampling
-from dejakv.server.jobs import Cancelled
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import Worker
+from dejakv.server.worker import RequestWorker
 
 CHAT = "/v1/chat/completions"
 
@@ -108,7 +108,7 @@ def test_nothing_is_decoded_for_a_client_that_left(engine: Any) -> None:
     seen: list[Media] = []
 
     async def scenario() -> None:
-        worker = Worker(Pipeline(engine), max_queue=4)
+        worker = RequestWorker(Pipeline(engine), max_queue=4)
         media = tuple(Media(png(30 + number, 30)) for number in range(3))
         prompt = f"{engine.vision.book.image_token * 3} what color is the circle?"
 
@@ -120,7 +120,7 @@ def test_nothing_is_decoded_for_a_client_that_left(engine: Any) -> None:
 
         with patch.object(engine_pictures, "decoded", counted):
             job = worker.submit(Request("left", prompt, prompt, media, "x", sampling=Sampling(1)))
-            with pytest.raises(Cancelled):
+            with pytest.raises(ClientGoneError):
                 await job.answer()
         worker.close(20)
         assert worker.cancelled == 1
@@ -137,7 +137,7 @@ def test_a_client_that_left_before_its_pictures_were_judged_is_not_queued(server
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     )
     connection = server.connect()
-    with patch("dejakv.server.pictures.picture_of", side_effect=lambda *_: (connection.close(), 0)) as judged:
+    with patch("dejakv.server.chat.picture_of", side_effect=lambda *_: (connection.close(), 0)) as judged:
         connection.sendall(head % len(raw) + raw)
         until(lambda: judged.call_count and not server.app.state.bodies.held)
     assert judged.call_count < 4

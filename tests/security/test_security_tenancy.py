@@ -1,14 +1,9 @@
 """What one tenant purges, and what of it expires, changes nothing that another sees: contents, figures, or the work of a request."""
 
-import random
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.security.tenants import cache_over
-from tests.security.test_security_timing import calls_of, serve
 
 from dejakv import open_store
 from dejakv.store.age import now
@@ -61,21 +56,3 @@ def seen(own: list[Any], others: list[Any]) -> list[Any]:
 def test_what_others_purge_and_let_expire_is_not_seen(own: list[Any], others: list[Any]) -> None:
     own = [(action, number) for action, number in own if action != "brief"]
     assert seen(own, others) == seen(own, [])
-
-
-def test_the_work_of_a_request_does_not_tell_of_others_purges(tmp_path: Path) -> None:
-    def run(name: str, purges: bool) -> list[int]:
-        rng, noted = random.Random(3), list[int]()
-        cache = cache_over(open_store(tmp_path / name, partitions=2, max_entries=40), reuse="exact")
-        for place in range(10):
-            serve(cache, "a", (place, 1, 2))
-            words = tuple(rng.sample(range(12), 3))
-            if purges:
-                cache.purge(Selection("a"))
-                cache.store.meta("0" * 40)  # takes note of what has left
-            noted.append(calls_of(partial(serve, cache, "b", words)))
-        cache.close()
-        return noted
-
-    alone, among = run("alone", False), run("among", True)
-    assert all(abs(one - other) / one < 0.02 for one, other in zip(alone[1:], among[1:], strict=True))

@@ -20,6 +20,7 @@ from tests.soak import deadline, soak_seed
 
 from dejakv import open_store
 from dejakv.cache import HierarchicalCache
+from dejakv.store.selection import Selection
 
 
 def calls_of(action: Callable[[], Any]) -> int:
@@ -82,7 +83,8 @@ def test_work_tells_a_tenant_what_it_has_itself() -> None:
     assert auc(hits, misses) > 0.95
 
 
-def test_the_same_request_takes_the_same_work_whatever_others_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("purges", [False, True])
+def test_the_same_request_takes_the_same_work_whatever_others_store_or_purge(tmp_path: Path, purges: bool) -> None:
     """On disk too, and with a budget in parts that is full."""
 
     def run(number: int, others: int) -> list[int]:
@@ -93,14 +95,16 @@ def test_the_same_request_takes_the_same_work_whatever_others_store(tmp_path: Pa
         for step in range(12):
             for extra in range(others):
                 serve(cache, "a", (step % 12, extra % 12, (step * extra) % 12))
+            if others and purges:
+                cache.purge(Selection("a"))
+                cache.store.meta("0" * 40)  # takes note of what has left
             words = tuple(rng.sample(range(12), 3))
             noted.append(calls_of(partial(serve, cache, "b", words)))
         cache.close()
-        return noted
+        return noted[1:]  # the first tenant that stores makes a folder
 
     alone, among = run(0, 0), run(1, 6)
-    # Not equal to the call: a folder of chunk files is made by the first tenant that needs it.
-    assert all(abs(one - other) / one < 0.01 for one, other in zip(alone, among, strict=True))
+    assert all(abs(one - other) / one < 0.02 for one, other in zip(alone, among, strict=True))
 
 
 @pytest.mark.soak

@@ -11,12 +11,9 @@ from fastapi.testclient import TestClient
 from tests.asking import COSTS
 from tests.bounded import DOCUMENTS, hits, says
 from tests.serving import stored, until
-from typer.testing import CliRunner
 
 from dejakv.build import build_gate
-from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
-from dejakv.http.keys import ApiKeys
 from dejakv.request import Request
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
@@ -114,12 +111,6 @@ def test_closing_loses_what_waits(engine: Any, tmp_path: Path) -> None:
         assert gate.report().lost == PILOT + 2
 
 
-def test_the_defaults_are_those_of_the_cache() -> None:
-    assert {item.name: getattr(ServerSettings(), item.name) for item in fields(TrustSettings)} == vars(TrustSettings())
-    assert settings().cache(1).error_bound == 0.3
-    assert settings(differs="answer").cache(1).differs == "answer"
-
-
 def test_the_environment_sets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "ERROR_BOUND": "0.02", "CONFIDENCE": "0.99", "EXPLORE_SHARE": "0.5", "AUDIT_SHARE": "0.1", "DIFFERS": "kl:0.05",
@@ -150,18 +141,3 @@ def test_the_environment_sets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_setting_out_of_range_is_refused_at_the_start(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         settings(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--error-bound", "0"), ("--differs", "somehow"), ("--trust-groups", "nobody")]
-)
-def test_serve_names_the_flag(flag: str, value: str) -> None:
-    result = CliRunner().invoke(typer_app, ["serve", flag, value])
-    assert result.exit_code != 0
-    assert flag.removeprefix("--").replace("-", "_") in str(result.exception).replace("-", "_")
-
-
-def test_a_partition_is_named_as_the_documentation_says() -> None:
-    import hashlib
-
-    assert ApiKeys(["alpha"]).partition_of("alpha") == f"key-{hashlib.sha256(b'alpha').hexdigest()[:16]}"

@@ -17,7 +17,7 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import Worker
+from dejakv.server.worker import RequestWorker
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
 MIXED = f"{OTHER.text} {DOCUMENT.text}"
@@ -72,14 +72,13 @@ def test_a_request_that_arrives_waits_for_one_promotion_at_most(pipeline: Told) 
             asyncio.run_coroutine_threadsafe(arrived.wait(), loop).result()
 
         pipeline.during = during
-        worker = Worker(pipeline, 4)
+        worker = RequestWorker(pipeline, 4)
         await arrived.wait()
         await jobs[0].answer()
         await asyncio.to_thread(until, lambda: pipeline.cache.stats("default").promotions == 2)
         assert pipeline.order == ["promoted", "answered", "promoted"]
-        held_up = worker.idle.held_up
-        assert held_up.requests == 1
-        assert held_up.seconds > 0
+        assert worker.held_up == 1
+        assert worker.held_up_seconds > 0
         for wanted in waiting:
             assert (await worker.submit(wanted).answer()).record.method == "exact"
         await asyncio.to_thread(worker.close, 20)
@@ -94,7 +93,7 @@ def test_nothing_is_promoted_between_requests_that_follow_each_other(pipeline: T
     pipeline.order.clear()
 
     async def scenario() -> None:
-        worker = Worker(pipeline, 8, promote_after=60.0)
+        worker = RequestWorker(pipeline, 8, promote_after=60.0)
         for _ in range(2):
             await worker.submit(request(question(1), MIXED)).answer()
         await asyncio.to_thread(worker.close, 20)

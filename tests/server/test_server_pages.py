@@ -1,16 +1,13 @@
 """The pages for people: `/` and `/docs`, which need nothing from another host, and what the figures and messages say."""
 
-import random
 import re
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.serving import stored
 
-from dejakv.datasets.docs import edit, make_document, prompt_of
+from dejakv.server.access import OPEN
 from dejakv.server.app import create_app
-from dejakv.server.gate import OPEN
 from dejakv.server.settings import ServerSettings
 
 PROMPT = "<s> Ann lives in Paris. Bob lives in Rome. Cleo works as a baker. <q> Where does Bob live? <a>"
@@ -100,20 +97,6 @@ def test_an_answer_says_why_what_was_found_was_not_used(client: TestClient) -> N
     asked = {"prompt": f"{PROMPT}.", "max_tokens": 1, "temperature": 0}
     completed = client.post("/v1/completions", json=asked).json()
     assert "not asked for" in completed["dejakv"]["reason"]
-
-
-def test_a_repeated_blended_prompt_is_reused_or_says_why_not(client: TestClient) -> None:
-    body = {"max_new_tokens": 1, "temperature": 0, "use_semshare": True}
-    rng = random.Random(5)
-    document = make_document(rng, facts=24)
-    edited = edit(document, rng, facts=1)
-    question = edited.questions[0].text
-    client.post("/v1/generate", json={**body, "prompt": prompt_of(document.text, question)})
-    stored(client)
-    changed = {**body, "prompt": prompt_of(edited.target.text, question)}
-    assert client.post("/v1/generate", json=changed).json()["used_semshare"]
-    again = client.post("/v1/generate", json=changed).json()
-    assert again["used_semshare"] or again["reuse"] == "exact" or again["reason"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ log = logging.getLogger("dejakv.adopt")
 
 
 @dataclass(frozen=True)
-class Asked:
+class AdoptRequest:
     """What is compared and what must be equal.
 
     text     the part that varies (the last user message, or the prompt)
@@ -86,7 +86,7 @@ class Adopter:
         self._store = open_store(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
-    def find(self, asked: Asked) -> tuple[str, Provenance]:
+    def find(self, asked: AdoptRequest) -> tuple[str, Provenance]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
         try:
             with keeping(no_store=asked.no_store):
@@ -95,7 +95,7 @@ class Adopter:
             log.debug("a lookup failed", exc_info=True)
             return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}")
 
-    def learn(self, asked: Asked, provenance: Provenance) -> None:
+    def learn(self, asked: AdoptRequest, provenance: Provenance) -> None:
         """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""
         decision = provenance.decision
         if decision is None or not asked.text.strip():
@@ -106,7 +106,7 @@ class Adopter:
     def __len__(self) -> int:
         return self._store.stats().entries
 
-    def _find(self, asked: Asked) -> tuple[str, Provenance]:
+    def _find(self, asked: AdoptRequest) -> tuple[str, Provenance]:
         ask = Ask("adopt", asked.threshold, (asked.donor,) if asked.donor is not None else (), asked.no_store)
         decision = self._cache.find(_prepared(asked), ask)
         chosen = decision.plan
@@ -118,7 +118,7 @@ class Adopter:
         return asked.text, Provenance(reason=same or chosen.reason or "no donor", decision=decision)
 
 
-def _prepared(asked: Asked) -> Prepared:
+def _prepared(asked: AdoptRequest) -> Prepared:
     request = Request(
         id="",
         prompt=asked.text,
@@ -163,9 +163,9 @@ class AdoptingLLM:
         return outputs
 
 
-def _asked(prompt: Any) -> Asked | None:
+def _asked(prompt: Any) -> AdoptRequest | None:
     if isinstance(prompt, str):
-        return Asked(DEFAULT_PARTITION, prompt, digest_of())
+        return AdoptRequest(DEFAULT_PARTITION, prompt, digest_of())
     if not isinstance(prompt, Mapping) or not isinstance(prompt.get("prompt"), str):
         return None
     media = _media_digests(prompt.get("multi_modal_data") or {})
@@ -173,7 +173,7 @@ def _asked(prompt: Any) -> Asked | None:
         return None
     salt = prompt.get("cache_salt")
     partition = DEFAULT_PARTITION if not salt else "salt-" + digest_of("cache_salt", salt)[:32]
-    return Asked(partition, prompt["prompt"], digest_of(*media))
+    return AdoptRequest(partition, prompt["prompt"], digest_of(*media))
 
 
 def _media_digests(data: Mapping[str, Any]) -> list[str] | None:

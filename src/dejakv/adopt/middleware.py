@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from dejakv.adopt.adopter import Adopter, Asked, Provenance
+from dejakv.adopt.adopter import Adopter, AdoptRequest, Provenance
 from dejakv.adopt.embeddings import InputEmbeddings
 from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
 from dejakv.adopt.routes import ADOPTING, CLIENT, Audience, audience
@@ -26,7 +26,7 @@ from dejakv.errors import ConfigError
 from dejakv.http.asgi import headers_of, replayed, route_path, with_length
 from dejakv.http.bodies import Limits, parse_object, read_body, written
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
-from dejakv.http.keys import SECRET, VARIABLE, ApiKeys, Callers, key_of
+from dejakv.http.keys import OPERATOR, SECRET, VARIABLE, ApiKeys, key_of
 from dejakv.request import asks_no_store
 
 log = logging.getLogger("dejakv.adopt")
@@ -63,13 +63,14 @@ class AdoptMiddleware:
             raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
         donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
         self.app = app
-        file = os.environ.get(f"{VARIABLE}_FILE")
-        keys = (
-            ApiKeys.load(os.environ.get(VARIABLE), None if file is None else Path(file), os.environ.get(SECRET))
-            if api_keys is None
-            else ApiKeys(api_keys)
-        )
-        self.callers = Callers(keys, os.environ.get("DEJAKV_OPERATOR_KEY"))
+        operator = os.environ.get(OPERATOR)
+        if api_keys is not None:
+            self.keys = ApiKeys(api_keys, operator=operator)
+        else:
+            file = os.environ.get(f"{VARIABLE}_FILE")
+            self.keys = ApiKeys.load(
+                os.environ.get(VARIABLE), Path(file) if file is not None else None, os.environ.get(SECRET), operator
+            )
         self.limits = limits or Limits()
         if adopter is None:
             config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
@@ -99,7 +100,7 @@ class AdoptMiddleware:
 
     async def _rewrite(
         self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
-    ) -> tuple[Asked | None, Provenance]:
+    ) -> tuple[AdoptRequest | None, Provenance]:
         """Changes the body in place. Raises RefusedError."""
         wish, adopting = wish_of(body), route_path(scope) in ADOPTING
         problem = own(body, partition)
@@ -134,7 +135,7 @@ class AdoptMiddleware:
             with_text(body, text)
         return asked, note
 
-    def _noting(self, send: Send, asked: Asked | None, note: Provenance) -> Send:
+    def _noting(self, send: Send, asked: AdoptRequest | None, note: Provenance) -> Send:
         """Adds the headers; a prompt whose answer was complete becomes a donor."""
         status = 0
 
@@ -151,7 +152,7 @@ class AdoptMiddleware:
 
         return noting
 
-    def _learn(self, asked: Asked, note: Provenance) -> None:
+    def _learn(self, asked: AdoptRequest, note: Provenance) -> None:
         try:
             self.adopter.learn(asked, note)
         except Exception:
@@ -162,7 +163,7 @@ class AdoptMiddleware:
         request is looked at any further."""
         if who == "everybody":
             return None
-        caller = self.callers.caller(key_of(scope))
+        caller = self.keys.caller(key_of(scope))
         if who == "client":
             if caller is None or caller.partition is None:
                 raise RefusedError(

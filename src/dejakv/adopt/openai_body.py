@@ -5,7 +5,7 @@ import json
 import secrets
 from typing import Any, cast
 
-from dejakv.adopt.adopter import Asked
+from dejakv.adopt.adopter import AdoptRequest
 from dejakv.identity import digest_of
 
 ABOUT_THE_ANSWER = {
@@ -44,7 +44,7 @@ _MESSAGES = ("messages", "input", "system", "prompt", "content_parts", "items", 
 _PARAMETERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 
 
-def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
+def asked_of(body: dict[str, Any], partition: str) -> AdoptRequest | str:
     """What a request asks, or why no other prompt may stand in for it."""
     place = _varying(body)
     if isinstance(place, str):
@@ -63,7 +63,7 @@ def asked_of(body: dict[str, Any], partition: str) -> Asked | str:
         )
     finally:
         holder[key] = text
-    return Asked(partition, text, digest_of("openai", context))
+    return AdoptRequest(partition, text, digest_of("openai", context))
 
 
 def with_text(body: dict[str, Any], text: str) -> None:

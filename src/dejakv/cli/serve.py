@@ -30,9 +30,9 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
     """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every option is also an environment
     variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API keys and secrets are variables alone (docs/settings.md)."""
     try:
+        from dejakv.server.access import keys_of
         from dejakv.server.app import create_app
-        from dejakv.server.gate import callers_of
-        from dejakv.server.listen import Startup, address_of, bound, server_of
+        from dejakv.server.listen import address_of, bound, server_of
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
 
@@ -43,23 +43,17 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
     settings = ServerSettings.read(
         {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     )
-    if settings.host not in ("127.0.0.1", "localhost", "::1") and not callers_of(settings).required:
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and not keys_of(settings).required:
         raise ConfigError(
             f"--host {settings.host} can be reached from other machines: give --api-keys-file or DEJAKV_API_KEYS"
         )
     with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
-        app = Startup(create_app(settings))
-        server = server_of(app, settings, log_level="info")
+        server = server_of(create_app(settings), settings, log_level="info")
         typer.echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
-        except SystemExit:  # later releases of uvicorn end so when the start fails
-            if app.failure is None:
-                raise
-    if app.failure is not None:
-        raise app.failure
     if not server.started:
         raise typer.Exit(3)
 

@@ -1,10 +1,12 @@
-"""A request's body as a checked model, and the bytes of all bodies together."""
+"""A request's body as a checked model, the bytes of all bodies together, and the bodies in the OpenAPI document."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
@@ -47,7 +49,6 @@ class Bodies:
                     429,
                     f"the bodies of all unanswered requests have reached {self.settings.max_bodies_bytes} bytes "
                     "(DEJAKV_MAX_BODIES_BYTES): try again in a moment",
-                    {"Retry-After": str(self.settings.retry_after)},
                 )
             self.held += size
             mine += size
@@ -79,6 +80,21 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     """The OpenAPI description of a route with such a dependency."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def document_bodies(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Adds the schemas of such bodies to the OpenAPI document: FastAPI knows only those that it reads itself."""
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = plain()
+        _, schemas = models_json_schema(
+            [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+        )
+        found["components"]["schemas"].update(schemas["$defs"])
+        return found
+
+    app.openapi = document
 
 
 async def _parsed(model: type[Model], raw: bytes, invalid: int) -> Model:

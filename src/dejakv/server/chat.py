@@ -1,10 +1,23 @@
-"""From chat messages to a prompt, its pictures and the text that the levels compare."""
+"""From chat messages to a prompt, its pictures and the text that the levels compare.
 
+Pictures are data URLs only, so that a request cannot make the server fetch anything.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+
 from dejakv.errors import InputError
-from dejakv.server.schemas import Message
+from dejakv.http.errors import ClientGoneError
+from dejakv.pictures import PictureLimits, checked
+from dejakv.request import Media
+from dejakv.server.schemas import ChatMessage, ContentPart
+from dejakv.server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
@@ -16,33 +29,27 @@ class Conversation:
     pictures: list[str]
 
 
-def conversation(messages: list[Message]) -> Conversation:
+def conversation(messages: list[ChatMessage]) -> Conversation:
     """Raises InputError for messages without text, or a part without its picture."""
-    plain: list[dict[str, Any]] = []
-    texts: list[str] = []
-    pictures: list[str] = []
+    asked = Conversation([], [], [])
     for message in messages:
-        if isinstance(message.content, str):
-            plain.append({"role": message.role, "content": message.content})
-            texts.append(f"{message.role}: {message.content}")
-            continue
+        content = message.content
         parts: list[dict[str, Any]] = []
-        for part in message.content:
+        for part in [ContentPart(type="text", text=content)] if isinstance(content, str) else content:
             if part.type == "text":
                 parts.append({"type": "text", "text": part.text or ""})
-                texts.append(f"{message.role}: {part.text or ''}")
+                asked.texts.append(f"{message.role}: {part.text or ''}")
             elif part.image_url is None:
                 raise InputError("a part of type image_url has no url: give {'image_url': {'url': ...}}")
             else:
-                pictures.append(part.image_url.url)
                 parts.append({"type": "image"})
-        if all(part["type"] == "text" for part in parts):
-            plain.append({"role": message.role, "content": " ".join(part["text"] for part in parts)})
-        else:
-            plain.append({"role": message.role, "content": parts})
-    if not any(text.partition(": ")[2].strip() for text in texts):
+                asked.pictures.append(part.image_url.url)
+        only_text = all(part["type"] == "text" for part in parts)
+        plain = " ".join(part["text"] for part in parts) if only_text else parts
+        asked.messages.append({"role": message.role, "content": plain})
+    if not any(text.partition(": ")[2].strip() for text in asked.texts):
         raise InputError("the messages have no text: send a text")
-    return Conversation(plain, texts, pictures)
+    return asked
 
 
 def render(asked: Conversation, templates: Any) -> tuple[str, str]:
@@ -60,3 +67,41 @@ def render(asked: Conversation, templates: Any) -> tuple[str, str]:
             f"the model's chat template cannot render these messages ({error}): change their roles or order, or use /v1/completions"
         ) from error
     return str(prompt), "\n".join(asked.texts)
+
+
+async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSettings) -> tuple[Media, ...]:
+    """The pictures of a request, checked one after another off the event loop, until the client disconnects.
+
+    Raises: InputError for too many pictures or pixels, or an invalid one; ClientGoneError.
+    """
+    if len(urls) > settings.max_pictures:
+        raise InputError(
+            f"{len(urls)} pictures in one request: this server accepts {settings.max_pictures} (DEJAKV_MAX_PICTURES): send fewer"
+        )
+    limits = PictureLimits(settings.max_picture_pixels, settings.max_picture_side)
+    found: list[Media] = []
+    total = 0
+    for url in urls:
+        if await http.is_disconnected():
+            raise ClientGoneError
+        media, pixels = await run_in_threadpool(picture_of, url, limits)
+        total += pixels
+        if total > settings.max_request_pixels:
+            raise InputError(
+                f"the pictures of one request have more than {settings.max_request_pixels:,} pixels together "
+                "(DEJAKV_MAX_REQUEST_PIXELS): send fewer or smaller ones"
+            )
+        found.append(media)
+    return tuple(found)
+
+
+def picture_of(url: str, limits: PictureLimits) -> tuple[Media, int]:
+    """The picture of a `data:image/...;base64,` URL and its pixels. Raises InputError for any other URL or file."""
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
+        raise InputError("the server fetches no images: send them as data URLs (data:image/png;base64,...)")
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"the image's base64 is damaged ({error}): encode the file again") from error
+    return checked(raw, "the image of the message", limits)

@@ -6,10 +6,10 @@ from starlette.concurrency import run_in_threadpool
 from dejakv.errors import InputError
 from dejakv.http.errors import RefusedError
 from dejakv.http.keys import Caller
-from dejakv.server.access import caller_of, partition_of, service_of
+from dejakv.server.access import AnyCaller, Partition
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
-from dejakv.server.service import Service
+from dejakv.server.service import AnyService, Service
 from dejakv.store.selection import Purged, Selection
 
 router = APIRouter(tags=["cache"])
@@ -19,57 +19,9 @@ _OWN = ("visual_cache_hits", "visual_cache_misses", "visual_encoder_runs", "visu
 
 
 @router.get("/v1/cache/stats")
-async def stats(service: Service = Depends(service_of), caller: Caller = Depends(caller_of)) -> CacheStats:
+def stats(service: AnyService, caller: AnyCaller) -> CacheStats:
     """Hits and misses by level of the caller's own requests; of all requests for the operator."""
-    return await run_in_threadpool(_stats, service, caller)
-
-
-@router.post("/v1/cache/clear")
-async def clear(
-    service: Service = Depends(service_of),
-    caller: Caller = Depends(caller_of),
-    partition: str = Depends(partition_of),
-) -> ClearResponse:
-    """Removes the caller's entries. A running request finishes; its state is stored after the clearing."""
-    removed = await run_in_threadpool(_clear, service, partition)
-    return ClearResponse(cleared=removed if caller.operator else None)
-
-
-@router.post("/v1/cache/purge", openapi_extra=takes(PurgeRequest))
-async def purge(
-    body: PurgeRequest = Depends(body_of(PurgeRequest)),
-    service: Service = Depends(service_of),
-    caller: Caller = Depends(caller_of),
-) -> PurgeResponse:
-    """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's."""
-    if (
-        not body.all
-        and body.partition is None
-        and body.epoch is None
-        and body.donor is None
-        and body.older_than is None
-    ):
-        raise InputError("nothing is selected: give partition, epoch, donor or older_than, or all=true")
-    if not caller.operator and body.partition not in (None, caller.partition):
-        raise RefusedError(403, "only the operator's key purges other partitions: leave partition out")
-    purged = await run_in_threadpool(_purge, service, caller, body)
-    return PurgeResponse(
-        **{name: getattr(purged, name) for name in PurgeResponse.model_fields} if caller.operator else {}
-    )
-
-
-def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:
-    partition = body.partition if caller.operator else caller.partition
-    donors: tuple[str, ...] = ()
-    if body.donor is not None:
-        where = partition or caller.partition
-        donors = (service.entries_named(where, body.donor) if where is not None else ()) or (body.donor,)
-    return service.purge(Selection(partition, body.epoch, donors, body.older_than), dry_run=body.dry_run)
-
-
-def _stats(service: Service, caller: Caller) -> CacheStats:
-    cache = service.worker.pipeline.cache
-    assert cache is not None
+    cache = service.cache
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
     trust = cache.trust(caller.partition)
     registry = service.worker.pipeline.engine.encoder_cache
@@ -84,20 +36,37 @@ def _stats(service: Service, caller: Caller) -> CacheStats:
         rejections=counts.rejections,
         promotions=counts.promotions,
         encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
-        trust=TrustStats(**{name: getattr(trust, name) for name in TrustStats.model_fields})
-        if trust is not None
-        else None,
+        trust=TrustStats.model_validate(trust, from_attributes=True) if trust is not None else None,
     )
 
 
-def _clear(service: Service, partition: str) -> int:
-    cache = service.worker.pipeline.cache
-    assert cache is not None
-    service.forget_names(partition)
-    registry = service.worker.pipeline.engine.encoder_cache
-    if registry is not None:
-        registry.clear(partition)
-    return cache.clear(partition)
+@router.post("/v1/cache/clear")
+def clear(service: AnyService, caller: AnyCaller, partition: Partition) -> ClearResponse:
+    """Removes the caller's entries. A running request finishes; its state is stored after the clearing."""
+    removed = service.clear(partition)
+    return ClearResponse(cleared=removed if caller.operator else None)
+
+
+@router.post("/v1/cache/purge", openapi_extra=takes(PurgeRequest))
+async def purge(
+    service: AnyService, caller: AnyCaller, body: PurgeRequest = Depends(body_of(PurgeRequest))
+) -> PurgeResponse:
+    """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's."""
+    if not body.all and (body.partition, body.epoch, body.donor, body.older_than) == (None,) * 4:
+        raise InputError("nothing is selected: give partition, epoch, donor or older_than, or all=true")
+    if not caller.operator and body.partition not in (None, caller.partition):
+        raise RefusedError(403, "only the operator's key purges other partitions: leave partition out")
+    purged = await run_in_threadpool(_purge, service, caller, body)
+    return PurgeResponse.model_validate(purged, from_attributes=True) if caller.operator else PurgeResponse()
+
+
+def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:
+    partition = body.partition if caller.operator else caller.partition
+    donors: tuple[str, ...] = ()
+    if body.donor is not None:
+        where = partition or caller.partition
+        donors = (service.entries_named(where, body.donor) if where is not None else ()) or (body.donor,)
+    return service.purge(Selection(partition, body.epoch, donors, body.older_than), dry_run=body.dry_run)
 
 
 def _encoder(figures: dict[str, object], caller: Caller) -> dict[str, float]:

@@ -1,15 +1,17 @@
 """`POST /v1/generate`: SemShareKV's own endpoint."""
 
+import uuid
+
 from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.pipeline import Answer
 from dejakv.request import Request, Sampling
-from dejakv.server.access import no_store_of, partition_of, service_of
+from dejakv.server.access import NoStore, Partition
 from dejakv.server.bodies import body_of, takes
 from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings
-from dejakv.server.service import Service
+from dejakv.server.service import AnyService, Service
 
 router = APIRouter(tags=["generate"])
 
@@ -17,18 +19,23 @@ router = APIRouter(tags=["generate"])
 @router.post("/v1/generate", openapi_extra=takes(GenerateRequest))
 async def generate(
     http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
     body: GenerateRequest = Depends(body_of(GenerateRequest)),
-    service: Service = Depends(service_of),
-    partition: str = Depends(partition_of),
-    no_store: bool = Depends(no_store_of),
 ) -> GenerateResponse:
     """Answers a prompt; with the KV of a similar earlier prompt if the request or the server's `--reuse` asks for it."""
-    sampling = Sampling(body.max_new_tokens, body.temperature, body.top_p, body.seed)
-    reuse = service.reuse_of(body.use_semshare)
-    request = service.request(
-        body.prompt, body.prompt, partition, sampling, (), reuse, body.sim_threshold, no_store=no_store or body.no_store,
+    request = Request(
+        uuid.uuid4().hex,
+        body.prompt,
+        body.prompt,
+        partition=partition,
+        sampling=Sampling(body.max_new_tokens, body.temperature, body.top_p, body.seed),
+        reuse=service.reuse_of(body.use_semshare),
+        threshold=body.sim_threshold,
+        no_store=no_store or body.no_store,
         ttl=body.ttl,
-    )  # fmt: skip
+    )
     answer = await service.answer(http, request)
     return response(answer, service, request, body.store_key)
 

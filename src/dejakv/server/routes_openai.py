@@ -1,34 +1,40 @@
 """`/v1/completions` and `/v1/chat/completions` as OpenAI's clients expect them, and `/v1/models`."""
 
+import json
 import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from dejakv.http.errors import RefusedError
+from dejakv.http.errors import RefusedError, error_object
+from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
-from dejakv.server.access import no_store_of, partition_of, service_of
-from dejakv.server.answers import finish_reason, provenance, usage_of
+from dejakv.server.access import NoStore, Partition
 from dejakv.server.bodies import body_of, takes
-from dejakv.server.chat import conversation, render
-from dejakv.server.pictures import pictures_of
+from dejakv.server.chat import conversation, pictures_of, render
+from dejakv.server.problems import refusal_of
 from dejakv.server.schemas import NEUTRAL, ChatRequest, CompletionRequest, OpenAIRequest
-from dejakv.server.service import Service
-from dejakv.server.stream import EventStream, cut, sse
+from dejakv.server.service import AnyService, Service
+from dejakv.server.worker import Job
 
 router = APIRouter(tags=["openai"])
 
 
 @router.get("/v1/models")
-async def models(service: Service = Depends(service_of), _: str = Depends(partition_of)) -> dict[str, Any]:
+async def models(service: AnyService, _: Partition) -> dict[str, Any]:
     """The model of this server."""
     return {"object": "list", "data": [_model(service)]}
 
 
 @router.get("/v1/models/{name:path}")
-async def model(name: str, service: Service = Depends(service_of), _: str = Depends(partition_of)) -> dict[str, Any]:
+async def model(name: str, service: AnyService, _: Partition) -> dict[str, Any]:
     """The model of this server by its name."""
     _check_model(name, service)
     return _model(service)
@@ -41,33 +47,33 @@ def _model(service: Service) -> dict[str, Any]:
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
 async def completions(
     http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
     body: CompletionRequest = Depends(body_of(CompletionRequest, invalid=400)),
-    service: Service = Depends(service_of),
-    partition: str = Depends(partition_of),
-    no_store: bool = Depends(no_store_of),
 ) -> Any:
     """OpenAI's completions, one prompt a request."""
-    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    request = _request(body, service, partition, prompt, prompt, (), body.max_tokens or 16, no_store)
-    return await _serve(body, http, service, request, "text_completion")
+    _check(body, service)
+    request = _request(body, partition, no_store, body.prompt, body.prompt, body.max_tokens or 16)
+    return await _serve(body, http, service, request)
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
 async def chat_completions(
     http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
     body: ChatRequest = Depends(body_of(ChatRequest, invalid=400)),
-    service: Service = Depends(service_of),
-    partition: str = Depends(partition_of),
-    no_store: bool = Depends(no_store_of),
 ) -> Any:
     """OpenAI's chat completions; pictures as data URLs."""
+    _check(body, service)
     asked = conversation(body.messages)
     service.check_length(sum(map(len, asked.texts)))
     media = await pictures_of(http, asked.pictures, service.settings)
     prompt, chunk = await run_in_threadpool(render, asked, service.templates)
     tokens = body.max_completion_tokens or body.max_tokens or 256
-    request = _request(body, service, partition, prompt, chunk, media, tokens, no_store)
-    return await _serve(body, http, service, request, "chat.completion")
+    return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
 
 
 def _check_model(name: str, service: Service) -> None:
@@ -78,40 +84,173 @@ def _check_model(name: str, service: Service) -> None:
         )  # fmt: skip
 
 
-def _request(
-    body: OpenAIRequest,
-    service: Service,
-    partition: str,
-    prompt: str,
-    chunk: str,
-    media: tuple[Media, ...],
-    tokens: int,
-    no_store: bool,
-) -> Request:
+def _check(body: OpenAIRequest, service: Service) -> None:
+    """Raises RefusedError for another model, and for a field that cannot be served."""
     _check_model(body.model or service.model_name, service)
     if (refused := body.refused()) is not None:
         name, why = refused
         code = "unsupported_parameter" if name in NEUTRAL else "unknown_parameter"
         raise RefusedError(400, why, param=name[:80], code=code)
-    sampling = Sampling(tokens, body.temperature, body.top_p, body.seed, stop=tuple(body.stop))
-    reuse = body.dejakv.reuse or "exact"  # clients that do not know DejaKV get exact answers only
+
+
+def _request(
+    body: OpenAIRequest,
+    partition: str,
+    no_store: bool,
+    prompt: str,
+    chunk: str,
+    tokens: int,
+    media: tuple[Media, ...] = (),
+) -> Request:
     asked = body.dejakv
-    return service.request(
-        prompt, chunk, partition, sampling, media, reuse, asked.threshold, tuple(asked.parts), asked.order,
-        no_store=no_store or asked.no_store, ttl=asked.ttl,
-    )  # fmt: skip
+    return Request(
+        uuid.uuid4().hex,
+        prompt,
+        chunk,
+        media,
+        partition,
+        Sampling(tokens, body.temperature, body.top_p, body.seed, stop=tuple(body.stop)),
+        reuse=asked.reuse or "exact",  # clients that do not know DejaKV get exact answers only
+        threshold=asked.threshold,
+        parts=tuple(asked.parts),
+        order=asked.order,
+        no_store=no_store or asked.no_store,
+        ttl=asked.ttl,
+    )
 
 
-async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request, kind: str) -> Any:
-    head = {"id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{request.id}", "created": int(time.time())}
-    head |= {"model": service.model_name}
+async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
+    form = Form(isinstance(body, ChatRequest), request.id, service.model_name)
     if body.stream:
-        job = service.worker.submit(request)
+        job = service.submit(request)
         usage = body.stream_options.include_usage
-        return EventStream(job, sse(job, head, kind, body.stop, usage, service.ends))
+        return EventStream(job, events(job, form, body.stop, usage, service.ends))
     answer = await service.answer(http, request)
     text, stopped = cut(answer.text, body.stop)
-    reason = finish_reason(answer, stopped, service.ends)
-    choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
-    choice |= {"message": {"role": "assistant", "content": text}} if kind.startswith("chat") else {"text": text}
-    return {**head, "object": kind, "choices": [choice], "usage": usage_of(answer), "dejakv": provenance(answer)}
+    content = {"message": {"role": "assistant", "content": text}} if form.chat else {"text": text}
+    whole = form.object("", content, reason=_finish_reason(answer, stopped, service.ends))
+    return {**whole, "usage": _usage(answer), "dejakv": _provenance(answer)}
+
+
+@dataclass(frozen=True)
+class Form:
+    """OpenAI's objects of one response."""
+
+    chat: bool
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def object(self, suffix: str, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
+            "created": self.created,
+            "model": self.model,
+            "object": f"chat.completion{suffix}" if self.chat else "text_completion",
+            "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices],
+        }
+
+
+class EventStream(StreamingResponse):
+    """The events of a job. When the stream ends, even before its first event, the job stops."""
+
+    def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+async def events(job: Job, form: Form, stops: Sequence[str], usage: bool, ends: frozenset[int]) -> AsyncIterator[str]:
+    """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
+    status line has already been sent."""
+
+    def chunk(*texts: str, reason: str | None = None, **more: Any) -> str:
+        text = "".join(texts)
+        delta = {"content": text} if texts else {}
+        return _line(
+            {**form.object(".chunk", {"delta": delta} if form.chat else {"text": text}, reason=reason), **more}
+        )
+
+    text, shown, stopped = "", 0, False
+    if form.chat:
+        yield _line(form.object(".chunk", {"delta": {"role": "assistant", "content": ""}}))
+    try:
+        async for piece in job.stream():
+            if isinstance(piece, Answer):
+                final, stopped = cut(piece.text, stops)
+                if len(final) > shown:
+                    yield chunk(final[shown:])
+                yield chunk(reason=_finish_reason(piece, stopped, ends), dejakv=_provenance(piece))
+                if usage:
+                    yield _line({**form.object(".chunk"), "usage": _usage(piece)})
+                continue
+            text, stopped = cut(text + piece, stops) if not stopped else (text, True)
+            until = len(text) if stopped else safe_length(text, stops)
+            if until > shown:
+                yield chunk(text[shown:until])
+                shown = until
+    except Exception as error:
+        told = refusal_of(error)
+        yield _line(error_object(told.status, str(told)))
+    yield "data: [DONE]\n\n"
+
+
+def _line(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop sequence in it, and whether there was one. Empty sequences are ignored."""
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def safe_length(text: str, stops: Sequence[str]) -> int:
+    """Length of a growing text that can be sent: a possible beginning of a stop sequence is held back."""
+    held = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                held = max(held, length)
+                break
+    return len(text) - held
+
+
+def _finish_reason(answer: Answer, stopped: bool, ends: frozenset[int]) -> str:
+    """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
+    ended = bool(answer.token_ids) and answer.token_ids[-1] in ends
+    return "stop" if stopped or ended else "length"
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    """OpenAI's usage; `cached_tokens` are the prompt tokens that were not computed."""
+    record = answer.record
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.output_tokens,
+        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.reused_tokens},
+    }
+
+
+def _provenance(answer: Answer) -> dict[str, Any]:
+    """The origin of the answer's state; `reason`: why state that was found was not used."""
+    record = answer.record
+    return {
+        "provenance": record.provenance,
+        "level": record.level,
+        "reuse": record.method,
+        "score": record.score,
+        "approximate": record.approximate,
+        "arithmetic": record.arithmetic,
+        "bitwise": record.bitwise,
+        "reason": record.reason,
+        "order": list(record.order),
+        "tokens_reused": record.reused_tokens,
+        "tokens_computed": record.computed_tokens,
+    }

@@ -256,19 +256,19 @@ class ImageUrl(_Plain):
     detail: Literal["auto"] = "auto"
 
 
-class Part(_Plain):
+class ContentPart(_Plain):
     type: Literal["text", "image_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
 
 
-class Message(_Plain):
+class ChatMessage(_Plain):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(fail_fast=True)]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
 
 

@@ -1,20 +1,20 @@
-"""Common steps of the endpoints: from a checked body to a request, through the queue, to an answer."""
+"""Common steps of the endpoints: limits, the queue, and the clients' names for their entries."""
 
 import asyncio
-import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from cachetools import FIFOCache
+from fastapi import Depends
 from starlette.requests import Request as HttpRequest
 
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError
 from dejakv.pipeline import Answer
-from dejakv.request import Media, Order, Request, ReuseMode, Sampling
+from dejakv.request import Request, ReuseMode
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import Worker
+from dejakv.server.worker import Job, RequestWorker
 from dejakv.store.selection import Purged, Selection
 
 _NAMES_A_PARTITION = 10_000
@@ -26,29 +26,19 @@ LEAST_TEMPERATURE = 1e-3
 class Service:
     """The worker, the renderer of prompts, and the clients' names for their entries."""
 
-    def __init__(self, worker: Worker, templates: Any, settings: ServerSettings, model_name: str) -> None:
+    def __init__(self, worker: RequestWorker, templates: Any, settings: ServerSettings) -> None:
+        assert worker.pipeline.cache is not None
         self.worker = worker
+        self.cache = worker.pipeline.cache
         self.templates = templates
         self.settings = settings
-        self.model_name = model_name
+        self.model_name = settings.model
         self.ends = end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 
-    def request(
-        self,
-        prompt: str,
-        chunk: str,
-        partition: str,
-        sampling: Sampling,
-        media: tuple[Media, ...] = (),
-        reuse: ReuseMode = "exact",
-        threshold: float | None = None,
-        parts: tuple[str, ...] = (),
-        order: Order = "given",
-        no_store: bool = False,
-        ttl: float | None = None,
-    ) -> Request:
-        """A request with an id of its own. Raises InputError for one over the server's limits, and for a method without a model for it."""
+    def submit(self, request: Request) -> Job:
+        """Queues a request. Raises InputError for one over the server's limits, and for a method without a model for it."""
+        sampling, reuse = request.sampling, request.reuse
         if sampling.max_new_tokens > self.settings.max_new_tokens:
             raise InputError(
                 f"max_new_tokens={sampling.max_new_tokens} is over this server's limit of {self.settings.max_new_tokens} "
@@ -61,20 +51,14 @@ class Service:
             )
         if reuse == "top_layer" and (reason := self.worker.pipeline.engine.no_top_layer()):
             raise InputError(f"reuse 'top_layer': {reason}. Ask for reuse 'blend' or 'exact'")
-        self.check_length(len(prompt))
-        if (
-            0 < sampling.temperature < LEAST_TEMPERATURE
-        ):  # logits divided by it would overflow; sampling is already greedy
-            sampling = replace(sampling, temperature=0.0)
-        return Request(
-            uuid.uuid4().hex, prompt, chunk, media, partition, sampling, reuse=reuse, threshold=threshold, parts=parts,
-            order=order, no_store=no_store, ttl=ttl,
-        )  # fmt: skip
+        self.check_length(len(request.prompt))
+        if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
+            request = replace(request, sampling=replace(sampling, temperature=0.0))
+        return self.worker.submit(request)
 
     def check_length(self, characters: int) -> None:
         """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""
-        engine = self.worker.pipeline.engine
-        context = engine.context
+        context = self.worker.pipeline.engine.context
         if characters > context * LONGEST_TOKEN:
             raise InputError(
                 f"the prompt has {characters} characters, far over the model's context of {context} tokens: send less"
@@ -92,7 +76,7 @@ class Service:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
-        job = self.worker.submit(request)
+        job = self.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
             while True:
@@ -106,11 +90,10 @@ class Service:
             waiting.cancel()
 
     def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
-        """The client's key of an entry: the given one, or `p` and the beginning of its digest."""
-        key = wanted or public_key(chunk_id)
+        """The client's key of an entry from now on: the given one, or `p` and the beginning of its digest."""
         names = self._names.setdefault(partition, FIFOCache(_NAMES_A_PARTITION))
-        names[chunk_id] = key
-        return key
+        names[chunk_id] = wanted or public_key(chunk_id)
+        return names[chunk_id]
 
     def entry_name(self, partition: str, chunk_id: str) -> str:
         """The name of an entry in this partition."""
@@ -119,9 +102,7 @@ class Service:
     def entries_named(self, partition: str, name: str) -> tuple[str, ...]:
         """Ids of the entries of this partition that a client means by a name: its own, the server's, or the whole id."""
         own = [id for id, given in self._names.get(partition, {}).items() if given == name]
-        cache = self.worker.pipeline.cache
-        assert cache is not None
-        every = (meta.id for meta in cache.store.metas(partition))
+        every = (meta.id for meta in self.cache.store.metas(partition))
         return tuple(own) or tuple(id for id in every if name in (id, public_key(id)))
 
     def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
@@ -134,8 +115,20 @@ class Service:
                         names.pop(id, None)
         return purged
 
-    def forget_names(self, partition: str) -> None:
+    def clear(self, partition: str) -> int:
+        """Removes a partition's entries, encoder outputs and names; the number of entries."""
         self._names.pop(partition, None)
+        registry = self.worker.pipeline.engine.encoder_cache
+        if registry is not None:
+            registry.clear(partition)
+        return self.cache.clear(partition)
+
+
+def _service(http: HttpRequest) -> Service:
+    return http.app.state.service
+
+
+AnyService = Annotated[Service, Depends(_service)]
 
 
 def end_tokens(engine: Any) -> frozenset[int]:
