@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError, InputError
 from dejakv.experiments.advice import command_of, hits_needed, in_plain_words, in_words_of_bound, labels_for, recommend
-from dejakv.experiments.estimate import Asked, Remembering, Setting, measure, settings_to_try
+from dejakv.experiments.estimate import Asked, measure, once, settings_to_try
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
@@ -34,6 +35,12 @@ class Letters:
         return np.array(LETTERS[text[0]], np.float32)
 
 
+def adopting(threshold: float | None = None, **more: Any) -> SemanticCacheConfig:
+    """Equal texts, and with a threshold similar ones, whatever their words."""
+    similar = {} if threshold is None else {"similarity_threshold": threshold, "lexical_guard": False}
+    return SemanticCacheConfig(reuse="adopt", semantic_text=threshold is not None, **similar, **more)
+
+
 def asked(text: str, answer: str | None, number: int) -> Asked:
     request = Request(str(number), text, text)
     return Asked(Prepared(request, tuple(range(100 * number, 100 * number + 40)), epoch="tune"), answer)
@@ -41,38 +48,38 @@ def asked(text: str, answer: str | None, number: int) -> Asked:
 
 def test_hits_and_false_hits_by_threshold() -> None:
     log = [asked("a one", "red", 1), asked("b two", "blue", 2), asked("c three", "red", 3), asked("a four", "red", 4)]
-    encoder = Remembering(Letters())
-    loose = measure(log, Setting("semantic_text", 0.8, lexical_guard=False), encoder)
+    encoder = Letters()
+    loose = measure(log, adopting(0.8), encoder)
     # b takes a's answer, which is wrong, and is not stored; a takes a's, which is right.
     assert (loose["hits"], loose["judged"], loose["false_hits"]) == (2, 2, 1)
     assert loose["false_hit_interval"] == wilson(1, 2)
     assert loose["tokens_saved"] == 2 * 39  # of an adopted prompt all but the last token
-    strict = measure(log, Setting("semantic_text", 0.95, lexical_guard=False), encoder)
+    strict = measure(log, adopting(0.95), encoder)
     assert (strict["hits"], strict["false_hits"]) == (1, 0)
-    exact = measure(log, Setting())
+    exact = measure(log, SemanticCacheConfig(semantic_text=False))
     assert (exact["hits"], exact["judged"], exact["false_hits"], exact["tokens_saved"]) == (0, 0, None, 0)
 
 
 def test_an_equal_prompt_is_exact_and_never_false() -> None:
-    row = measure([asked("a", "red", 1), asked("a", "blue", 1)], Setting("exact_text"))
+    row = measure([asked("a", "red", 1), asked("a", "blue", 1)], adopting())
     assert (row["exact"], row["hits"], row["tokens_saved"]) == (1, 0, 39)
 
 
 def test_hits_without_answers_are_not_judged() -> None:
-    row = measure([asked("a one", None, 1), asked("a  ONE", "red", 2)], Setting("exact_text"))
+    row = measure([asked("a one", None, 1), asked("a  ONE", "red", 2)], adopting())
     assert (row["hits"], row["judged"], row["false_hit_rate"]) == (1, 0, None)
 
 
 def test_what_saves_too_little_is_no_hit() -> None:
     log = [asked("a one", "red", 1), asked("A one", "red", 2)]
-    row = measure(log, Setting("exact_text", min_gain=41))
+    row = measure(log, adopting(min_gain=41))
     assert (row["hits"], row["not_worth"]) == (0, 1)
 
 
 def test_a_text_is_encoded_once() -> None:
     inner = Letters()
-    encoder = Remembering(inner)
-    for setting in settings_to_try(encoder, 16):
+    encoder = once(inner)
+    for setting in settings_to_try(16):
         measure([asked("a one", "red", 1), asked("b two", "red", 2)], setting, encoder)
     assert sorted(inner.encoded) == ["a one", "b two"]
 
@@ -137,6 +144,13 @@ def test_a_log_is_tuned_with_the_bundled_model(tmp_path: Path) -> None:
     assert found["recommended"]["settings"] == {"reuse": "exact"}
 
 
+def test_a_hit_whose_donor_has_no_known_answer_is_not_judged(tmp_path: Path) -> None:
+    records = [{"prompt": LONG}, {"prompt": LONG.upper(), "answer": "Rome"}]
+    found = tune(written(tmp_path / "log.jsonl", *records), "docs-lm", cache={"reuse": "adopt"})
+    assert found["dry_run"]["by_level"]["exact_text"]["hits"] == 1
+    assert (found["dry_run"]["judged"], found["dry_run"]["false_hits"]) == (0, None)
+
+
 def test_labels_of_a_model_take_the_place_of_the_logs(tmp_path: Path) -> None:
     records = [
         {"prompt": LONG, "answer": "x"},
@@ -186,10 +200,6 @@ def test_bad_input(content: str, more: dict[str, Any], error: type[Exception], s
     (tmp_path / "log.jsonl").write_text(content)
     with pytest.raises(error, match=says):
         tune(tmp_path / "log.jsonl", "docs-lm", **more)
-
-
-def test_the_defaults_are_those_of_a_run() -> None:
-    assert Setting().min_gain == RunSettings().cache.min_gain
 
 
 def row_of(hits: int, false_hit_rate: float | None, saved: int = 1) -> dict[str, Any]:

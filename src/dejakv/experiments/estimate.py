@@ -5,22 +5,23 @@ A dry run looks every sample up as a live run does. A would-be hit is judged by 
 question has another right answer. (Not for blend and top_layer, which do not give the donor's answer.)
 """
 
-from collections import Counter
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dejakv import __version__
 from dejakv.build import build_cache, build_guards
 from dejakv.cache import HierarchicalCache, check_top_layer
-from dejakv.config import SIMILARITY_THRESHOLD, SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig
+from dejakv.costs import Costs
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import KNOWN, begin, told
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import APPROXIMATE
+from dejakv.decide.plan import APPROXIMATE, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
@@ -38,11 +39,19 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.settings import shown
 from dejakv.store.open import open_store
-from dejakv.vectors.base import Vector
+from dejakv.vectors.base import TextEncoder
 from dejakv.vectors.text import text_encoder
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _EPOCH = "estimate"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as tokens, and its right answer if it is known."""
+
+    prepared: Prepared
+    answer: str | None
 
 
 def estimate(
@@ -98,33 +107,24 @@ def estimate(
         found = labelled_by(label_with, found, watch, raw_prompts=raw_prompts)
     asked, shares = _asked(found, settings)
     notes = told(settings.dataset_path, len(found), more)
-    rows: list[dict[str, Any]] = []
     looked_up: dict[str, Any] | None = None
-
-    def ask(encoder: Any) -> dict[str, Any]:
-        watch.stage("asking the levels")
-        tries = list(settings_to_try(encoder, min_gain))
-        for number, setting in enumerate(tries, 1):
-            rows.append(measure(asked, setting, encoder))
-            watch.sample(number, len(tries), None)
-        return recommend(rows, max_false_hits)
-
-    if index_encoder == "model" and not model_is_missing(settings):
+    if index_encoder != "model":
+        rows = _measured(asked, min_gain, text_encoder(index_encoder), watch)
+        advice = recommend(rows, max_false_hits)
+    elif model_is_missing(settings):
+        notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
+        rows = _measured(asked, min_gain, None, watch)
+        advice = recommend(rows, max_false_hits)
+    else:
         watch.stage(f"loading {model}")
         with opened(settings) as engine:
-            encoder = Remembering(text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH))
-            encoder.encode_many([one.prepared.request.chunk for one in asked])
-            advice = ask(encoder)
-            config = SemanticCacheConfig.from_dict(
-                {"index_encoder": "model", "min_gain": min_gain, **(cache or advice["settings"])}
-            )
+            encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
+            rows = _measured(asked, min_gain, encoder, watch)
+            advice = recommend(rows, max_false_hits)
+            chosen = {"index_encoder": "model", "min_gain": min_gain, **(cache or advice["settings"])}
+            config = SemanticCacheConfig.from_dict(chosen)
             prompter = Prompter(open_templates(settings), None, chunk_source, raw=raw_prompts)
             looked_up, _ = dry_run(replace(settings, cache=config), found, engine, prompter, watch)
-    elif index_encoder == "model":
-        notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
-        advice = ask(None)
-    else:
-        advice = ask(Remembering(text_encoder(index_encoder)))
     total = shares.total
     return {
         "kind": "estimate",
@@ -150,7 +150,7 @@ def estimate(
     }
 
 
-def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list["Asked"], Shares]:
+def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked], Shares]:
     tokenizer: Any = tokenizer_of(settings)
     prompter = Prompter(tokenizer, None, settings.chunk_source, raw=settings.raw_prompts)
     shares = Shares()
@@ -191,112 +191,101 @@ def labelled_by(
     return labelled
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt as tokens, and its right answer if it is known."""
-
-    prepared: Prepared
-    answer: str | None
+def once(encoder: TextEncoder) -> TextEncoder:
+    """The encoder, which encodes each text once."""
+    return text_encoder("model", embed=functools.cache(encoder.encode), fingerprint=encoder.fingerprint)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting of the levels.
-
-    level      `exact`: equal prompts and exact prefixes; `exact_text`: equal text as well; `semantic_text`: similar text as well
-    threshold  least cosine of similar text
-    """
-
-    level: Literal["exact", "exact_text", "semantic_text"] = "exact"
-    threshold: float | None = None
-    lexical_guard: bool = True
-    min_gain: int = SemanticCacheConfig.min_gain
-
-    @property
-    def config(self) -> SemanticCacheConfig:
-        return SemanticCacheConfig(
-            reuse="exact" if self.level == "exact" else "adopt",
-            semantic_text=self.threshold is not None,
-            similarity_threshold=SIMILARITY_THRESHOLD if self.threshold is None else self.threshold,
-            lexical_guard=self.lexical_guard,
-            min_gain=self.min_gain,
-        )
+def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCacheConfig]:
+    """Exact reuse, equal text, then with `similar` each threshold with and without the lexical guard."""
+    plain = SemanticCacheConfig(reuse="exact", semantic_text=False, min_gain=min_gain)
+    adopting = replace(plain, reuse="adopt")
+    yield from (plain, adopting)
+    for threshold in THRESHOLDS if similar else ():
+        for guard in (True, False):
+            yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
 
 
-class Remembering:
-    """An encoder that encodes each text once."""
-
-    def __init__(self, encoder: Any) -> None:
-        self._encoder = encoder
-        self._known: dict[str, Vector] = {}
-        self.fingerprint: str = encoder.fingerprint
-
-    @property
-    def dim(self) -> int:
-        return int(self._encoder.dim)
-
-    def encode(self, text: str) -> Vector:
-        if text not in self._known:
-            self._known[text] = self._encoder.encode(text)
-        return self._known[text]
-
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        return [self.encode(text) for text in texts]
+def _measured(
+    asked: Sequence[Asked], min_gain: int, encoder: TextEncoder | None, watch: Progress
+) -> list[dict[str, Any]]:
+    """A row for each setting to try; similar texts are compared with an encoder alone."""
+    watch.stage("asking the levels")
+    tries = list(settings_to_try(min_gain, encoder is not None))
+    rows: list[dict[str, Any]] = []
+    encoder = once(encoder) if encoder is not None else None
+    for number, config in enumerate(tries, 1):
+        rows.append(measure(asked, config, encoder))
+        watch.sample(number, len(tries), None)
+    return rows
 
 
-def settings_to_try(encoder: object | None, min_gain: int) -> Iterator[Setting]:
-    """Exact reuse, equal text, then each threshold with and without the lexical guard; these only with an encoder."""
-    yield Setting("exact", min_gain=min_gain)
-    yield Setting("exact_text", min_gain=min_gain)
-    for threshold in THRESHOLDS if encoder is not None else ():
-        yield Setting("semantic_text", threshold, min_gain=min_gain)
-        yield Setting("semantic_text", threshold, lexical_guard=False, min_gain=min_gain)
-
-
-def measure(asked: Sequence[Asked], setting: Setting, encoder: Any = None) -> dict[str, Any]:
+def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> dict[str, Any]:
     """One row: the hits of a setting over the whole log, in its order, and how many were false.
 
     `exact` requests are equal to an earlier one and always right. `hits` are the approximate ones; of the `judged`, whose
     right answer and donor's answer are known, `false_hits` have another answer than their donor. `tokens_saved` counts exact
     prefixes and exact requests too. `not_worth` had a trusted donor, but would have saved less than `min_gain`.
     """
-    config = setting.config
     levels: list[Level] = [ExactTextCache()]
-    if setting.threshold is not None:
-        levels.append(SemanticTextCache(encoder, setting.threshold))
-    answers: dict[str, str | None] = {}
+    if encoder is not None and config.semantic_text:
+        levels.append(SemanticTextCache(encoder, config.similarity_threshold))
     cache = HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
-    exact = hits = judged = wrong = saved = not_worth = 0
+    found = LookUps(cache)
+    plans, marks = [], []
     for one in asked:
-        decision = cache.find(one.prepared)
-        plan = decision.plan
-        saved += plan.reused
-        exact += plan.method == "exact"
-        not_worth += plan.reason.startswith("min_gain")
-        if plan.method == "adopt":
-            hits += 1
-            right = answers[plan.donors[0].id]
-            if right is not None and one.answer is not None:
-                judged += 1
-                wrong += not same(right, one.answer)
-        done = Completion(one.answer or "", (), len(one.prepared.token_ids), 0, capture=lambda: NO_STATE)
-        cache.keep(one.prepared, decision, plan, done)
-        answers.setdefault(decision.key, one.answer)
+        decision, right = found.look_up(one.prepared, one.answer)
+        plans.append(decision.plan)
+        if decision.plan.method == "adopt":
+            marks.append(right)
     cache.close()
+    level = "exact" if config.reuse == "exact" else "semantic_text" if config.semantic_text else "exact_text"
     return {
-        "level": setting.level,
-        "threshold": setting.threshold,
-        "lexical_guard": setting.lexical_guard,
-        "exact": exact,
-        "hits": hits,
-        "hit_rate": hits / len(asked),
-        "hit_interval": wilson(hits, len(asked)),
-        "judged": judged,
+        "level": level,
+        "threshold": config.similarity_threshold if config.semantic_text else None,
+        "lexical_guard": config.lexical_guard,
+        "exact": sum(plan.method == "exact" for plan in plans),
+        "hits": len(marks),
+        "hit_rate": len(marks) / len(asked),
+        "hit_interval": wilson(len(marks), len(asked)),
+        **_judged(marks),
+        "tokens_saved": sum(plan.reused for plan in plans),
+        "not_worth": sum(plan.reason.startswith("min_gain") for plan in plans),
+    }
+
+
+class LookUps:
+    """Looks prompts up one after the other in a cache, as a live run does; none is computed."""
+
+    def __init__(self, cache: HierarchicalCache) -> None:
+        self._cache = cache
+        self._answers: dict[str, str | None] = {}
+
+    def look_up(
+        self, prepared: Prepared, answer: str | None, costs: Costs | None = None
+    ) -> tuple[Decision, bool | None]:
+        """The decision, and whether its donor's question has the same right answer: None where one of the two is unknown, and of plans
+        that do not give the donor's answer."""
+        decision = self._cache.find(prepared, costs=costs)
+        plan, right = decision.plan, None
+        if plan.method in ("exact", *APPROXIMATE) and not plan.piecewise:
+            known = self._answers.get(plan.donors[0].id)
+            right = same(known, answer) if known is not None and answer is not None else None
+        done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
+        self._cache.keep(prepared, decision, plan, done)
+        self._answers.setdefault(decision.key, answer)
+        return decision, right
+
+
+def _judged(marks: Sequence[bool | None]) -> dict[str, Any]:
+    """How many hits were judged, and how many of these were false."""
+    judged = [mark for mark in marks if mark is not None]
+    wrong = len(judged) - sum(judged)
+    return {
+        "judged": len(judged),
         "false_hits": wrong if judged else None,
-        "false_hit_rate": wrong / judged if judged else None,
-        "false_hit_interval": wilson(wrong, judged) if judged else None,
-        "tokens_saved": saved,
-        "not_worth": not_worth,
+        "false_hit_rate": wrong / len(judged) if judged else None,
+        "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
     }
 
 
@@ -307,46 +296,22 @@ def dry_run(
     config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
     check_top_layer(engine, config)
     cache = build_cache(config, engine, store=open_store(), background=False)  # it stores no state
-    shares = Shares()
+    found, shares = LookUps(cache), Shares()
     lines: list[dict[str, Any]] = []
     not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")
     for number, sample in enumerate(chosen, start=1):
+        line: dict[str, Any] = {"id": sample.id, "question": sample.question, "answer": sample.answer}
         try:
             prepared = engine.prepare(prompter.request(sample))
         except InputError as error:
-            not_run[sample.id] = str(error)
-            lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, "error": str(error)})
-            watch.sample(number, len(chosen), None)
-            continue
-        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
-        prepared = replace(prepared, epoch=engine.epoch)
-        decision = cache.find(prepared, costs=engine.costs_under(settings.cache.costs, timed=False))
-        planned = decision.plan
-        hit = planned.method in ("exact", *APPROXIMATE)
-        donor = planned.donors[0] if hit else None
-        right = None
-        if donor is not None and not planned.piecewise and sample.answer is not None and donor.answer is not None:
-            right = same(donor.answer, sample.answer)
-        lines.append(
-            {
-                "id": sample.id,
-                "question": sample.question,
-                "answer": sample.answer,
-                "provenance": f"hit ({planned.match.provenance})" if hit and planned.match else "miss",
-                "level": planned.match.level if hit and planned.match else "",
-                "score": planned.match.score if planned.match else None,
-                "donor": donor.chunk if donor else None,
-                "donor_answer": donor.answer if donor else None,
-                "right": right,
-                "reason": planned.reason,
-                "plan": planned.name,
-                "plans": str(decision),
-                "statuses": dict(decision.statuses),
-                "lookup_ms": 1e3 * decision.seconds,
-            }
-        )
-        cache.keep(prepared, decision, planned, _not_run(sample, len(prepared.token_ids)))
+            not_run[sample.id] = line["error"] = str(error)
+        else:
+            shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
+            prepared = replace(prepared, epoch=engine.epoch)
+            costs = engine.costs_under(settings.cache.costs, timed=False)
+            line |= _line(*found.look_up(prepared, sample.answer, costs))
+        lines.append(line)
         watch.sample(number, len(chosen), None)
     cache.close()
     check_ran(not_run, len(chosen))
@@ -354,14 +319,32 @@ def dry_run(
     return {**summary, "not_run": not_run, **share_figures(shares.total, shares.complete)}, lines
 
 
-def _not_run(sample: Sample, tokens: int) -> Completion:
-    """A placeholder for the answer: the data set's own."""
-    return Completion(sample.answer or "", (), tokens, 0, capture=lambda: NO_STATE)
+def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
+    """What a dry run writes of a sample that it looked up."""
+    plan = decision.plan
+    hit = plan.method in ("exact", *APPROXIMATE)
+    donor = plan.donors[0] if hit else None
+    return {
+        "provenance": f"hit ({plan.match.provenance})" if hit and plan.match else "miss",
+        "level": plan.match.level if hit and plan.match else "",
+        "score": plan.match.score if plan.match else None,
+        "donor": donor.chunk if donor else None,
+        "donor_answer": donor.answer if donor else None,
+        "right": right,
+        "reason": plan.reason,
+        "plan": plan.name,
+        "plans": str(decision),
+        "statuses": dict(decision.statuses),
+        "lookup_ms": 1e3 * decision.seconds,
+    }
 
 
 def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    hits = [line for line in lines if line["level"]]
-    levels = sorted({line["level"] for line in hits})
+    marks: dict[str, list[bool | None]] = {}
+    for line in lines:
+        if line["level"]:
+            marks.setdefault(line["level"], []).append(line["right"])
+    hits = [mark for level in marks.values() for mark in level]
     return {
         "cache_mode": "dry-run",
         "model": settings.model,
@@ -370,27 +353,12 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "samples": len(lines),
         "hit_rate": len(hits) / len(lines),
         "hit_rate_interval": wilson(len(hits), len(lines)),
-        **_false_hits(hits),
-        "by_level": {
-            level: {"hits": sum(line["level"] == level for line in hits)}
-            | _false_hits([line for line in hits if line["level"] == level])
-            for level in levels
-        },
+        **_judged(hits),
+        "by_level": {level: {"hits": len(found), **_judged(found)} for level, found in sorted(marks.items())},
         "not_used": counted(line["reason"] for line in lines if line["reason"]),
-        "plans": dict(Counter(line["plan"] for line in lines).most_common()),
+        "plans": counted(line["plan"] for line in lines),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,
-    }
-
-
-def _false_hits(hits: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    judged = [line["right"] for line in hits if line["right"] is not None]
-    wrong = len(judged) - sum(judged)
-    return {
-        "judged": len(judged),
-        "false_hits": wrong if judged else None,
-        "false_hit_rate": wrong / len(judged) if judged else None,
-        "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
     }
 
 

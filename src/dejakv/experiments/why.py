@@ -14,11 +14,12 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.copied.spaces import CopiedText
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Ask, Decision, choose, exact_plans
-from dejakv.engines.base import NO_STATE, Completion, Prepared
+from dejakv.engines.base import Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
 from dejakv.experiments.data import read_samples, repeated
+from dejakv.experiments.estimate import LookUps
 from dejakv.experiments.plain_words import counted, short
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
@@ -119,11 +120,14 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         pipeline = pipeline_for("cache", engine, inside.cache, promotes=settings.promote)
         cache = pipeline.cache
         assert cache is not None
+        found = LookUps(cache)
         watch.stage(f"repeating the samples before {sample_id}")
         for number, sample in enumerate(able, 1):
             request, row = prompter.request(sample), rows.get(sample.id)
             if row is None:
-                _look_up(pipeline, cache, request, sample.answer)
+                prepared = replace(engine.prepare(request), epoch=engine.epoch)
+                found.look_up(prepared, sample.answer, engine.costs_under(settings.cache.costs))
+                cache.flush()
             else:
                 _repeat(pipeline, cache, request, row)
             watch.sample(number, len(able), None)
@@ -138,14 +142,14 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
             decision = answer.decision or _decided(pipeline, cache, request)
             method, reason, donors = answer.record.method, answer.record.reason, donors_of(answer)
             computed = answer.record.computed_tokens
-        found, prepared = decision.found, pipeline.engine.prepare(decision.query.request)
+        donor, prepared = decision.found, pipeline.engine.prepare(decision.query.request)
         told = Why(
             sample=sample_id,
             question=samples[place].question,
             earlier=place,
             tokens=decision.tokens,
-            prefix=found.prefix[0].tokens if found.prefix else 0,
-            prefix_of=_name(found.prefix[1]) if found.prefix else "",
+            prefix=donor.prefix[0].tokens if donor.prefix else 0,
+            prefix_of=_name(donor.prefix[1]) if donor.prefix else "",
             candidates=_candidates(cache, decision, settings.cache, engine),
             runs=_runs(cache, replace(prepared, epoch=pipeline.engine.epoch), engine.tokenizer),
             method=method,
@@ -164,15 +168,6 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
 def _decided(pipeline: Pipeline, cache: HierarchicalCache, request: Request) -> Decision:
     prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
     return cache.find(prepared, costs=pipeline.engine.costs_under(cache.config.costs))
-
-
-def _look_up(pipeline: Pipeline, cache: HierarchicalCache, request: Request, answer: str | None) -> None:
-    """One earlier sample as a dry run has it: looked up, and not computed."""
-    prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
-    decision = cache.find(prepared, costs=pipeline.engine.costs_under(cache.config.costs))
-    done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
-    cache.keep(prepared, decision, decision.plan, done)
-    cache.flush()
 
 
 def _repeat(pipeline: Pipeline, cache: HierarchicalCache, request: Request, row: Row) -> None:
