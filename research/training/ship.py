@@ -7,7 +7,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from dejakv.models.bundled import write_manifest
+from dejakv.models.manifest import write_manifest
 
 MODELS = Path(__file__).parents[2] / "packages/dejakv-models/src/dejakv_models"
 ABOUT = {

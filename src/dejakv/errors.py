@@ -64,3 +64,9 @@ def command(arguments: str) -> str:
     if shutil.which("dejakv"):
         return f"dejakv {arguments}"
     return f"{shlex.quote(sys.executable or 'python')} -m dejakv {arguments}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, on a device or on the host. PyTorch and the system tell it by a message."""
+    words = ("out of memory", "allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -3,65 +3,72 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dejakv.errors import MissingExtraError, ModelError
 from dejakv.models import available, load, path, resolve, tokenizer_folder
-from dejakv.models.bundled import MANIFEST, write_manifest
+from dejakv.models.manifest import MANIFEST, write_manifest
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A place with one complete small model folder, as the package has."""
-    folder = tmp_path / "models" / "toy-lm"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 40)
-    write_manifest(folder, "a toy")
-    return tmp_path / "models"
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small model in place of docs-lm, in an installed distribution of its own."""
+    for name in ("docs-lckv", "docs-lm", "shapes-vlm"):
+        folder = tmp_path / "dejakv_models" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes(range(256)) * 40)
+        write_manifest(folder, "a toy")
+    (tmp_path / "dejakv_models" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "dejakv_models" / "docs-lm"
 
 
-def test_available_lists_name_purpose_and_size(root: Path) -> None:
-    (model,) = available(root)
-    assert (model.name, model.about, model.nbytes) == ("toy-lm", "a toy", 2 + 256 * 40)
-    assert path("toy-lm", root) == root / "toy-lm"
-    assert resolve("toy-lm", root) == root / "toy-lm"
+def test_available_lists_name_purpose_and_size(toy: Path) -> None:
+    models = {model.name: model for model in available()}
+    assert list(models) == ["docs-lckv", "docs-lm", "shapes-vlm"]
+    assert (models["docs-lm"].about, models["docs-lm"].nbytes, models["docs-lm"].folder) == ("a toy", 2 + 256 * 40, toy)
+    assert path("docs-lm") == resolve("docs-lm") == toy
 
 
-def test_an_unknown_name_lists_the_known(root: Path) -> None:
-    with pytest.raises(ModelError, match=r"'shapes'.*toy-lm"):
-        path("shapes", root)
-    with pytest.raises(ModelError, match=r"unknown model 'toy_lm'.*toy-lm"):
-        resolve("toy_lm", root)
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ModelError, match=r"'shapes'.*docs-lm.*smollm2-135m"):
+        path("shapes")
+    with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
+        resolve("docs_lm")
 
 
-def test_truncated_weights_are_refused(root: Path) -> None:
-    weights = root / "toy-lm" / "model.safetensors"
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"model.safetensors has 10140 bytes instead of 10240.*reinstall"):
-        resolve("toy-lm", root)
 
 
-def test_changed_weights_are_refused_by_checksum(root: Path) -> None:
-    weights = root / "toy-lm" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[5000] ^= 1
-    weights.write_bytes(data)
-    with pytest.raises(ModelError, match=r"checksum differs.*reinstall"):
-        resolve("toy-lm", root)
+def changed(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"abc", b"abd", 1))
 
 
-def test_a_missing_file_is_named(root: Path) -> None:
-    (root / "toy-lm" / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"config\.json is missing"):
-        path("toy-lm", root)
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (truncated, r"model.safetensors has 10140 bytes instead of 10240.*reinstall"),
+        (changed, r"checksum differs.*reinstall"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json is missing"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_damaged_model_is_refused_with_the_remedy(damage: Any, cause: str, toy: Path) -> None:
+    damage(toy)
+    with pytest.raises(ModelError, match=cause):
+        resolve("docs-lm")
 
 
-def test_an_unreadable_manifest_is_an_error_not_a_crash(root: Path) -> None:
-    (root / "toy-lm" / MANIFEST).write_text("{")
+def test_an_unreadable_manifest_is_an_error_not_a_crash(toy: Path) -> None:
+    (toy / MANIFEST).write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
-        available(root)
+        available()
 
 
 def test_local_folders_need_a_config(tmp_path: Path) -> None:
@@ -115,7 +122,7 @@ def test_loading_an_unknown_architecture_says_what_to_do(tmp_path: Path) -> None
 
 
 def test_without_the_package_of_models_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.models.bundled.find_spec", lambda _: None)
+    monkeypatch.setattr("dejakv.models.table.find_spec", lambda _: None)
     assert available() == []
     for ask in (lambda: resolve("docs-lm"), lambda: load("shapes-vlm"), lambda: tokenizer_folder("smollm2-135m")):
         with pytest.raises(MissingExtraError, match=r"extra models.*pip install ./packages/dejakv-models"):

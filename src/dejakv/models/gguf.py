@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from dejakv.errors import MissingExtraError, ModelError
+from dejakv.errors import MissingExtraError, ModelError, is_out_of_memory
 
 SUFFIX = ".gguf"
 FAMILIES = "Llama, Qwen and Mistral"
@@ -53,8 +53,8 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
     try:
         with redirect_stderr(StringIO()):  # transformers draws a progress bar that none of its settings turns off
             return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
-    except (MemoryError, *_UNREADABLE) as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch raises a RuntimeError
+    except _UNREADABLE as error:
+        if is_out_of_memory(error):
             raise ModelError(
                 f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or use a "
                 "smaller model"
@@ -66,6 +66,7 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
 
 
 _UNREADABLE = (
+    MemoryError,
     OSError,
     ValueError,
     LookupError,
@@ -75,4 +76,4 @@ _UNREADABLE = (
     RuntimeError,
     struct.error,
 )
-"""Errors of the `gguf` reader and of transformers' conversion for truncated, altered and unknown files."""
+"""Errors of the `gguf` reader and of transformers' conversion for truncated, altered, unknown and too large files."""

@@ -5,29 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.errors import ModelError
-from dejakv.models.bundled import bundled_names, known, path
-from dejakv.models.fetched import RECIPES, fetched_path
 from dejakv.models.gguf import SUFFIX, load_gguf
-from dejakv.models.lckv.register import register
+from dejakv.models.lckv import register
+from dejakv.models.table import known, names, path
 
 
-def names(root: Path | None = None) -> list[str]:
-    """Names of all models of this package: bundled, or fetched once."""
-    return [*bundled_names(root), *RECIPES]
-
-
-def resolve(name_or_path: str | Path, root: Path | None = None) -> Path | str:
+def resolve(name_or_path: str | Path) -> Path | str:
     """A bundled or fetched name, a local folder or a GGUF file gives its path, anything else is a hub id.
 
-    Raises: MissingExtraError for a bundled name without `dejakv-models`; ModelError for a damaged model, one that is not fetched yet (naming the command), a folder without
-    config.json, a path that does not exist, and a name that looks like a misspelled one of this package.
+    Raises: MissingExtraError for a bundled name without `dejakv-models`; ModelError for a damaged model, one that is not fetched
+    yet (naming the command), a folder without config.json, a path that does not exist, and a name that looks like a misspelled
+    one of this package.
     """
     text = str(name_or_path)
-    if text in RECIPES:
-        return fetched_path(text)
-    if text in names(root):
-        return path(text, root)
-    choice = f"{known(root)} or one to fetch ({', '.join(RECIPES)})"
+    if text in names():
+        return path(text)
+    choice = known()
     local = Path(text).expanduser()
     if local.is_dir():
         if not (local / "config.json").is_file():
@@ -44,7 +37,7 @@ def resolve(name_or_path: str | Path, root: Path | None = None) -> Path | str:
         raise ModelError(f"no checkpoint at {text}: give an existing folder or GGUF file, a hub id, or {choice}")
     if not text.strip():
         raise ModelError(f"the model's name is empty: give a folder, a hub id, or {choice}")
-    if "/" not in text and difflib.get_close_matches(text.lower(), names(root), n=1, cutoff=0.6):
+    if "/" not in text and difflib.get_close_matches(text.lower(), names(), n=1, cutoff=0.6):
         raise ModelError(f"unknown model {text!r}: choose {choice}, a folder, or a hub id")
     return text
 
@@ -74,9 +67,8 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         model = loader.from_pretrained(where, **options)
         processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(where, **remote)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        known = ", ".join(names())
         raise ModelError(
             f"model {str(name_or_path)!r} does not load ({error}): give a complete checkpoint folder, a hub id that "
-            f"can be reached from here, or a model of this package ({known})"
+            f"can be reached from here, or a model of this package ({', '.join(names())})"
         ) from error
     return model.eval(), processor

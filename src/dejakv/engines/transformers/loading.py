@@ -29,7 +29,7 @@ from dejakv.engines.transformers.capabilities import ATTENTION
 from dejakv.errors import ConfigError, ModelError
 from dejakv.models import resolve
 from dejakv.models.gguf import SUFFIX, load_gguf
-from dejakv.models.lckv.register import register
+from dejakv.models.lckv import register
 
 _OPTIONAL = ("video_processor", "audio_tokenizer")
 

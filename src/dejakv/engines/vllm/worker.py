@@ -19,8 +19,7 @@ from dejakv.engines.vllm.pace import Timed
 from dejakv.engines.vllm.paged import PagedKV, to_host
 from dejakv.engines.vllm.saver import Make, Saver
 from dejakv.engines.vllm.watch import Watch
-from dejakv.errors import StoreError
-from dejakv.models.memory import is_out_of_memory
+from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import Chunk
 from dejakv.store.selection import DONORS
 from dejakv.store.store import Store

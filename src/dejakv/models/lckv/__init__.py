@@ -8,6 +8,16 @@ Importing this package loads neither torch nor transformers.
 """
 
 from dejakv.models.lckv.layout import KVLayout
-from dejakv.models.lckv.register import register
 
 __all__ = ["KVLayout", "register"]
+
+
+def register() -> None:
+    """`AutoConfig` and `AutoModelForCausalLM` load the model type `lckv-llama` from now on. Repeated calls do nothing."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from dejakv.models.lckv.configuration import LCKVLlamaConfig
+    from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
+
+    AutoConfig.register(LCKVLlamaConfig.model_type, LCKVLlamaConfig, exist_ok=True)
+    AutoModelForCausalLM.register(LCKVLlamaConfig, LCKVLlamaForCausalLM, exist_ok=True)

@@ -1,7 +1,7 @@
 """The cache of an LCKV model: layers that compute KV, and no others."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
@@ -55,20 +55,10 @@ class LCKVCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens held, the same in every layer."""
-        return self._layer(0).get_seq_length()
+        return cast(Any, self.layers[0]).get_seq_length()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self._layer(0).get_mask_sizes(query_length)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(
-            keys.nbytes + values.nbytes for layer in self.slots if (kv := held(self, layer)) for keys, values in [kv]
-        )
-
-    def _layer(self, slot: int) -> Any:
-        return self.layers[slot]
+        return cast(Any, self.layers[0]).get_mask_sizes(query_length)
 
 
 def held(cache: Cache | None, layer: int) -> KV | None:

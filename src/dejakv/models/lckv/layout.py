@@ -43,20 +43,6 @@ class KVLayout:
                 )
         return cls(targets, tuple(part.endswith("s") for part in parts))
 
-    @classmethod
-    def condensed(cls, layers: int, bottom: int, top: int = 0) -> "KVLayout":
-        """`bottom` ordinary layers, then condensed ones up to their target, then `top` ordinary layers.
-
-        The paper's warm-up of w layers is `bottom = top = w / 2`. Raises: ConfigError if no layer is left to condense.
-        """
-        if bottom < 0 or top < 0 or layers - bottom - top < 2:
-            raise ConfigError(
-                f"{bottom} + {top} ordinary layers of {layers} leave nothing to condense: leave at least two"
-            )
-        target = layers - top - 1
-        targets = tuple(i if i < bottom or i > target else target for i in range(layers))
-        return cls(targets, (False,) * layers)
-
     def __str__(self) -> str:
         return "_".join(f"{t}{'s' if w else ''}" for t, w in zip(self.targets, self.windowed, strict=True))
 

