@@ -12,8 +12,6 @@ import pytest
 from PIL import Image
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.levels.base import Query
-from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
@@ -93,11 +91,6 @@ def test_pictures_by_image_id(root: Path, variable: str | None, field: str, monk
     assert pictures_of(request(), roots) == ()
 
 
-def test_roots_in_their_order(tmp_path: Path) -> None:
-    environ = {"LLAVA_IMAGE_ROOT": "/c", "GQA_IMAGE_ROOT": "/b", "SEMANTIC_CACHE_IMAGE_ROOT": ""}
-    assert image_roots("/a", None, environ=environ) == [Path("/a"), Path("/b"), Path("/c")]
-
-
 @pytest.mark.parametrize("image_id", ["missing", "broken", "../secret", "/etc/passwd", "..", "a\0b", "x" * 5000])
 def test_a_picture_that_cannot_be_had_is_a_counted_skip(root: Path, image_id: str) -> None:
     with pytest.raises(InputError):
@@ -123,12 +116,6 @@ def test_a_request_without_picture_has_no_vision_vector_and_is_no_skip(root: Pat
     hook = hook_named("prompt_vision", config(), Engine())
     assert list(hook(request())) == ["prompt"]
     assert hook.counts == {"prompt: ok": 1}
-
-
-def test_unreadable_media_is_a_counted_skip(root: Path) -> None:
-    hook = hook_named("prompt_vision", config(), Engine())
-    assert list(hook(request(media=(Media(b"no picture"),)))) == ["prompt"]
-    assert hook.counts["vision: skip (InputError)"] == 1
 
 
 def own_module(monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:
@@ -183,14 +170,6 @@ def test_unknown_hooks_and_layers_nobody_makes() -> None:
     with pytest.raises(ConfigError, match="'prompt'"):
         hook_named("none", config("none"), Engine())
     assert hook_named("none", config("none", ()), Engine())(request()) == {}
-
-
-def test_a_wrong_dimension_is_told_at_first_use_with_the_flag_to_write() -> None:
-    layers = ("prompt:384:0.8",)
-    hook = hook_named("prompt", config("prompt", layers), Engine())
-    level = EmbeddingCache(layers)
-    with pytest.raises(ConfigError, match=r"'prompt'.*384.*prompt:3:0\.8 in embedding_layers"):
-        level.search(Query(request(), "s", lambda: hook(request())))
 
 
 def test_torch_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,10 +77,6 @@ def test_fingerprint_follows_the_weights(mini_lm: SentenceTransformerEncoder) ->
     assert len(mini_lm.fingerprint) == 32
 
 
-def test_two_encoders_of_one_name_share_a_model(mini_lm: SentenceTransformerEncoder) -> None:
-    assert SentenceTransformerEncoder(mini_lm.name)._model is mini_lm._model  # pyright: ignore[reportPrivateUsage]
-
-
 def test_one_thread_while_encoding_and_as_many_as_before_after(mini_lm: SentenceTransformerEncoder) -> None:
     import torch
 
@@ -95,14 +91,6 @@ def test_one_thread_while_encoding_and_as_many_as_before_after(mini_lm: Sentence
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_empty_text(mini_lm: SentenceTransformerEncoder, text: str) -> None:
-    with pytest.raises(InputError, match="empty"):
-        mini_lm.encode(text)
-    with pytest.raises(InputError, match="empty"):
-        ModelTextEncoder(lambda _: np.ones(3), "f").encode(text)
 
 
 def test_unknown_encoder_names_the_way_out(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError
 from dejakv.testing.levels import IndexTests
@@ -65,24 +63,6 @@ def test_flat_equals_brute_force(count: int, k: int) -> None:
         hits = index.search(query, k)
         assert [int(id) for id, _ in hits] == order.tolist()
         assert [score for _, score in hits] == pytest.approx(truth[order].tolist(), abs=1e-5)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from("ar"), st.integers(0, 9)), max_size=60))
-def test_flat_follows_a_dictionary(steps: list[tuple[str, int]]) -> None:
-    rows = rows_of(10, 8)
-    index, model = FlatIndex(8), {}
-    for action, place in steps:
-        if action == "a":
-            index.add(str(place), rows[place])
-            model[str(place)] = place
-        else:
-            assert index.remove(str(place)) == (model.pop(str(place), None) is not None)
-    assert len(index) == len(model)
-    assert {id for id, _ in index.search(rows[0], 20)} == set(model)
-    assert {id: row.tolist() for id, row in index.items()} == {
-        id: pytest.approx(rows[place].tolist(), abs=1e-6) for id, place in model.items()
-    }
 
 
 def test_hnsw_finds_near_neighbours_the_more_the_broader_it_searches() -> None:

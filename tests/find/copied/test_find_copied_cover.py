@@ -64,26 +64,11 @@ def test_a_donor_in_use_comes_before_a_newer_one() -> None:
     assert checked(target, {"both": both, "newer": second.copy()}).donors == ("both",)
 
 
-def test_a_donor_in_use_comes_before_one_that_holds_more_of_the_prompt() -> None:
-    parts = [np.arange(1000 * part, 1000 * part + size) for part, size in enumerate([100, 60, 55, 55])]
-    target = np.concatenate([tokens for part in parts for tokens in (part, np.array([-1]))])
-    used = np.concatenate([parts[0], [-2], parts[1]])
-    more = np.concatenate([parts[1], [-3], parts[2], [-4], parts[3]])
-    assert [run.donor for run in checked(target, {"used": used, "more": more}).runs] == ["used", "used", "more", "more"]
-
-
 def test_of_two_that_are_not_in_use_the_one_that_holds_more_of_the_prompt_is_taken() -> None:
     one, other = np.arange(100), np.arange(1000, 1100)
     target = np.concatenate([one, [-1], other])
     both = np.concatenate([other, [-2], one])
     assert checked(target, {"both": both, "one": one.copy(), "other": other.copy()}).donors == ("both",)
-
-
-def test_rows_that_serve_two_places_are_loaded_once() -> None:
-    passage = np.arange(80)
-    found = checked(np.concatenate([passage, [-1], passage[10:70]]), {"text": passage})
-    assert found.covered == 140
-    assert dict(found.loads) == {"text": 80}
 
 
 def test_a_prompt_of_one_token_is_covered_with_few_comparisons() -> None:
@@ -92,14 +77,6 @@ def test_a_prompt_of_one_token_is_covered_with_few_comparisons() -> None:
     found = checked(sevens, texts)
     assert found.covered == len(sevens)
     assert found.candidates < 1000
-
-
-def test_a_long_prompt_is_covered_by_as_many_donors_as_it_takes() -> None:
-    rng = np.random.default_rng(0)
-    texts = {str(number): rng.integers(0, 49_152, 2_500) for number in range(40)}
-    found = checked(np.concatenate(list(texts.values())), texts)
-    assert found.covered == 100_000
-    assert sorted(found.donors, key=int) == list(texts)
 
 
 def test_short_and_empty_prompts_are_covered_by_nothing() -> None:

@@ -1,11 +1,12 @@
 """The index of one space: additions, removals, the cap of holders, memory."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.find.copied.plain import check_runs, covered_by, indexed, places
 
-from dejakv.decide.copied.fingerprints import fingerprints
+from dejakv.decide.copied.fingerprints import IN_A_ROW, WINDOW, fingerprints
 from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
 from dejakv.decide.copied.search import cover
 from dejakv.tokens import Ids
@@ -51,19 +52,6 @@ def test_after_any_additions_and_removals_what_is_held_is_found_and_nothing_else
     assert places(found) == covered_by(target, held)
 
 
-def test_a_text_that_was_removed_and_comes_again_is_found() -> None:
-    """One of ten: its places are still there, and are not compacted away yet."""
-    texts = texts_of(10)
-    index = indexed(texts)
-    before = index.entries
-    assert index.remove("1")
-    assert index.entries == before
-    assert donors(index, texts["1"], texts) == ()
-    assert not index.remove("1")
-    assert index.add("1", fingerprints(texts["1"]))
-    assert donors(index, texts["1"], texts) == ("1",)
-
-
 def test_memory_is_that_of_what_is_held_however_much_passed_through() -> None:
     texts = texts_of(400, 2_000)
     index = CopiedIndex()
@@ -83,15 +71,6 @@ def test_memory_is_that_of_what_is_held_however_much_passed_through() -> None:
 def test_at_most_four_bytes_a_token() -> None:
     texts = texts_of(100, 4_000)
     assert indexed(texts).nbytes < 4 * 400_000
-
-
-def test_a_fingerprint_keeps_its_newest_holders() -> None:
-    words = np.arange(40)
-    index = indexed({str(number): words for number in range(100)})
-    holders = index.holders(np.unique(fingerprints(words).keys))
-    counts = np.bincount(holders.keys)
-    assert counts.tolist() == [MAX_HOLDERS] * len(counts)
-    assert {holders.names[number] for number in holders.numbers.tolist()} == {str(number) for number in range(84, 100)}
 
 
 def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
@@ -117,23 +96,14 @@ def test_removed_holders_do_not_count_as_holders() -> None:
     assert "first" in {holders.names[number] for number in holders.numbers.tolist()}
 
 
-def test_a_limit_takes_the_oldest_out() -> None:
-    texts = texts_of(40)
-    index = indexed(texts)
-    limit = index.nbytes // 2
-    gone = index.shrink(limit)
-    assert gone == [str(number) for number in range(len(gone))]
-    assert 18 <= len(gone) <= 22
-    assert index.nbytes <= limit
-    assert donors(index, texts["39"], texts) == ("39",)
-    assert donors(index, texts["0"], texts) == ()
-    assert index.shrink(limit) == []
-    assert len(index.shrink(0)) == 40 - len(gone)
+def test_about_one_place_in_eight_is_kept_and_none_are_far_apart() -> None:
+    found = fingerprints(np.random.default_rng(0).integers(0, 49_152, 200_000))
+    assert len(found) == pytest.approx(200_000 / 8, rel=0.03)
+    assert np.diff(found.positions).max() <= WINDOW
+    assert np.diff(found.positions).min() >= 1
 
 
-def test_texts_without_fingerprints_are_not_held() -> None:
-    index = CopiedIndex()
-    assert not index.add("short", fingerprints(np.arange(31)))
-    assert len(index) == 0
-    assert not index.remove("short")
-    assert len(index.holders(np.array([1, 2], np.uint32)).keys) == 0
+@pytest.mark.parametrize("period", [1, 2, 7, 14])
+def test_text_that_repeats_itself_keeps_few_places(period: int) -> None:
+    found = fingerprints(np.tile(np.arange(period), 10_000))
+    assert len(found) == IN_A_ROW

@@ -52,21 +52,6 @@ def copied(store: Store) -> CopiedText:
     return copied
 
 
-def test_a_moved_passage_is_found_in_a_stored_chunk(store: Store, copied: CopiedText) -> None:
-    meta = stored(store, [1, 2, *WORDS, 3])
-    assert copied.add(meta)
-    assert not copied.add(meta)
-    found = search(copied, [9, *WORDS, 8])
-    assert found.runs == (Run(1, 100, meta.id, 2),)
-
-
-def test_partitions_and_epochs_do_not_see_each_other(store: Store, copied: CopiedText) -> None:
-    copied.add(stored(store, WORDS, "p", "e"))
-    assert search(copied, WORDS, "q", "e").runs == ()
-    assert search(copied, WORDS, "p", "f").runs == ()
-    assert search(copied, WORDS, "p", "e").covered == 100
-
-
 def test_what_one_partition_stores_takes_nothing_from_another(store: Store) -> None:
     """Neither holders of a fingerprint nor memory: the guarded partition's chunk stays, whatever the other adds."""
     copied = CopiedText(store, max_bytes=20_000)
@@ -92,26 +77,6 @@ def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> 
     assert search(copied, tokens).covered == 90
 
 
-def test_what_leaves_the_store_is_not_found(store: Store, copied: CopiedText) -> None:
-    meta = stored(store, WORDS)
-    copied.add(meta)
-    store.delete(meta.id)
-    assert search(copied, WORDS).runs == ()
-    assert len(copied) == 0
-    assert meta.id not in copied
-    assert copied.nbytes == 0
-    assert not copied.remove(meta.id)
-
-
-def test_a_chunk_that_is_gone_without_notice_is_not_found(store: Store) -> None:
-    copied = CopiedText(store)
-    meta = stored(store, WORDS)
-    copied.add(meta)
-    store.delete(meta.id)
-    found = search(copied, WORDS)
-    assert found.runs == ()
-
-
 def test_the_oldest_leave_when_the_limit_is_reached(store: Store) -> None:
     copied = CopiedText(store, max_bytes=50_000)
     metas = [stored(store, range(10_000 * number, 10_000 * number + 2_000)) for number in range(40)]
@@ -133,17 +98,6 @@ def test_a_chunk_beyond_the_limit_is_refused_and_pushes_nothing_out(store: Store
     copied.add(small)
     assert not copied.add(stored(store, range(20_000, 40_000)))
     assert small.id in copied
-
-
-def test_the_index_is_rebuilt_from_the_store(store: Store, copied: CopiedText) -> None:
-    for number in range(10):
-        copied.add(stored(store, range(1_000 * number, 1_000 * number + 500)))
-    again = CopiedText(store)
-    for meta in store.metas():
-        again.add(meta)
-    target = [*range(3_100, 3_200), -1 % 2**32, *range(7_000, 7_200)]
-    assert search(again, target).runs == search(copied, target).runs
-    assert len(again) == 10
 
 
 def test_what_a_search_uses_stays_among_the_holders(store: Store, copied: CopiedText) -> None:
