@@ -174,7 +174,7 @@ def test_unknown_hooks_and_layers_nobody_makes() -> None:
 
 def test_torch_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    hook = EmbeddingHook(lambda *, llm, sample: {"x": torch.ones(2, requires_grad=True).bfloat16()}, None, "f")
+    hook = EmbeddingHook({"x": lambda *, llm, sample: {"x": torch.ones(2, requires_grad=True).bfloat16()}}, None, "f")
     assert hook(request())["x"].tolist() == [1.0, 1.0]
 
 

@@ -18,7 +18,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.dotted import made_by, named
 from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of
-from dejakv.request import DEFAULT_PARTITION, Request
+from dejakv.request import Request
 from dejakv.vectors.base import ImageEncoder, TextEncoder, Vector, unit
 from dejakv.vectors.image import image_encoder, image_roots, pictures_of
 from dejakv.vectors.spaces import LayerSpec
@@ -29,15 +29,16 @@ BUILT_IN = ("none", "prompt", "vision", "prompt_vision")
 
 
 class EmbeddingHook:
-    """A hook as the cache calls it: a vector that cannot be computed is a counted skip, never an error of the request.
+    """Hooks as the cache calls them: a vector that cannot be computed is a counted skip, never an error of the request.
 
+    hooks        by the name under which a failure is counted; each for itself: the others have their vectors
     fingerprint  of everything that the vectors depend on
     counts       of `ok` (by layer) and `skip <reason>` (a picture is missing, the hook raised, ...)
     last_error   message of the last skip
     """
 
-    def __init__(self, hook: Hook, engine: Any, fingerprint: str) -> None:
-        self._hook = hook
+    def __init__(self, hooks: Mapping[str, Hook], engine: Any, fingerprint: str) -> None:
+        self._hooks = hooks
         self._engine = engine
         self.fingerprint = fingerprint
         self.counts: Counter[str] = Counter()
@@ -47,78 +48,46 @@ class EmbeddingHook:
     def __call__(self, request: Request) -> dict[str, Vector]:
         """The vectors of a request by layer; a layer that could not be computed is absent. Raises ConfigError only."""
         vectors: dict[str, Vector] = {}
-        try:
-            found = self._hook(llm=self._engine, sample=request)
-            for name, row in found.items():
-                if isinstance(row, Exception):
-                    self._skip(name, row)
-                elif row is not None:
-                    vectors[name] = np.asarray(_numpy(row), dtype=np.float32)
-        except ConfigError:
-            raise
-        except Exception as error:  # a hook is foreign code: any error costs this request its latent layers
-            self._skip("hook", error)
-            return {}
-        with self._lock:
-            self.counts.update(f"{name}: ok" for name in vectors)
+        for name, hook in self._hooks.items():
+            try:
+                found = hook(llm=self._engine, sample=request)
+                made = {layer: np.asarray(_numpy(row), np.float32) for layer, row in found.items() if row is not None}
+            except ConfigError:
+                raise
+            except Exception as error:  # a hook is foreign code: any error costs this request its layers
+                made, self.last_error = {}, f"{name}: {error}"
+                self._count(f"{name}: skip ({type(error).__name__})")
+            vectors |= made
+        self._count(*(f"{name}: ok" for name in vectors))
         return vectors
 
-    def _skip(self, name: str, error: Exception) -> None:
+    def _count(self, *told: str) -> None:
         with self._lock:
-            self.counts[f"{name}: skip ({type(error).__name__})"] += 1
-            self.last_error = f"{name}: {error}"
+            self.counts.update(told)
 
 
-class PromptHook:
+def prompt_hook(encoder: TextEncoder, window: int = 0) -> Hook:
     """Layer `prompt`: the varying part of the chunk, by a text encoder."""
 
-    def __init__(self, encoder: TextEncoder, window: int = 0) -> None:
-        self.encoder = encoder
-        self.window = window
-        self.fingerprint = epoch_of({"prompt": encoder.fingerprint, "window": window})
+    def hook(*, llm: Any, sample: Any) -> dict[str, Any]:
+        return {"prompt": encoder.encode(varying_part(sample.chunk, window))}
 
-    def __call__(self, *, llm: Any, sample: Any) -> dict[str, Any]:
-        text = getattr(sample, "chunk", None) or getattr(sample, "question", "")
-        return {"prompt": self.encoder.encode(varying_part(text, self.window))}
+    return hook
 
 
-class VisionHook:
+def vision_hook(encoder: ImageEncoder, roots: list[Path]) -> Hook:
     """Layer `vision`: the request's picture, by an image encoder; the mean direction of several pictures.
 
     A request without any picture has no such vector; a picture that is missing or unreadable raises InputError.
     """
 
-    def __init__(self, encoder: ImageEncoder, roots: list[Path]) -> None:
-        self.encoder = encoder
-        self.roots = roots
-        self.fingerprint = epoch_of({"vision": encoder.fingerprint})
-
-    def __call__(self, *, llm: Any, sample: Any) -> dict[str, Any]:
-        pictures = pictures_of(sample, self.roots)
-        if not pictures:
+    def hook(*, llm: Any, sample: Any) -> dict[str, Any]:
+        rows = [encoder.encode(picture, sample.partition) for picture in pictures_of(sample, roots)]
+        if not rows:
             return {}
-        partition = getattr(sample, "partition", DEFAULT_PARTITION)
-        rows = [self.encoder.encode(picture, partition) for picture in pictures]
         return {"vision": rows[0] if len(rows) == 1 else unit(np.mean(rows, axis=0), len(rows[0]), "the vision layer")}
 
-
-class JoinedHook:
-    """Several hooks as one. If one fails, its layer has the error, and the others have their vectors."""
-
-    def __init__(self, **hooks: Any) -> None:
-        self.hooks = hooks
-        self.fingerprint = epoch_of({name: hook.fingerprint for name, hook in hooks.items()})
-
-    def __call__(self, *, llm: Any, sample: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, hook in self.hooks.items():
-            try:
-                found.update(hook(llm=llm, sample=sample))
-            except ConfigError:
-                raise
-            except Exception as error:  # a failing layer does not affect the others
-                found[name] = error
-        return found
+    return hook
 
 
 def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> EmbeddingHook:
@@ -142,32 +111,31 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
             f"the layer {missing[0]!r} has no vectors: embedding_hook={name} (--embedding-hook) provides {', '.join(made) or 'none'}; "
             "choose another hook, or drop the layer from embedding_layers (--embedding-layer)"
         )
-    hooks: dict[str, Any] = {}
+    hooks: dict[str, Hook] = {}
+    depends: dict[str, Any] = {}
     if "prompt" in made:
         embed = getattr(engine, "embed_text", None)
         encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=_epoch(engine))
-        hooks["prompt"] = PromptHook(encoder, config.chunk_window)
+        hooks["prompt"] = prompt_hook(encoder, config.chunk_window)
+        depends |= {"prompt": encoder.fingerprint, "window": config.chunk_window}
     if "vision" in made:
         automatic = "vision" in specs and specs["vision"].dim is None
         encoder = image_encoder(engine, prefer_clip=not automatic, name=config.image_encoder)
-        hooks["vision"] = VisionHook(encoder, image_roots(config.image_root))
-    joined = JoinedHook(**hooks)
-    return EmbeddingHook(joined, engine, joined.fingerprint)
+        hooks["vision"] = vision_hook(encoder, image_roots(config.image_root))
+        depends |= {"vision": encoder.fingerprint}
+    return EmbeddingHook(hooks, engine, epoch_of(depends))
 
 
 def _foreign(name: str, engine: Any) -> EmbeddingHook:
-    made = named(name, "embedding_hook (--embedding-hook)")
+    hook: Any = named(name, "embedding_hook (--embedding-hook)")
     try:
-        takes = inspect.signature(made).parameters
+        is_hook = {"llm", "sample"} <= set(inspect.signature(hook).parameters)
     except (TypeError, ValueError):
-        takes = {}
-    is_hook = {"llm", "sample"} <= set(takes)
-    hook: Any = made if is_hook else made_by(name, "embedding_hook (--embedding-hook)", ("__call__",))
-    called: Hook = hook
-    fingerprint = getattr(hook, "fingerprint", None)
-    return EmbeddingHook(
-        called, engine, epoch_of({"hook": name, "own": str(fingerprint or ""), "engine": _epoch(engine)})
-    )
+        is_hook = False
+    if not is_hook:
+        hook = made_by(name, "embedding_hook (--embedding-hook)", ("__call__",))
+    own = str(getattr(hook, "fingerprint", None) or "")
+    return EmbeddingHook({"hook": hook}, engine, epoch_of({"hook": name, "own": own, "engine": _epoch(engine)}))
 
 
 def _epoch(engine: Any) -> str:
