@@ -143,7 +143,9 @@ def rows_and_files(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
 def check(folder: Path, held: list[dict[int, set[int]]], budget: dict[str, int], report: int) -> None:
     """Compares a folder that nobody uses with what it must hold, and writes down what is wrong."""
     faults: Counter[str] = Counter()
-    store = open_store(folder, **budget)  # drops rows of files that a killed process was removing
+    rows, present = rows_and_files(folder)
+    faults["rows that lost their file"] += len(rows.keys() - present.keys())
+    store = open_store(folder, **budget)  # removes files that a killed process was removing
     rows, present = rows_and_files(folder)
     faults["rows and files that disagree"] += rows != present
     faults["temporaries left"] += len(list((folder / "temporary").iterdir()))

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.reliability.soak import DISKS, SEED
 
-from dejakv.store.open import open_store
-from dejakv.store.store import Store
+from dejakv.store import Store, open_store, purge_folder
 from dejakv.testing import make_chunk
 
 SIZES = (800, 16_000, 48_000)
@@ -93,6 +92,7 @@ def fill_disk(disk: Path, seed: int) -> None:
     assert store.put(make_chunk(0))
     assert store.clear() == 1
     store.close()
+    purge_folder(folder)
 
 
 @pytest.mark.parametrize("seed", range(3))

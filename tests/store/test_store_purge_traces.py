@@ -1,6 +1,5 @@
 """After a purge no byte of what was removed is left in a folder, whatever happened there before, and while others use it."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -95,21 +94,6 @@ def test_damaged_files_leave_at_once(tmp_path: Path) -> None:
     assert not file.exists()
     store.purge(Selection())
     assert traces(tmp_path) == []
-    store.close()
-
-
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path)
-    filled(store)
-
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "not allowed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "unlink", fail)
-        with pytest.raises(StoreError, match="could not be removed"):
-            store.purge(Selection(donors=(DONOR.meta.id,)))
-    check_whole(store, [DONOR])
     store.close()
 
 

@@ -5,6 +5,9 @@ all processes that use a folder; that of a store in memory is in memory.
 
 A record is the description of a prompt, of rows of a blend, or of a named tensor. `links` says which rows of which segments it
 consists of: when a segment leaves, so do its records. A segment that no record needs any more still serves as a prefix.
+
+Objects are deleted after the commit that removes their rows, and `leaving` names them until then: a process that is killed in
+between leaves objects that the next one deletes, and no row without its object.
 """
 
 import sqlite3
@@ -35,7 +38,7 @@ _READ_SECONDS = 1.0
 _WRITES_PER_CHECKPOINT = 64
 _MANY = 500
 _JOURNAL_ROWS = 10_000
-TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed"}
+TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
 _TABLES = """
 CREATE TABLE segments (
     n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, partition TEXT NOT NULL, epoch TEXT NOT NULL,
@@ -50,16 +53,15 @@ CREATE TABLE records (
 CREATE TABLE links (
     record INTEGER NOT NULL, segment INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,
     PRIMARY KEY (record, segment)) WITHOUT ROWID;
-CREATE TABLE totals (partition TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE totals (partition TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clock (used INTEGER NOT NULL, token TEXT NOT NULL);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL);
+CREATE TABLE leaving (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE INDEX segments_used ON segments (used);
 CREATE INDEX segments_due ON segments (due) WHERE due < 1e18;
 CREATE INDEX segments_prefix ON segments (prefix);
-CREATE INDEX segments_partition ON segments (partition);
 CREATE INDEX records_used ON records (used);
 CREATE INDEX records_due ON records (due) WHERE due < 1e18;
-CREATE INDEX records_partition ON records (partition);
 CREATE INDEX links_segment ON links (segment);
 CREATE TRIGGER segment_added AFTER INSERT ON segments BEGIN
     INSERT INTO totals VALUES (new.partition, 0, new.nbytes) ON CONFLICT DO UPDATE SET bytes = bytes + new.nbytes; END;
@@ -104,7 +106,7 @@ class RecordRow:
 
 @dataclass
 class Gone:
-    """What a transaction removes: records as (id, partition, kind), and names of segments whose objects are still there."""
+    """What a transaction removes: records as (id, partition, kind), and names of segments, whose objects leave after it."""
 
     records: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     objects: list[str] = field(default_factory=list[str])
@@ -143,6 +145,7 @@ class Catalog:
         self._news: list[tuple[str, bool]] = []
         self._complete = True
         self._writes = 0
+        self._deleted: set[str] = set()
         try:
             with self._writer.use() as sql:
                 sql.execute("BEGIN IMMEDIATE")
@@ -164,8 +167,11 @@ class Catalog:
             sql.execute("BEGIN IMMEDIATE")
             try:
                 self._read_journal(sql)
+                deleted = list(self._deleted)
+                sql.executemany("DELETE FROM leaving WHERE name = ?", ((name,) for name in deleted))
                 yield sql
                 self._commit(sql)
+                self._deleted.difference_update(deleted)
             except BaseException:
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
@@ -320,6 +326,14 @@ class Catalog:
         """Entries and bytes."""
         with self._reader.use() as sql:
             return _totals(sql, partition)
+
+    def leaving(self) -> list[str]:
+        """Names of objects that are to be deleted, as far as `deleted` has not been told of them."""
+        return [name for (name,) in self.read("SELECT name FROM leaving") if name not in self._deleted]
+
+    def deleted(self, names: Iterable[str]) -> None:
+        """Objects that have been deleted: the next transaction strikes them off."""
+        self._deleted.update(names)
 
     # Changes
 
@@ -521,6 +535,7 @@ class Catalog:
                 keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
                 sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
                 sql.execute("DELETE FROM segments WHERE n = ?", (n,))
+                sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", row[:1])
                 sql.execute("DELETE FROM links WHERE segment = ?", (n,))
         return gone
 
@@ -592,18 +607,7 @@ def _prepare(sql: sqlite3.Connection) -> None:
     version = sql.execute("PRAGMA user_version").fetchone()[0]
     found = {row[0] for row in sql.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'trigger')")}
     if version == VERSION:
-        wanted = {
-            "segments",
-            "blocks",
-            "records",
-            "links",
-            "totals",
-            "clock",
-            "removed",
-            "segment_added",
-            "segment_gone",
-        }
-        if not wanted <= found or not sql.execute("SELECT 1 FROM clock").fetchone():
+        if not TABLES | {"segment_added", "segment_gone"} <= found or not sql.execute("SELECT 1 FROM clock").fetchone():
             raise Damaged("the catalog lacks a table")
         return
     if version or found:

@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +62,10 @@ class Refused(StoreError):
 
 class _DryRun(Exception):
     """Ends a transaction without a change."""
+
+
+class _TryAgain(Exception):
+    """What a transaction builds on has left."""
 
 
 @dataclass(frozen=True)
@@ -411,13 +416,11 @@ class Store:
         with self._lock:
             waited = self._queued.pop(id, None) is not None
         try:
-            with self._catalog.transaction() as sql:
-                found = sql.execute("SELECT n FROM records WHERE id = ?", (id,)).fetchall()
-                gone = self._remove(sql, [n for (n,) in found])
+            query = "SELECT n FROM records WHERE id = ?"
+            gone = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
         except (sqlite3.Error, Unknown, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return waited
-        self._left(gone)
         left = any(one[0] == id for one in gone.records)
         if waited and not left:
             self._listeners.tell([id])
@@ -430,13 +433,15 @@ class Store:
             for id in waiting:
                 del self._queued[id]
         gone = Gone()
+        query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
+
+        def of(sql: sqlite3.Connection, table: str) -> list[int]:
+            return [n for (n,) in sql.execute(query.format(table), (partition,))]
+
         try:
-            with self._catalog.transaction() as sql:
-                gone = self._remove(sql, *(self._of(sql, table, partition) for table in ("records", "segments")))
+            gone = self._remove(lambda sql: (of(sql, "records"), of(sql, "segments")))
         except (sqlite3.Error, Unknown) as error:
             logger.warning("the store cannot be cleared: %s", error)
-            gone = Gone()
-        self._left(gone)
         self._listeners.tell(waiting)
         return len({one[0] for one in gone.records} | set(waiting))
 
@@ -449,58 +454,41 @@ class Store:
         Raises: StoreError if entries or their traces could not be removed.
         """
         self.flush()
+        wanted: list[ChunkMeta] = []
+        loose: list[int] = []
+
+        def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
+            query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
+            rows = sql.execute(query, (selection.partition,)).fetchall()
+            found = {n: self._decoded(n, about) for n, about in rows}
+            numbers = {meta.id: n for n, meta in found.items() if meta is not None}
+            wanted[:] = chosen([meta for meta in found.values() if meta is not None], selection, self._clock())
+            damaged = [n for n, meta in found.items() if meta is None]
+            records = [*damaged, *(numbers[meta.id] for meta in wanted)]
+            loose[:] = self._loose(sql, selection, [meta.id for meta in wanted], records)
+            return records, loose
+
         try:
-            try:
-                return self._purge(selection, dry_run)
-            except sqlite3.Error:
-                # The log cannot grow where the disk is full: what is in it is written back, and what is to go makes room.
+            gone = self._remove(choose, dry_run=dry_run)
+            if not dry_run:
+                self._discard()
                 self._catalog.empty_log()
-                return self._purge(selection, dry_run)
         except (sqlite3.Error, Unknown) as error:
             raise StoreError(
                 f"entries could not be removed ({error}): make the store writable and purge again"
             ) from error
-
-    def _purge(self, selection: Selection, dry_run: bool) -> Purged:
-        purged, gone = Purged(), Gone()
-        try:
-            with self._catalog.transaction() as sql:
-                query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
-                rows = sql.execute(query, (selection.partition,)).fetchall()
-                numbers: dict[str, int] = {}
-                metas: list[ChunkMeta] = []
-                damaged: list[int] = []
-                for n, about in rows:
-                    meta = self._decoded(n, about)
-                    if meta is None:
-                        damaged.append(n)
-                    else:
-                        numbers[meta.id] = n
-                        metas.append(meta)
-                wanted = chosen(metas, selection, self._clock())
-                records = [*damaged, *(numbers[meta.id] for meta in wanted)]
-                loose = self._loose(sql, selection, [meta.id for meta in wanted], records)
-                gone = self._remove(sql, records, loose, dry_run=dry_run)
-                purged = replace(counted(wanted), parts=len(loose), bytes=gone.nbytes)
-                if dry_run:
-                    raise _DryRun
-            self._left(gone)
-            self._catalog.empty_log()
-        except _DryRun:
-            return purged
-        return purged
+        return replace(counted(wanted), parts=len(loose), bytes=gone.nbytes)
 
     def sweep(self) -> int:
         """Removes what has expired, and the traces of it; how many entries."""
-        with self._catalog.transaction() as sql:
-            gone = self._remove(sql, *self._catalog.expired(sql, self._clock()))
-        self._left(gone)
+        gone = self._remove(lambda sql: self._catalog.expired(sql, self._clock()))
         self._traces = self._traces or bool(gone.records or gone.objects)
         if self._traces:
             try:
+                self._discard()
                 self._catalog.empty_log()
                 self._traces = False
-            except sqlite3.Error as error:
+            except (sqlite3.Error, Unknown) as error:
                 logger.warning("traces of expired entries are removed later: %s", error)
         return len(gone.records)
 
@@ -518,11 +506,12 @@ class Store:
         about = encode_meta(meta)
         count = chunk.tensor.shape[AXIS] if len(chunk.tensor.shape) > AXIS else 0
         segment = Segment(
-            secrets.token_hex(16), meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
+            "", meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
             generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
             created=meta.created, ttl=meta.ttl, about=about,
         )  # fmt: skip
-        self._write(meta, about, [], [segment], [chunk.tensor])
+        while not self._write(meta, about, [], [segment], [chunk.tensor]):
+            pass
 
     def _put_prompt(self, meta: ChunkMeta, chunk: Chunk) -> bool:
         """False if it has to be tried again."""
@@ -561,7 +550,7 @@ class Store:
             named = tuple(keys.at(one) for one in ends_of(start, end, inside))
             made.append(
                 Segment(
-                    secrets.token_hex(16), meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
+                    "", meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
                     keys.ids[start:end].tobytes(), inside, meta.id, created=meta.created, ttl=meta.ttl,
                 )
             )  # fmt: skip
@@ -571,32 +560,29 @@ class Store:
     def _write(
         self, meta: ChunkMeta, about: bytes | None, chain: list[Piece], segments: list[Segment], tensors: list[Tensor]
     ) -> bool:
-        """Objects, then rows. `about`: the record; None for a part of a prompt that is not the last."""
+        """Objects, then rows. `about`: the record; None for a part of a prompt that is not the last. False: to be tried again."""
         least = len(about or b"") + sum(tensor.nbytes for tensor in tensors)
         limits = self._budget.limits(meta.partition)
         if any(0 < most < least for _, most, _ in limits):
             raise Refused("too_large")
         written: list[Segment] = []
-        buffers: list[list[Any]] = []
         gone = Gone()
         uses = self._take_uses()
         try:
             for segment, tensor in zip(segments, tensors, strict=True):
-                encoded, parts = encode(segment, tensor)
+                encoded, parts = encode(replace(segment, name=secrets.token_hex(16)), tensor)
                 written.append(encoded)
-                buffers.append(parts)
                 self._objects.put(encoded.name, parts)
             with self._catalog.transaction() as sql:
                 self._catalog.touch(sql, uses)
-                uses = Uses()
                 if any(not _there(sql, piece.n) for piece in chain):
-                    self._undo(written)
-                    return False
+                    raise _TryAgain
                 pieces = list(chain)
-                for one, parts in zip(written, buffers, strict=True):
+                for one in written:
+                    # A process that opened the store meanwhile took it for one left over, and indexed or removed it.
                     found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
-                    if found is None and not self._exists(one.name):
-                        self._objects.put(one.name, parts)  # a process that opened the store took it for one left over
+                    if found is None and (_leaves(sql, one.name) or not self._exists(one.name)):
+                        raise _TryAgain
                     n = found[0] if found else self._catalog.add_segment(sql, one)
                     pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
                 if about is not None:
@@ -612,10 +598,11 @@ class Store:
                 ]
                 for _, one in evicted:
                     gone += one
-                self._objects.delete(gone.objects)
         except BaseException as error:
             self._put_back(uses)
             self._undo(written)
+            if isinstance(error, _TryAgain):
+                return False
             if isinstance(error, NoRoom):
                 raise Refused("too_large") from error
             raise
@@ -742,8 +729,7 @@ class Store:
                 missing = [n for n, why in condemned.items() if not why and _there(sql, n)]
                 gone = self._catalog.remove(sql, [-n for n in condemned if n < 0])
                 gone += self._catalog.evict(sql, [n for n in condemned if n > 0])
-                self._objects.delete(gone.objects)
-        except (sqlite3.Error, Unknown) as error:
+        except sqlite3.Error as error:
             self._put_back(uses)
             if wait:
                 logger.warning("uses and damage cannot be noted: %s", error)
@@ -794,15 +780,32 @@ class Store:
     # How it leaves
 
     def _remove(
-        self, sql: sqlite3.Connection, records: Collection[int], segments: Iterable[int] = (), *, dry_run: bool = False
+        self, choose: Callable[[sqlite3.Connection], tuple[list[int], list[int]]], *, dry_run: bool = False
     ) -> Gone:
-        """Removes records with the rows that no other has. What others share of a segment that leaves is stored anew for them."""
-        records = set(records)
-        for number, stop in self._catalog.torn(sql, records) if not dry_run else ():
-            self._keep_beginning(sql, number, stop, records)
-        gone = self._catalog.remove(sql, records, segments, tear=not dry_run)
-        if not dry_run:
-            self._objects.delete(gone.objects)
+        """Removes the records and segments that `choose` names, by number, with the rows that no other record has. What others
+        share of a segment that leaves is stored anew for them. Raises: sqlite3.Error, Unknown"""
+        gone = Gone()
+        for full in (False, True):
+            try:
+                with self._catalog.transaction() as sql:
+                    records, segments = choose(sql)
+                    for number, stop in self._catalog.torn(sql, records) if not dry_run else ():
+                        self._keep_beginning(sql, number, stop, records)
+                    gone = self._catalog.remove(sql, records, segments, tear=not dry_run)
+                    if dry_run:
+                        raise _DryRun
+                    if full:
+                        self._objects.delete(gone.objects)  # the commit needs room
+                break
+            except _DryRun:
+                return gone
+            except sqlite3.Error as error:
+                if full or reason_of(error) not in ("full", "error"):
+                    raise
+                # The log cannot grow where the disk is full: what is in it is written back.
+                with suppress(sqlite3.Error):
+                    self._catalog.empty_log()
+        self._left(gone)
         return gone
 
     def _keep_beginning(self, sql: sqlite3.Connection, number: int, stop: int, leaving: Collection[int]) -> None:
@@ -849,31 +852,44 @@ class Store:
         rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
         return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, self._clock())]
 
-    def _of(self, sql: sqlite3.Connection, table: str, partition: str | None) -> list[int]:
-        query = f"SELECT n FROM {table} WHERE ?1 IS NULL OR partition = ?1"
-        return [n for (n,) in sql.execute(query, (partition,)).fetchall()]
-
     def _left(self, gone: Gone) -> None:
-        """Forgets removed entries, and tells the listeners. Call it without a lock."""
+        """Forgets removed entries, deletes their objects and tells the listeners. Call it after the commit, without a lock."""
         with self._lock:
             self._changes += 1
             for id, _, _ in gone.records:
                 self._metas.pop(id, None)
             for name in gone.objects:
                 self._verified.pop(name, None)
+        if gone.objects:
+            try:
+                self._discard()
+            except (sqlite3.Error, Unknown) as error:
+                if not self._traces:
+                    logger.warning("files of removed entries are deleted later: %s", error)
+                self._traces = True
+                if self._background:
+                    self._worker.wake()
         self._listeners.tell(id for id, _, _ in gone.records)
 
-    def _reconcile(self) -> None:
-        """Removes rows whose object a killed process has removed, indexes objects without a row, meets the budget and removes what
-        has expired.
+    def _discard(self) -> None:
+        """Deletes the objects of all segments that have left, whoever removed those. Raises: sqlite3.Error, Unknown"""
+        names = self._catalog.leaving()
+        self._objects.delete(names)
+        self._catalog.deleted(names)
 
-        An object that cannot be read now stays. One that another process is about to index may be removed: it sees that in its
-        own transaction, and writes it again."""
+    def _reconcile(self) -> None:
+        """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, meets the
+        budget and removes what has expired.
+
+        An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
+        that in its own transaction, and tries again."""
         damaged = 0
         try:
             present = set(self._objects.list())
             with self._catalog.transaction() as sql:
                 known = dict(sql.execute("SELECT name, n FROM segments").fetchall())
+                leaving = "SELECT name FROM leaving"
+                present.difference_update(name for (name,) in sql.execute(leaving))
                 # Again: what was written since the listing has its row already.
                 lost = [n for name, n in known.items() if name not in present and not self._exists(name)]
                 gone = self._catalog.evict(sql, lost)
@@ -884,13 +900,12 @@ class Store:
                 for _, partition, _ in room.records:
                     self._counters.evicted(partition, "bytes" if budget.max_bytes else "entries")
                 gone += room
-                self._objects.delete(gone.objects)
+                gone.objects += [name for (name,) in sql.execute(leaving)]
             due = self._catalog.next_due()
-        except (sqlite3.Error, Unknown) as error:
-            if isinstance(error, sqlite3.Error):
-                raise
+        except Unknown as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return
+        self._left(gone)
         if damaged:
             logger.warning("%d damaged objects are removed", damaged)
         for _ in range(damaged):
@@ -922,12 +937,12 @@ class Store:
                 raise CorruptChunk("it is another one")
             meta = decode_meta(segment.about) if segment.about else None
         except CorruptChunk:
-            self._objects.delete([name])
+            sql.execute("INSERT INTO leaving VALUES (?)", (name,))
             return 1
         except (Missing, Unknown):
             return 0
         if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
-            self._objects.delete([name])  # an older one, or one that was never finished
+            sql.execute("INSERT INTO leaving VALUES (?)", (name,))  # an older one, or one that was never finished
             return 0
         n = self._catalog.add_segment(sql, segment)
         if meta is not None:
@@ -1023,6 +1038,10 @@ def _is_exact(chunk: Chunk) -> bool:
 
 def _there(sql: sqlite3.Connection, number: int) -> bool:
     return sql.execute("SELECT 1 FROM segments WHERE n = ?", (number,)).fetchone() is not None
+
+
+def _leaves(sql: sqlite3.Connection, name: str) -> bool:
+    return sql.execute("SELECT 1 FROM leaving WHERE name = ?", (name,)).fetchone() is not None
 
 
 def _prefix_id(tokens: int, key: bytes) -> str:
