@@ -1,7 +1,8 @@
 """Runs one case on one engine: full computation, and every way of blending."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.token_map import Donors, TokenMap
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blending import plan_cache, rearrange
-from dejakv.engines.transformers.continuation import Continue, continuation
+from dejakv.engines.transformers.continuation import continued
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import ModelError
@@ -25,6 +26,9 @@ from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell
 from research.frontier.choices import at_random, by_deviation, first_of_runs
+
+Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
+"""See `continued`."""
 
 FULL, NOISE = "full", "noise"
 """Names of the rows of full computation, and of it in the other dtype."""
@@ -92,7 +96,7 @@ class Bench:
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
         seconds = time.perf_counter() - begun + searched
-        after = continuation(self.engine.model, planned.cache, given, None)
+        after = partial(continued, self.engine.model, planned.cache, given, None)
         return after, planned.cache.recomputed / len(case.target), seconds
 
     def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
@@ -137,7 +141,7 @@ def _prefill(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, 
     seconds = time.perf_counter() - begun
     state = captured(cache, len(ids))
     assert state is not None
-    return continuation(engine.model, cache, given, None), state, seconds
+    return partial(continued, engine.model, cache, given, None), state, seconds
 
 
 def _scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:

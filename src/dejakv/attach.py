@@ -127,13 +127,13 @@ class _Generate:
             options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
             try:
                 rows = rows_of({**arguments, "attention_mask": call.mask}, self._engine.image_token_id)
-                requests = [self._engine.request_of(row, self._partition, self._name(), options) for row in rows]
+                requests = [self._engine.request_of(*row, self._partition, self._name(), options) for row in rows]
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
             outputs = [self._answer(request) for request in requests]
             if len(outputs) == 1 and not call.padded:
                 return outputs[0]
-            return joined(outputs, arguments["input_ids"], [len(row.token_ids) for row in rows], call.filler)
+            return joined(outputs, arguments["input_ids"], [len(tokens) for tokens, _ in rows], call.filler)
 
     def _name(self) -> str:
         self._count += 1

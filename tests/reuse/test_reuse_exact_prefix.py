@@ -58,4 +58,4 @@ def test_the_share_is_of_the_rows_behind_the_prefix() -> None:
     needed = Need(forced, forced, 5, ~forced, exact=50)
     config = BlendConfig(share=0.2, max_computed=0.1)
     assert not not_worth(config, needed)
-    assert "20% of the rows, and no more than 10% pay" in not_worth(config, replace(needed, exact=0))
+    assert "20% of the rows would be computed, and no more than 10% pay" in not_worth(config, replace(needed, exact=0))

@@ -33,12 +33,12 @@ tokens = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 @given(target=tokens, donors=st.lists(tokens, min_size=1, max_size=3), name=st.sampled_from(MAPS))
 def test_every_map_gives_every_token_a_place(target, donors, name):
     held = Donors.of(*donors)
-    found = token_map(name, target, held, embed, ends=ENDS, bits=32)
+    found = token_map(name, target, held, embed, ends=ENDS)
     assert len(found) == len(target)
     assert found.source.min() >= 0
     assert found.source.max() < len(held)
     assert np.all((found.similarity >= 0) & (found.similarity <= 1))
-    again = token_map(name, target, held, embed, ends=ENDS, bits=32)
+    again = token_map(name, target, held, embed, ends=ENDS)
     assert np.array_equal(found.source, again.source)
 
 
@@ -109,18 +109,8 @@ def test_embedding_map_is_the_exact_nearest_and_lsh_nears_it():
     wanted = (unit[target] @ unit[donor].T).argmax(1)
     exact = token_map("embedding", target, Donors.of(donor), embed)
     assert np.array_equal(donor[exact.source], donor[wanted])
-    rough = token_map("lsh", target, Donors.of(donor), embed, bits=2048)
-    assert (donor[rough.source] == donor[wanted]).mean() > 0.55
-    rougher = token_map("lsh", target, Donors.of(donor), embed, bits=16)
-    assert (donor[rougher.source] == donor[wanted]).mean() < (donor[rough.source] == donor[wanted]).mean()
-
-
-def test_rope_weight_prefers_near_places():
-    donor = [5, 6, 7, 8] * 20
-    found = token_map("embedding", [5, 6, 7, 8] * 20, Donors.of(donor), embed, rope_weight=0.5)
-    assert found.source.tolist() == list(range(80))
-    plain = token_map("embedding", [5, 6, 7, 8] * 20, Donors.of(donor), embed)
-    assert plain.source.max() == 3
+    rough = token_map("lsh", target, Donors.of(donor), embed)
+    assert 0.2 < (donor[rough.source] == donor[wanted]).mean() < 1
 
 
 def test_media_tokens_fit_only_themselves():
@@ -139,7 +129,3 @@ def test_bad_input_is_refused():
         token_map("context", [], held, embed)
     with pytest.raises(InputError, match="at least one token"):
         Donors.of([])
-    with pytest.raises(ConfigError, match="at least one bit"):
-        token_map("lsh", [1], held, embed, bits=0)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        token_map("embedding", [1], held, embed, rope_weight=2.0)

@@ -6,7 +6,7 @@ from tests.models.lckv.conftest import tiny
 from tests.sim_llm.conftest import prompt
 
 from dejakv.blend.token_map import Donors
-from dejakv.blend.top_layer import TakenRows, take_rows
+from dejakv.blend.top_layer import computed_rows, take_rows
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
@@ -50,8 +50,8 @@ def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, toke
         rows[matching] = inference.generate(text, **MOST).result.computed
     ids = [tuple(tokenizer(one)["input_ids"]) for one in (text, donor)]
     plan = take_rows(ids[0], Donors.of(ids[1]), "map", model.embed_tokens, tail=4)
-    assert {12, 13, 36, 37, 38, 39} <= set(plan.computed.tolist())
-    assert rows == {"map": len(plan.computed), "position": 4}
+    assert {12, 13, 36, 37, 38, 39} <= set(computed_rows(plan).tolist())
+    assert rows == {"map": len(computed_rows(plan)), "position": 4}
 
 
 def test_rows_from_other_places_are_turned_to_their_own(inference):
@@ -62,7 +62,7 @@ def test_rows_from_other_places_are_turned_to_their_own(inference):
     ids = tuple(model.tokenizer(text)["input_ids"])
     entry = inference.manager.search_similar_task(model.similarity.embed(ids, text))
     plan = take_rows(ids, Donors.of(ids), "map", model.embed_tokens)
-    shifted = TakenRows(torch.arange(-1, 39).clamp(min=0).numpy())
+    shifted = torch.arange(-1, 39).clamp(min=0).numpy()
     straight, moved = (model._moved(entry, taken)[0][0] for taken in (plan, shifted))
     angles = model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]]))
     for keys, place in ((straight[:, 10], 0), (moved[:, 11], 1)):

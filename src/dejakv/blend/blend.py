@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dejakv.blend.forced import Need, need
 from dejakv.blend.recomputed import count_of
-from dejakv.blend.settings import BlendConfig
+from dejakv.blend.settings import BlendConfig, too_dear
 from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, token_map, with_prefix
 
 
@@ -76,13 +76,6 @@ def not_worth(config: BlendConfig, needed: Need) -> str:
     >>> not_worth(BlendConfig(max_share=0.5), Need(forced, forced, tail=1, left=~forced))
     'too little is alike: 75% of the prompt must be computed'
     """
-    if needed.share > config.max_share:
-        return f"too little is alike: {needed.share:.0%} of the prompt must be computed"
     tokens = len(needed.forced)
     count = max(count_of(config.share, tokens, needed.exact), needed.share * tokens)
-    if count > config.max_computed * tokens:
-        return (
-            f"the exact prefix is cheaper: blending would compute {count / tokens:.0%} of the rows, and no more than "
-            f"{config.max_computed:.0%} pay"
-        )
-    return ""
+    return too_dear(config, needed.share, count / tokens)

@@ -4,21 +4,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap
-from dejakv.errors import ConfigError
 from dejakv.vectors.base import normalized
 
 BASE = 10_000.0
+BITS = 256
+"""Of a signature."""
 
 
-def embedding_map(target: Ids, donors: Donors, embed: Embed, *, rope_weight: float = 0.0) -> TokenMap:
+def embedding_map(target: Ids, donors: Donors, embed: Embed) -> TokenMap:
     """Exact cosine; equal ids are found by a join, so only the ids that the donor lacks are multiplied out.
 
-    Ties go to the first place, as a plain argmax does. With `rope_weight` w the similarity is (1 - w) cosine +
-    w cosine of the embeddings after RoPE at their positions (the E-cache of arXiv 2509.24832): nearer places win.
+    Ties go to the first place, as a plain argmax does.
     """
-    if rope_weight > 0:
-        mine, theirs = _features(target, donors, embed, rope_weight)
-        return _nearest(target, donors, mine @ theirs.T)
     known, first = np.unique(donors.ids, return_index=True)
     wanted, inverse = np.unique(target, return_inverse=True)
     place, score = _join(wanted, known, first)
@@ -32,19 +29,20 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, rope_weight: flo
     return _finish(place[inverse], score[inverse])
 
 
-def lsh_map(
-    target: Ids, donors: Donors, embed: Embed, *, bits: int = 256, seed: int = 0, rope_weight: float = 0.0
-) -> TokenMap:
+def lsh_map(target: Ids, donors: Donors, embed: Embed) -> TokenMap:
     """Random hyperplanes: the donor token whose signature differs in the fewest bits; similarity = cos(pi differing / bits).
 
     Agrees with exact cosine on new tokens .65 of the time at 128 bits, .82 at 256, .95 at 1024 (hidden size 1024).
     """
-    if bits < 1:
-        raise ConfigError(f"bits={bits}: a signature needs at least one bit (256 is usual)")
-    mine, theirs = _features(target, donors, embed, rope_weight)
-    planes = np.random.default_rng(seed).standard_normal((theirs.shape[1], bits)).astype(np.float32)
-    agree = np.sign(mine @ planes) @ np.sign(theirs @ planes).T / bits
-    return _nearest(target, donors, np.cos(np.pi * (1 - agree) / 2).astype(np.float32))
+    mine, theirs = (normalized(embed(np.maximum(ids, 0))) for ids in (target, donors.ids))
+    planes = np.random.default_rng(0).standard_normal((theirs.shape[1], BITS)).astype(np.float32)
+    agree = np.sign(mine @ planes) @ np.sign(theirs @ planes).T / BITS
+    scores = np.cos(np.pi * (1 - agree) / 2).astype(np.float32)
+    for here in np.flatnonzero(target < 0):  # media tokens have no embedding: they fit themselves only
+        scores[here] = donors.ids == target[here]
+    scores[np.ix_(target >= 0, donors.ids < 0)] = 0.0
+    best = scores.argmax(1)
+    return _finish(best.astype(np.int64), scores[np.arange(len(target)), best])
 
 
 def _join(wanted: Ids, known: Ids, first: Ids) -> tuple[Ids, NDArray[np.float32]]:
@@ -53,43 +51,13 @@ def _join(wanted: Ids, known: Ids, first: Ids) -> tuple[Ids, NDArray[np.float32]
     return np.where(equal, first[at], -1).astype(np.int64), equal.astype(np.float32)
 
 
-def _features(
-    target: Ids, donors: Donors, embed: Embed, weight: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Unit vectors whose dot product is the similarity: the embedding, and beside it the same rotated at its position."""
-    if not 0 <= weight <= 1:
-        raise ConfigError(f"rope_weight={weight}: give a weight between 0 and 1")
-    mine, theirs = normalized(embed(np.maximum(target, 0))), normalized(embed(np.maximum(donors.ids, 0)))
-    if weight == 0:
-        return mine, theirs
-    plain, turned = np.float32(np.sqrt(1 - weight)), np.float32(np.sqrt(weight))
-    return (
-        np.concatenate([plain * mine, turned * _rope(mine, np.arange(len(target)))], axis=1),
-        np.concatenate([plain * theirs, turned * _rope(theirs, donors.positions)], axis=1),
-    )
-
-
 def with_positions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Embeddings `[tokens, hidden]` with RoPE applied at their positions: the E-cache of arXiv 2509.24832."""
-    return _rope(vectors, np.arange(len(vectors)))
-
-
-def _rope(vectors: NDArray[np.float32], positions: Ids) -> NDArray[np.float32]:
-    """RoPE over the whole vector, halves layout."""
+    """Embeddings `[tokens, hidden]` with RoPE (halves layout) at their positions: the E-cache of arXiv 2509.24832."""
     half = vectors.shape[1] // 2
-    angles = positions[:, None] / BASE ** (np.arange(half) / half)
+    angles = np.arange(len(vectors))[:, None] / BASE ** (np.arange(half) / half)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     one, other = vectors[:, :half], vectors[:, half : 2 * half]
     return np.concatenate([one * cos - other * sin, other * cos + one * sin], axis=1)
-
-
-def _nearest(target: Ids, donors: Donors, scores: NDArray[np.float32]) -> TokenMap:
-    """Best score a row. Media tokens (negative ids) have no embedding: they fit themselves only."""
-    for here in np.flatnonzero(target < 0):
-        scores[here] = donors.ids == target[here]
-    scores[np.ix_(target >= 0, donors.ids < 0)] = 0.0
-    best = scores.argmax(1)
-    return _finish(best.astype(np.int64), scores[np.arange(len(target)), best])
 
 
 def _finish(place: Ids, score: NDArray[np.float32]) -> TokenMap:

@@ -155,7 +155,7 @@ def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: S
 
 def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
     """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
-    weight = weights_of(target, rarity(donors.ids, there))
+    weight = weights_of(target, *rarity(donors.ids, there))
     came = there.number[found.source]
     keys, count = np.unique(parts.number * len(there) + came, return_counts=True)
     order = np.lexsort((count, keys // len(there)))
@@ -167,7 +167,7 @@ def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, ther
 
 def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
     """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
-    weight = weights_of(target, rarity(donors.ids, there))
+    weight = weights_of(target, *rarity(donors.ids, there))
     equal = donors.ids[found.source] == target
     pair = parts.number.astype(np.int64) * len(there) + there.number[found.source]
     keys, inverse = np.unique(pair, return_inverse=True)

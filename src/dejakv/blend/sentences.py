@@ -57,26 +57,23 @@ def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segmen
     return Segments(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
 
 
-def rarity(ids: Ids, parts: Segments) -> dict[str, Ids | NDArray[np.float32]]:
-    """Compute inverse document frequencies over segments: `{"ids": unique ids, "weight": log((S + 1) / df)}`."""
+def rarity(ids: Ids, parts: Segments) -> tuple[Ids, NDArray[np.float32]]:
+    """Compute inverse document frequencies over segments: unique ids, and the weight log((S + 1) / df) of each."""
     known, inverse = np.unique(ids, return_inverse=True)
     pairs = np.unique(inverse.astype(np.int64) * len(parts) + parts.number)
     frequency = np.bincount(pairs // len(parts), minlength=known.size)
-    return {"ids": known, "weight": np.log((len(parts) + 1) / frequency).astype(np.float32)}
+    return known, np.log((len(parts) + 1) / frequency).astype(np.float32)
 
 
-def weights_of(ids: Ids, table: dict[str, Ids | NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The rarity of each id; an unknown id weighs as the rarest."""
-    known, weight = table["ids"], table["weight"]
+def weights_of(ids: Ids, known: Ids, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The rarity of each id (see `rarity`); an unknown id weighs as the rarest."""
     at = np.minimum(np.searchsorted(known, ids), known.size - 1)
     return np.where(known[at] == ids, weight[at], weight.max()).astype(np.float32)
 
 
 def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
     """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
-    table = rarity(donor, theirs)
-    known = table["ids"]
-    weight = table["weight"]
+    known, weight = rarity(donor, theirs)
 
     def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
         at = np.minimum(np.searchsorted(known, ids), known.size - 1)

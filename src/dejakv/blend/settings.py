@@ -6,7 +6,7 @@ The costs and results of each quality on SmolLM2 are in docs/results/frontier-sm
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dejakv.costs import MAX_SHARE
 from dejakv.errors import ConfigError
@@ -111,6 +111,21 @@ class BlendConfig:
     def asks(self) -> bool:
         """Whether the ranking needs a pass of the question alone, for its attention."""
         return self.selector == "prophet"
+
+
+def too_dear(config: Any, forced: float, computed: float) -> str:
+    """Return the reason not to reuse in pieces where so large shares of a prompt are forced and computed; empty if it pays.
+
+    config  a `BlendConfig` or a `TopLayerConfig`
+    """
+    if forced > config.max_share:
+        return f"too little is alike: {forced:.0%} of the prompt must be computed"
+    if computed > config.max_computed:
+        return (
+            f"the exact prefix is cheaper: {computed:.0%} of the rows would be computed, and no more than "
+            f"{config.max_computed:.0%} pay"
+        )
+    return ""
 
 
 def first_asked(layers: int) -> int:

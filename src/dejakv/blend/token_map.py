@@ -193,20 +193,9 @@ def long_runs(marked: NDArray[np.bool_], least: int) -> tuple[tuple[int, int], .
 
 
 def token_map(
-    name: str,
-    target: Sequence[int] | Ids,
-    donors: Donors,
-    embed: Embed,
-    *,
-    ends: Ids | None = None,
-    bits: int = 256,
-    rope_weight: float = 0.0,
-    seed: int = 0,
+    name: str, target: Sequence[int] | Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None
 ) -> TokenMap:
-    """Make the named map.
-
-    ends                     token ids that end a sentence
-    bits, rope_weight, seed  of the embedding maps
+    """Make the named map. `ends`: ids of tokens that end a sentence.
 
     Raises: ConfigError for an unknown name, InputError for an empty target.
     """
@@ -218,8 +207,6 @@ def token_map(
         raise InputError("an empty prompt has no token map: give at least one token")
     if name == "context":
         return context_map(ids, donors, embed, ends=ends)
-    if name == "embedding":
-        return embedding_map(ids, donors, embed, rope_weight=rope_weight)
-    if name == "lsh":
-        return lsh_map(ids, donors, embed, bits=bits, seed=seed, rope_weight=rope_weight)
-    raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")
+    if name not in MAPS:
+        raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")
+    return (embedding_map if name == "embedding" else lsh_map)(ids, donors, embed)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.blend.settings import TOP_LAYER_TAIL
-from dejakv.blend.token_map import Donors, Embed, token_map, with_prefix
+from dejakv.blend.token_map import Donors, Embed, Ids, token_map, with_prefix
 from dejakv.costs import MAX_SHARE
 from dejakv.errors import ConfigError
 from dejakv.settings import Positive, Share, check_fields
@@ -38,33 +38,10 @@ class TopLayerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def not_worth(self, computed: int, tokens: int) -> str:
-        """Why a prompt of which so many rows must be computed takes nothing, in words; empty if it does."""
-        share = computed / tokens
-        if share > self.max_share:
-            return f"too little is alike: {share:.0%} of the prompt must be computed"
-        if computed > self.max_computed * tokens:
-            return (
-                f"the exact prefix is cheaper: {share:.0%} of the rows would be computed, and no more than "
-                f"{self.max_computed:.0%} pay"
-            )
-        return ""
 
-
-@dataclass(frozen=True)
-class TakenRows:
-    """source  [n] index into `Donors.ids` of the row that each row takes; -1: computed"""
-
-    source: NDArray[np.int64]
-
-    @property
-    def computed(self) -> NDArray[np.int64]:
-        """Rows that are computed, ascending; the last row is among them."""
-        return np.flatnonzero(self.source < 0)
-
-    @property
-    def reused(self) -> int:
-        return int((self.source >= 0).sum())
+def computed_rows(source: Ids) -> Ids:
+    """The rows that `take_rows` leaves to be computed, ascending; the last row is among them."""
+    return np.flatnonzero(source < 0)
 
 
 def take_rows(
@@ -75,8 +52,8 @@ def take_rows(
     *,
     tail: int = TOP_LAYER_TAIL,
     ends: NDArray[np.int64] | None = None,
-) -> TakenRows:
-    """The rows for a prompt and donors of the same or another length.
+) -> Ids:
+    """For each row of a prompt the index into `Donors.ids` of the row that it takes, `[n]`; -1: computed.
 
     matching  `position`: row i takes the first donor's row i, whatever it says, as in Sim-LLM; equal to the donor where the
               prompts are. `map`: equal tokens in common context, wherever they stand (`dejakv.blend.token_map`), and the longest
@@ -102,4 +79,4 @@ def take_rows(
         raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
     source = source.astype(np.int64)
     source[max(0, n - tail) :] = -1
-    return TakenRows(source)
+    return source

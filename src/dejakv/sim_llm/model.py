@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import pad
 
 from dejakv.blend.settings import TOP_LAYER_TAIL
-from dejakv.blend.token_map import Donors
-from dejakv.blend.top_layer import MATCHINGS, TakenRows, take_rows
+from dejakv.blend.token_map import Donors, Ids
+from dejakv.blend.top_layer import MATCHINGS, computed_rows, take_rows
 from dejakv.engines.transformers.loading import no_bars
 from dejakv.engines.transformers.top_layer import UNSOUND, moved_rows
 from dejakv.engines.transformers.watch import ModelWatch
@@ -205,9 +205,9 @@ class LlamaForCausalLMWithKVReuse:
             return True
         if self.layout is None:
             return taken_of(len(ids), len(donor), self.tail) > 0
-        return len(self._rows(ids, donor).computed) < len(ids)
+        return len(computed_rows(self._rows(ids, donor))) < len(ids)
 
-    def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> TakenRows:
+    def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
         return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
     def _group(
@@ -245,7 +245,7 @@ class LlamaForCausalLMWithKVReuse:
         As many rows are computed of each prompt as the neediest one asks for: to compute a known row is harmless."""
         assert self.layout is not None
         plans = [self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
-        computed = [set((plan.computed + left).tolist()) for plan, left in zip(plans, blank, strict=True)]
+        computed = [set((computed_rows(plan) + left).tolist()) for plan, left in zip(plans, blank, strict=True)]
         most = max(map(len, computed))
         index = [
             sorted([*own, *[i for i in range(longest - 1, -1, -1) if i not in own][: most - len(own)]])
@@ -263,7 +263,7 @@ class LlamaForCausalLMWithKVReuse:
             torch.tensor(index, device=self.model.device),
         )
 
-    def _moved(self, entry: TaskCacheEntry, plan: TakenRows) -> list[KV]:
+    def _moved(self, entry: TaskCacheEntry, plan: Ids) -> list[KV]:
         assert self.layout is not None
         keys, values = (part.to(self.model.device) for part in entry.top_layer_kv)
         config = self.model.config

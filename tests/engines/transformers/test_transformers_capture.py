@@ -213,9 +213,9 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
     engine = TransformersEngine(model, processor.tokenizer, processor)
     (row,) = rows_of(given, image)
-    engine.request_of(row, "default", "r", {})
+    engine.request_of(*row, "default", "r", {})
     pixels.zero_()
     assert engine.vision is not None
-    kept = engine.vision.book_of("default").held_pixels(row.media[0].digest)
+    kept = engine.vision.book_of("default").held_pixels(row[1][0][0].digest)
     assert kept is not None
     assert kept["pixel_values"].abs().sum() > 0

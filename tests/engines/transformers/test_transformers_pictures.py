@@ -23,6 +23,7 @@ from tiny_transformers import (
     text_engine,
 )
 
+import dejakv
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
@@ -257,3 +258,15 @@ def test_a_model_whose_pictures_fail_the_self_check_takes_none(monkeypatch: pyte
     with pytest.raises(InputError, match="self-check"):
         engine.prepare(request(prompt_for("llava"), (ONE,)))
     assert engine.run(engine.prepare(request("what colour"))).token_ids
+
+
+def test_more_pictures_than_are_kept_for_later_are_served_in_one_call() -> None:
+    model, processor = image_model("llava")
+    images = [Image.open(io.BytesIO(picture(seed).data)) for seed in range(6)]
+    given = processor(text=[prompt_for("llava", pictures=6)], images=images, return_tensors="pt")
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 1}
+    wanted = model.generate(**given, **options)
+    with dejakv.attach(model, processor) as cache:
+        for _ in range(2):
+            assert torch.equal(model.generate(**given, **options), wanted)
+            cache.flush()

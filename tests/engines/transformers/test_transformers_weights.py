@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dejakv.engines.transformers.weights import TURNS, Weights, unreadable, weighted_sum
+from dejakv.engines.transformers.weights import TURNS, WeightDigest, unreadable, weighted_sum
 
 
 def named(*tensors: torch.Tensor) -> tuple[list[str], Sequence[torch.Tensor]]:
@@ -18,27 +18,30 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_the_digest_covers_every_row_of_a_large_table() -> None:
     table = torch.zeros(60_000, 64)
-    before = Weights(*named(table)).digest
+    before = WeightDigest(*named(table)).digest
     table[8_000:11_600] += 1.0  # of 60,000 rows: 16 pages of 4 KiB spread evenly would not see them
-    assert Weights(*named(table)).digest != before
+    assert WeightDigest(*named(table)).digest != before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float64])
 def test_names_shapes_types_and_values_count(dtype: torch.dtype) -> None:
     one = (some(6, 10) * 3).to(dtype)
-    before = Weights(*named(one)).digest
-    assert Weights(*named(one.clone())).digest == before
-    assert Weights(*named(one.reshape(10, 6))).digest != before
-    assert Weights(["other"], [one]).digest != before
+    before = WeightDigest(*named(one)).digest
+    assert WeightDigest(*named(one.clone())).digest == before
+    assert WeightDigest(*named(one.reshape(10, 6))).digest != before
+    assert WeightDigest(["other"], [one]).digest != before
     changed = one.clone()
     changed[3, 4] = ~changed[3, 4] if dtype == torch.bool else changed[3, 4] + 1
-    assert Weights(*named(changed)).digest != before
-    assert Weights(*named(some(4).to(dtype))).digest != Weights(*named(some(2, 2).reshape(2, 2).to(dtype))).digest
+    assert WeightDigest(*named(changed)).digest != before
+    assert (
+        WeightDigest(*named(some(4).to(dtype))).digest
+        != WeightDigest(*named(some(2, 2).reshape(2, 2).to(dtype))).digest
+    )
 
 
 def test_a_shared_tensor_counts_once_and_empty_ones_do_no_harm() -> None:
     one, none = some(5, 5), torch.empty(0)
-    weights = Weights(["a", "b", "c", "d"], [one, one, none, None])
+    weights = WeightDigest(["a", "b", "c", "d"], [one, one, none, None])
     assert weights.unchanged(["a", "b", "c", "d"], [one, one, none, None])
     assert not weights.unchanged(["a", "b", "c", "d"], [one, one.clone(), none, None])
     assert not weights.unchanged(["a", "b", "c"], [one, one, none])
@@ -47,8 +50,8 @@ def test_a_shared_tensor_counts_once_and_empty_ones_do_no_harm() -> None:
 def test_a_transposed_tensor_is_read_in_its_own_order() -> None:
     tall = some(700, 900)
     view = tall.T
-    weights = Weights(*named(view))
-    assert weights.digest != Weights(*named(tall.reshape(900, 700))).digest
+    weights = WeightDigest(*named(view))
+    assert weights.digest != WeightDigest(*named(tall.reshape(900, 700))).digest
     assert weights.unchanged(*named(view))
     tall.data.add_(1.0)
     assert not weights.unchanged(*named(view))
@@ -58,7 +61,7 @@ def test_a_transposed_tensor_is_read_in_its_own_order() -> None:
 def test_a_write_to_all_of_any_tensor_is_seen_at_once(dtype: torch.dtype) -> None:
     tensors = [some(300, 400).to(dtype), some(7).to(dtype), some(3000).to(dtype)]
     for tensor in tensors:
-        weights = Weights(*named(*tensors))
+        weights = WeightDigest(*named(*tensors))
         version = tensor._version
         tensor.data.add_(0.5)
         assert tensor._version == version, "torch notes writes through .data now: the sample is not needed"
@@ -68,7 +71,7 @@ def test_a_write_to_all_of_any_tensor_is_seen_at_once(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("place", [0, 1, 77_777, 4_999_999])
 def test_one_element_is_seen_within_the_promised_number_of_checks(place: int) -> None:
     tensors = [some(1000, 5000), some(3, 3), some(2000, 600).T]
-    weights = Weights(*named(*tensors))
+    weights = WeightDigest(*named(*tensors))
     for _ in range(3):
         assert weights.unchanged(*named(*tensors))
     tensors[0].data.view(-1)[place] += 1.0
@@ -79,7 +82,7 @@ def test_one_element_is_seen_within_the_promised_number_of_checks(place: int) ->
 def test_tensors_made_in_inference_mode_have_no_version_and_are_compared_all_the_same() -> None:
     with torch.inference_mode():
         tensor = torch.ones(50)
-    weights = Weights(*named(tensor))
+    weights = WeightDigest(*named(tensor))
     assert weights.unchanged(*named(tensor))
     with torch.inference_mode():
         tensor += 1

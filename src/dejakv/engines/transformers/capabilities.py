@@ -23,10 +23,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """reuse: start from stored state; capture: hand state out; images: take pictures. `reasons` says why not."""
+    """reuse: hand state out and start from it; images: take pictures. `reasons` says why not."""
 
     reuse: bool = True
-    capture: bool = True
     images: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -67,10 +66,10 @@ def from_config(model: Any) -> Capabilities:
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - _PLAIN_LAYERS
     if kinds:
         reason = f"layers of type {', '.join(sorted(kinds))} keep a state that is no per-token KV"
-        found = found.without("reuse", reason).without("capture", reason)
+        found = found.without("reuse", reason)
     elif not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         reason = f"{type(model).__name__} does not use a dynamic KV cache"
-        found = found.without("reuse", reason).without("capture", reason)
+        found = found.without("reuse", reason)
     return found
 
 
@@ -85,18 +84,18 @@ def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 1
     ids = some_tokens(model, tokens)
     try:
         cache = empty_cache(model)
-        whole = _last_logits(model, ids, cache)
+        whole = _last_logits(model, ids, cache, 0)
         state = captured(cache, tokens)
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
-            return found.without("capture", reason).without("reuse", reason)
+            return found.without("reuse", reason)
         held = filled_cache(state, split, ids.device, model.dtype, empty_cache(model))
-        resumed = _last_logits(model, ids[:, split:], held, split)
+        resumed = _last_logits(model, ids, held, split)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
-        return found.without("capture", reason).without("reuse", reason)
+        return found.without("reuse", reason)
     if reason := disagreement(whole, resumed, model.dtype, "logits from reused state"):
-        return found.without("capture", reason).without("reuse", reason)
+        return found.without("reuse", reason)
     return found
 
 
@@ -110,9 +109,16 @@ def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, 
     return f"the load-time self-check failed: {what} differ by {difference:.3g} (allowed {allowed:.3g})"
 
 
-def _last_logits(model: Any, ids: torch.Tensor, cache: Any, past: int = 0) -> torch.Tensor:
-    positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
-    out = model(input_ids=ids, past_key_values=cache, position_ids=positions, use_cache=True, return_dict=True)
+def _last_logits(
+    model: Any, ids: torch.Tensor, cache: Any, start: int, place: Any = None, **features: Any
+) -> torch.Tensor:
+    """Of a prompt `[1, n]` whose first `start` tokens the cache holds."""
+    if place is None:
+        place = torch.arange(ids.shape[1], device=ids.device)[None]
+    out = model(
+        input_ids=ids[:, start:], past_key_values=cache, position_ids=place[..., start:], use_cache=True, return_dict=True,
+        **features,
+    )  # fmt: skip
     return out.logits[0, -1].float()
 
 
@@ -183,26 +189,14 @@ def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Te
 
 
 def _our_path(model: Any, vision: Vision, prepared: Prepared, cache: Any, start: int) -> torch.Tensor:
-    device = model.get_input_embeddings().weight.device
-    ids = torch.tensor([prepared.token_ids], device=device)
-    place = vision.positions(ids, prepared)
-    if place is None:
-        place = torch.arange(ids.shape[1], device=device)[None]
+    ids = torch.tensor([prepared.token_ids], device=model.get_input_embeddings().weight.device)
     registry, vision.registry = vision.registry, None
     try:
         rows, _ = vision.rows(prepared, start)
     finally:
         vision.registry = registry
     with given_features(vision.base, rows) as features:
-        out = model(
-            input_ids=ids[:, start:],
-            past_key_values=cache,
-            position_ids=place[..., start:],
-            use_cache=True,
-            return_dict=True,
-            **features,
-        )
-    return out.logits[0, -1].float()
+        return _last_logits(model, ids, cache, start, vision.positions(ids, prepared), **features)
 
 
 def _some_picture() -> Media:

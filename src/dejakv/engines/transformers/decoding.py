@@ -22,7 +22,7 @@ from dejakv.request import Request, Sampling
 
 
 @dataclass
-class Clock:
+class FirstToken:
     """When the call began and when its first token was there, in seconds of `perf_counter`."""
 
     began: float = field(default_factory=time.perf_counter)
@@ -59,7 +59,7 @@ class Detokenizer:
 class TokenStream(BaseStreamer):
     """Passes tokens on as they are sampled, and notes when the first came. Not for beams (transformers refuses it)."""
 
-    def __init__(self, clock: Clock, tokenizer: Any, on_token: OnToken | None) -> None:
+    def __init__(self, clock: FirstToken, tokenizer: Any, on_token: OnToken | None) -> None:
         self._clock = clock
         self._on_token = on_token
         self._pieces = Detokenizer(tokenizer)
@@ -81,7 +81,7 @@ class TokenStream(BaseStreamer):
 class FirstStep(StoppingCriteria):
     """Never stops; notes the first step, for beams."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: FirstToken) -> None:
         self._clock = clock
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -104,31 +104,25 @@ class StopTexts(StoppingCriteria):
         return torch.tensor([any(stop in text for stop in self._stops)], device=input_ids.device)
 
 
-def stopping(sampling: Sampling, tokenizer: Any) -> dict[str, Any]:
-    """Arguments of `generate` with which decoding ends at the sampling's stops."""
-    if not sampling.stop or sampling.num_beams != 1:
-        return {}
-    return {"stopping_criteria": StoppingCriteriaList([StopTexts(tokenizer, sampling.stop)])}
-
-
-def sampling_arguments(sampling: Sampling, room: int) -> dict[str, Any]:
-    """What `generate` is told. What `Sampling` does not name (repetition penalty, top-k) stays the model's own."""
+def sampling_arguments(sampling: Sampling, room: int, tokenizer: Any) -> dict[str, Any]:
+    """Arguments of `generate`. Those that `Sampling` does not name (repetition penalty, top-k) stay the model's own."""
     arguments: dict[str, Any] = {
         "max_new_tokens": max(1, min(sampling.max_new_tokens, room)),
         "num_beams": sampling.num_beams,
         "do_sample": not sampling.greedy,
+        "temperature": 1.0 if sampling.greedy else sampling.temperature,
+        "top_p": 1.0 if sampling.greedy else sampling.top_p,
     }
     if sampling.greedy:
-        return {**arguments, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
-    return {**arguments, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        arguments["top_k"] = 50
+    if sampling.stop and sampling.num_beams == 1:
+        arguments["stopping_criteria"] = StoppingCriteriaList([StopTexts(tokenizer, sampling.stop)])
+    return arguments
 
 
 @contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Makes draws repeatable within, and leaves the process's generators as they were. No seed: nothing is touched."""
-    if seed is None:
-        yield
-        return
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Makes draws repeatable within, and leaves the process's generators as they were."""
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -141,7 +135,7 @@ def generate(
     cache: Cache | None,
     arguments: Mapping[str, Any],
     *,
-    clock: Clock,
+    clock: FirstToken,
     tokenizer: Any,
     on_token: OnToken | None = None,
 ) -> Any:
@@ -192,13 +186,11 @@ def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 def width(model: Any, arguments: Mapping[str, Any]) -> int:
     """How many rows `generate` makes of one prompt: beams, or sequences asked for."""
-    given = arguments.get("generation_config")
+    configs = (arguments.get("generation_config"), model.generation_config)
 
     def setting(name: str) -> int:
-        for value in (arguments.get(name), getattr(given, name, None), getattr(model.generation_config, name, None)):
-            if value is not None:
-                return int(value)
-        return 1
+        given = (arguments.get(name), *(getattr(config, name, None) for config in configs))
+        return next((int(value) for value in given if value is not None), 1)
 
     return max(setting("num_beams"), setting("num_return_sequences"))
 
@@ -260,19 +252,9 @@ def prefill_pruned(
 
     The last token is computed twice: here, to see what it attends to, and again from the pruned state.
     """
-    n = ids.shape[1]
-    place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
     with AttentionProbe(config.window) as probe:
-        model(
-            input_ids=ids[:, held:],
-            past_key_values=cache,
-            position_ids=place[..., held:],
-            use_cache=True,
-            return_dict=True,
-            logits_to_keep=1,
-            **features,
-        )
-    before = copied(cache, n - 1)
+        prefill(model, ids, cache, held, positions, features)
+    before = copied(cache, ids.shape[1] - 1)
     if before is None:
         raise ModelError(f"the state of {type(model).__name__} has no plain rows to prune: leave out --prune")
     return PrunableDynamicCache.of(model, before, probe.weights, config)

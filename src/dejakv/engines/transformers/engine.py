@@ -47,20 +47,20 @@ from dejakv.engines.transformers.capabilities import (
     some_tokens,
     without_adapter_wrapper,
 )
-from dejakv.engines.transformers.continuation import continuation
+from dejakv.engines.transformers.continuation import continued
 from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
-from dejakv.engines.transformers.decoding import Clock, Declined, may_prune, prefill_pruned, pruning_of
-from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, Row
-from dejakv.engines.transformers.hidden_keys import left_out
-from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, piece_of, usable
+from dejakv.engines.transformers.decoding import Declined, FirstToken, may_prune, prefill_pruned, pruning_of
+from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, Pictures
+from dejakv.engines.transformers.hidden_keys import ROWS, left_out
+from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, piece_of
 from dejakv.engines.transformers.loading import DTYPES, load
-from dejakv.engines.transformers.prompts import check_length, image_text_ids, positions, spans_of, text_ids, vision_base
+from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.identity import Span
-from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces
+from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk
 from dejakv.store.donors import Donor, StoredDonor, load_beginning
 from dejakv.store.store import Store
@@ -129,9 +129,9 @@ class TransformersEngine(Engine):
 
         Raises: ModelError, ConfigError.
         """
-        loaded = load(model, dtype, device, attn, trust_remote_code)
-        pruning = pruning_of(prune, loaded.model)  # before the engine begins to watch the model
-        engine = cls(loaded.model, loaded.tokenizer, loaded.processor, encoder_cache=encoder_cache, check=check)
+        made, tokenizer, processor = load(model, dtype, device, attn, trust_remote_code)
+        pruning = pruning_of(prune, made)  # before the engine begins to watch the model
+        engine = cls(made, tokenizer, processor, encoder_cache=encoder_cache, check=check)
         engine.pruning = pruning
         return engine
 
@@ -180,7 +180,7 @@ class TransformersEngine(Engine):
             ids, spans = request.token_ids, request.spans
         else:
             ids, spans = self._tokenized(request)
-            check_length(self.context, len(ids))
+            self._check_length(len(ids))
         own_epoch = self._watch.epoch_for(len(ids)) if self._watch.by_length else ""
         return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
 
@@ -288,23 +288,17 @@ class TransformersEngine(Engine):
         Raises: InputError; ModelError for a state of another model; Declined.
         """
         request, sampling = prepared.request, prepared.request.sampling
+        seed = None
         if isinstance(request, GenerateCall):
-            arguments, seed = request.options_for(prepared.token_ids), None
+            arguments = request.options_for(prepared.token_ids)
         else:
-            arguments, seed = self._arguments(prepared), sampling.seed
+            arguments = decoding.sampling_arguments(sampling, self.context - len(prepared.token_ids), self.tokenizer)
+            arguments |= decoding.special_tokens(self.model, self.tokenizer)
+            seed = sampling.seed
         if accept is not None:
             arguments = decoding.asking(arguments, accept)
-        with self._lock, decoding.seeded(seed, self.device):
+        with self._lock, decoding.seeded(seed, self.device) if seed is not None else nullcontext():
             return self._generate(prepared, arguments, chunk, held, partial, on_token)
-
-    def _arguments(self, prepared: Prepared) -> dict[str, Any]:
-        """Arguments of `generate` as a request's sampling says."""
-        sampling = prepared.request.sampling
-        return {
-            **decoding.sampling_arguments(sampling, self.context - len(prepared.token_ids)),
-            **decoding.special_tokens(self.model, self.tokenizer),
-            **decoding.stopping(sampling, self.tokenizer),
-        }
 
     def _generate(
         self,
@@ -315,63 +309,56 @@ class TransformersEngine(Engine):
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
     ) -> Completion:
-        clock = Clock()
-        n = len(prepared.token_ids)
-        check_length(self.context, n)
-        with self._lock:
-            self._check_model(prepared.epoch, n)
-            ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-            piece, spans = self.piece, prepared.spans
-            reuses = planned is None and self.capabilities.reuse
-            held = usable(chunk, held, n, self._watch.epoch_for(n), piece, spans) if reuses else 0
-            held = held if self._watch.continues(held, n) else 0
-            cache, loaded = planned.cache if planned is not None else self._cache(chunk, held), 0
-            if held and chunk is not None:
-                loaded = chunk.tensor.nbytes * held // chunk.tensor.shape[3]
-            inject = time.perf_counter() - clock.began
-            rows, runs = None, 0
-            place = self.vision.positions(ids, prepared) if self.vision is not None else positions(self._base, ids)
-            extra: dict[str, Any] = {"position_ids": place} if place is not None else {}
-            if self.vision is not None and prepared.spans:
+        clock, n, piece, spans = FirstToken(), len(prepared.token_ids), self.piece, prepared.spans
+        self._check_model(prepared.epoch, n)
+        ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
+        cache, held = (planned.cache, 0) if planned is not None else self._begun(chunk, held, prepared)
+        loaded = chunk.tensor.nbytes * held // chunk.tensor.shape[3] if held and chunk is not None else 0
+        inject = time.perf_counter() - clock.began
+        rows, runs, place = None, 0, None
+        if self.vision is not None:
+            place = self.vision.positions(ids, prepared)
+            if spans:
                 rows, runs = self.vision.rows(prepared, held)
-            beams = decoding.width(self.model, arguments)
-            # What leaves keys out divides the rows in its own way.
-            visible = partial(left_out, self.model, self._attention) if planned or piece == 1 else nullcontext
-            at = held
-            if planned is None and cache is not None:
-                stops = [stop for stop in pieces(n, piece, spans) if stop > held]
-                if beams > 1 and n - 1 > max([held, *stops]):
-                    stops.append(n - 1)
-                if stops and not self._watch.continues(stops[-1], n):
-                    stops = []  # the model would compute the prompt anew
-                for stop in stops:
-                    shown = sum(span.start < stop and span.start + span.length > at for span in spans)
-                    own, rows = rows.divided(shown) if rows else (None, None)
-                    with given_features(self._base, own) as features, visible(), self._watch.tables_of(n):
-                        decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
-                    at = stop
-                if beams > 1:
-                    cache.batch_repeat_interleave(beams)
-            used = cache
-            if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
-                with given_features(self._base, rows) as features:  # it looks at whole attention calls
-                    used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
-                rows = None
-            with given_features(self._base, rows) as features, visible():
-                output = decoding.generate(
-                    self.model,
-                    ids,
-                    used,
-                    {**arguments, **features, **extra, "attention_mask": torch.ones_like(ids)},
-                    clock=clock,
-                    tokenizer=self.tokenizer,
-                    on_token=on_token,
-                )
-            # A model that changed while it ran made state that is of neither.
-            kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
-            if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
-                kept = False  # the last piece was not computed as one
-            self._follow()
+        elif self._base is not None:
+            place = positions(self._base, ids)
+        beams = decoding.width(self.model, arguments)
+        # What leaves keys out divides the rows in its own way.
+        visible: Any = nullcontext
+        if n - held > ROWS and (planned is not None or piece == 1):
+            visible = partial(left_out, self.model, self._attention)
+        at = held
+        if planned is None and cache is not None:
+            stops = [stop for stop in pieces(n, piece, spans) if stop > held]
+            if beams > 1 and n - 1 > max([held, *stops]):
+                stops.append(n - 1)
+            if stops and not self._watch.continues(stops[-1], n):
+                stops = []  # the model would compute the prompt anew
+            for stop in stops:
+                shown = sum(span.start < stop and span.start + span.length > at for span in spans)
+                own, rows = rows.divided(shown) if rows else (None, None)
+                with given_features(self._base, own) as features, visible(), self._watch.tables_of(n):
+                    decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
+                at = stop
+            if beams > 1:
+                cache.batch_repeat_interleave(beams)
+        used = cache
+        if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
+            with given_features(self._base, rows) as features:  # it looks at whole attention calls
+                used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
+            rows = None
+        with given_features(self._base, rows) if rows else nullcontext({}) as features, visible():
+            given = {**arguments, **features, "attention_mask": torch.ones_like(ids)}
+            if place is not None:
+                given["position_ids"] = place
+            output = decoding.generate(
+                self.model, ids, used, given, clock=clock, tokenizer=self.tokenizer, on_token=on_token
+            )
+        # A model that changed while it ran made state that is of neither.
+        kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+        if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
+            kept = False  # the last piece was not computed as one
+        self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
         if beams > 1 and on_token is not None:
@@ -397,7 +384,7 @@ class TransformersEngine(Engine):
             arithmetic=next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), ""),
             bitwise=planned is None and used is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
-            continued=continuation(self.model, used, ids, place),
+            continued=partial(continued, self.model, used, ids, place),
             approximate=used is not cache,
             details={"output": output},
         )
@@ -476,21 +463,31 @@ class TransformersEngine(Engine):
         """The token that stands for pictures, None for a text model."""
         return self.vision.book.image_token_id if self.vision is not None else None
 
-    def request_of(self, row: Row, partition: str, name: str, arguments: Mapping[str, Any]) -> GenerateCall:
+    def request_of(
+        self, token_ids: tuple[int, ...], pictures: Pictures, partition: str, name: str, arguments: Mapping[str, Any]
+    ) -> GenerateCall:
         """One prompt of a call of `generate` as a request; its pixels are kept for the run. Raises: InputError for one that is too long."""
-        check_length(self.context, len(row.token_ids))
-        spans = ()
-        if row.media and self.vision is not None:
+        self._check_length(len(token_ids))
+        media, spans = tuple(item for item, _, _ in pictures), ()
+        if pictures and self.vision is not None:
             book = self.vision.book_of(partition)
-            book.held = max(book.held, len(row.media))
-            for item, picture, pixels in zip(row.media, row.pictures, row.pixels, strict=True):
+            book.make_room(len(pictures))
+            for item, picture, pixels in pictures:
                 book.add(item.digest, picture, {name: part.clone() for name, part in pixels.items()})
-            digests = [item.digest for item in row.media]
-            spans = spans_of(row.token_ids, book.image_token_id, row.pictures, digests)
-        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        return GenerateCall(
-            name, text, text, row.media, partition, token_ids=row.token_ids, spans=tuple(spans), arguments=arguments
-        )
+            known = [picture for _, picture, _ in pictures]
+            spans = spans_of(token_ids, book.image_token_id, known, [item.digest for item in media])
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return GenerateCall(name, text, text, media, partition, token_ids=token_ids, spans=spans, arguments=arguments)
+
+    def _check_length(self, tokens: int) -> None:
+        """Raises InputError for a prompt without tokens, and for one that leaves no room for an answer."""
+        if tokens == 0:
+            raise InputError("the prompt has no tokens: give a question")
+        if tokens >= self.context:
+            raise InputError(
+                f"the prompt has {tokens} tokens, the model's context {self.context} with room for an answer: "
+                "shorten the prompt or choose a model with a longer context"
+            )
 
     def _check_model(self, expected: str = "", tokens: int = 1) -> None:
         """Raises: ModelChangedError if the model is not the one that state was looked up for, for a prompt of so many tokens."""
@@ -503,13 +500,24 @@ class TransformersEngine(Engine):
         if self.vision is not None:
             self.vision.follow(self._watch.encoder_epoch)
 
-    def _cache(self, chunk: Chunk | None, held: int) -> Cache | None:
+    def _begun(self, chunk: Chunk | None, held: int, prepared: Prepared) -> tuple[Cache | None, int]:
+        """A prompt's cache, and how many of its first tokens it holds: those of the chunk that the model continues from.
+
+        None: the model's own cache, where ours may not hold what its layers keep. Raises: ModelError for state of another model.
+        """
         if not self.capabilities.reuse or not self.epoch:
-            return None  # the model's own cache: ours may not hold what its layers keep
-        cache = empty_cache(self.model)
-        if chunk is None or not held:
-            return cache
-        return filled_cache(chunk.tensor, held, self.device, self.model.dtype, cache)
+            return None, 0
+        cache, n = empty_cache(self.model), len(prepared.token_ids)
+        if chunk is None:
+            return cache, 0
+        if chunk.meta.epoch not in ("", self._watch.epoch_for(n)):
+            raise ModelError(
+                "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
+            )
+        held = reusable(held, n, self.piece, prepared.spans)
+        if not held or not self._watch.continues(held, n):
+            return cache, 0
+        return filled_cache(chunk.tensor, held, self.device, self.model.dtype, cache), held
 
 
 class _Told:

@@ -6,6 +6,7 @@ of a later release, or of a model's own, may mean anything.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -183,41 +184,31 @@ class _OwnPromptFirst(BaseStreamer):
         self._streamer.end()
 
 
-@dataclass(frozen=True)
-class Row:
-    """One prompt of a batch: its tokens without padding, its pictures with what the tower takes of each."""
-
-    token_ids: tuple[int, ...]
-    media: tuple[Media, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    pixels: tuple[Mapping[str, torch.Tensor], ...] = ()
+Pictures = tuple[tuple[Media, Picture, Mapping[str, torch.Tensor]], ...]
+"""A prompt's pictures: the pixels as media, what a prompt must know of them, and what the tower takes."""
 
 
-def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[Row]:
-    """Single prompts. Raises: ValueError if pixels and image tokens do not fit."""
-    ids: torch.Tensor = arguments["input_ids"]
-    mask = arguments.get("attention_mask")
-    prompts = [
-        tuple(row[kept.bool()].tolist() if kept is not None else row.tolist())
-        for row, kept in zip(ids, mask if mask is not None else [None] * ids.shape[0], strict=True)
-    ]
+def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple[tuple[int, ...], Pictures]]:
+    """Single prompts: tokens without padding, and pictures. Raises: ValueError if pixels and image tokens do not fit."""
+    given = zip(arguments["input_ids"], arguments["attention_mask"], strict=True)
+    prompts = [tuple(row[kept.bool()].tolist()) for row, kept in given]
     pixels = arguments.get("pixel_values")
     if pixels is None:
-        return [Row(prompt) for prompt in prompts]
+        return [(prompt, ()) for prompt in prompts]
     grids = arguments.get("image_grid_thw")
     runs = [_runs(prompt, image_token) for prompt in prompts]
     total = sum(sum(lengths) for lengths in runs)
     parts = _by_grid(pixels, grids, total) if grids is not None else _by_tiles(pixels, [n for r in runs for n in r])
-    rows: list[Row] = []
+    rows: list[tuple[tuple[int, ...], Pictures]] = []
     for prompt, lengths in zip(prompts, runs, strict=True):
-        wanted, mine = sum(lengths), list[tuple[Picture, dict[str, torch.Tensor]]]()
+        wanted, mine = sum(lengths), list[Any]()
         while wanted > 0:
             if not parts or parts[0][0].rows > wanted:
                 raise ValueError("pixel_values do not fit the image tokens")
-            wanted -= parts[0][0].rows
-            mine.append(parts.pop(0))
-        media = tuple(Media(_bytes_of(given), name="pixels") for _, given in mine)
-        rows.append(Row(prompt, media, tuple(picture for picture, _ in mine), tuple(given for _, given in mine)))
+            picture, pixels = parts.pop(0)
+            wanted -= picture.rows
+            mine.append((Media(_bytes_of(pixels), name="pixels"), picture, pixels))
+        rows.append((prompt, tuple(mine)))
     if parts:
         raise ValueError("pixel_values hold more pictures than the prompts")
     return rows
@@ -238,16 +229,7 @@ def joined(rows: Sequence[torch.Tensor], ids: torch.Tensor, lengths: Sequence[in
 
 def _runs(prompt: Sequence[int], image_token: int | None) -> list[int]:
     """Lengths of the unbroken runs of image tokens."""
-    lengths: list[int] = []
-    before = False
-    for token in prompt:
-        here = token == image_token
-        if here and before:
-            lengths[-1] += 1
-        elif here:
-            lengths.append(1)
-        before = here
-    return lengths
+    return [len(list(run)) for token, run in groupby(prompt) if token == image_token]
 
 
 def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tuple[Picture, dict[str, torch.Tensor]]]:

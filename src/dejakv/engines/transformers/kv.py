@@ -1,6 +1,5 @@
 """A prompt's KV as one framework-free tensor, and back into a cache that a model continues from."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,11 +7,9 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.errors import ModelError
-from dejakv.identity import Span
 from dejakv.models.lckv.cache import LCKVCache
 from dejakv.models.lckv.layout import layout_of
-from dejakv.request import reusable
-from dejakv.store.base import Chunk, Tensor
+from dejakv.store.base import Tensor
 
 PIECE = 256
 """Tokens of a piece in low precision. Misses took 0 to 4% longer on SmolLM2 and a CPU, with 128 they took 7 to 22% (docs/exactness.md)."""
@@ -75,17 +72,6 @@ def filled_cache(
     ]
     cache.layers = layers
     return cache
-
-
-def usable(chunk: Chunk | None, held: int, tokens: int, epoch: str, piece: int = 1, spans: Sequence[Span] = ()) -> int:
-    """Tokens of a prompt of `tokens` that are taken from a state that is exact for its first `held`. Raises: ModelError for state of another model."""
-    if chunk is None or not epoch:
-        return 0
-    if chunk.meta.epoch and chunk.meta.epoch != epoch:
-        raise ModelError(
-            "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
-        )
-    return reusable(held, tokens, piece, spans)
 
 
 def captured(cache: Cache, tokens: int) -> Tensor | None:

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +74,11 @@ def pictures_only(kind: Any, **parts: Any) -> Any:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model in evaluation mode on its device, its tokenizer, and its processor if it takes pictures."""
+def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+    """Returns a model in evaluation mode on its device, its tokenizer, and its processor if it takes pictures, else None.
 
-    model: Any
-    tokenizer: Any
-    processor: Any
-
-
-def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool) -> Loaded:
-    """Raises: ConfigError for a wrong option, ModelError for a model that is missing, damaged or of no known kind."""
+    Raises: ConfigError for a wrong option, ModelError for a model that is missing, damaged or of no known kind.
+    """
     if attn not in ATTENTION:
         raise ConfigError(f"attn={attn!r} cannot continue from stored state: choose {' or '.join(ATTENTION)}")
     if dtype != "auto" and dtype not in DTYPES:
@@ -94,7 +87,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
     place = _device(device)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         model, tokenizer = load_gguf(found, dtype=DTYPES.get(dtype, dtype), attn_implementation=attn)
-        return Loaded(model.to(place), tokenizer, None)
+        return model.to(place), tokenizer, None
     where = str(found)
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
         raise ModelError(f"{where} holds no config.json: give the folder of a Hugging Face model, or its hub id")
@@ -121,7 +114,7 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
             f"model {name!r} cannot be loaded ({type(error).__name__}: {error}): give a bundled name, the folder of a "
             "Hugging Face model or its hub id (with a network, or already downloaded)"
         ) from error
-    return Loaded(model.eval().to(place), tokenizer, processor if hasattr(processor, "image_processor") else None)
+    return model.eval().to(place), tokenizer, processor if hasattr(processor, "image_processor") else None
 
 
 @contextmanager

@@ -64,6 +64,13 @@ class PictureBook:
     def known(self, digest: str) -> Picture | None:
         return self._known.get(digest)
 
+    def make_room(self, pictures: int) -> None:
+        """Keeps the pixels of so many pictures, if these are more than `held`."""
+        if pictures > self._pixels.maxsize:
+            larger: FIFOCache[str, Mapping[str, torch.Tensor]] = FIFOCache(pictures)
+            larger.update(self._pixels)
+            self._pixels = larger
+
     def add(self, digest: str, picture: Picture, pixels: Mapping[str, torch.Tensor]) -> None:
         """Takes in a picture that somebody else processed."""
         self._known[digest] = picture
@@ -135,10 +142,9 @@ def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
 
 def vision_base(model: Any) -> Any:
     """The module whose `get_image_features` the model's forward calls, None if it has none."""
-    for module in (getattr(model, "base_model", None), getattr(model, "model", None), model):
-        if module is not None and hasattr(module, "get_image_features") and module is not model:
-            return module
-    return model if hasattr(model, "get_image_features") else None
+    within = (getattr(model, "base_model", None), getattr(model, "model", None), model)
+    found = [module for module in within if hasattr(module, "get_image_features")]
+    return next((module for module in found if module is not model), found[0] if found else None)
 
 
 def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple[torch.Tensor, bool]:
@@ -251,14 +257,3 @@ def positions(
     kinds = (ids == image_token).int()
     three, _ = type(base).get_rope_index(base, ids, mm_token_type_ids=kinds, image_grid_thw=grids.to(ids.device))
     return torch.cat([text.to(three.dtype), three])
-
-
-def check_length(context: int, tokens: int) -> None:
-    """Raises InputError for a prompt without tokens, and for one that leaves no room for an answer."""
-    if tokens == 0:
-        raise InputError("the prompt has no tokens: give a question")
-    if tokens >= context:
-        raise InputError(
-            f"the prompt has {tokens} tokens, the model's context {context} with room for an answer: "
-            "shorten the prompt or choose a model with a longer context"
-        )

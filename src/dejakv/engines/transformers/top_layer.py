@@ -15,8 +15,9 @@ import torch
 
 from dejakv.blend.blend import BlendReport
 from dejakv.blend.rope import turn
-from dejakv.blend.token_map import Donors
-from dejakv.blend.top_layer import TakenRows, TopLayerConfig, take_rows
+from dejakv.blend.settings import too_dear
+from dejakv.blend.token_map import Donors, Ids
+from dejakv.blend.top_layer import TopLayerConfig, computed_rows, take_rows
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.tensors import borrowed
 from dejakv.models.lckv.attention import rotated
@@ -86,14 +87,14 @@ def plan_top_layer(
     donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
     ends = engine.sentence_ends
     taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
-    computed = taken.computed
+    computed = computed_rows(taken)
     report = BlendReport(
         tokens,
         forced_share=len(computed) / tokens,
         map_s=time.perf_counter() - begun,
         read_bytes=sum(chunk.tensor.nbytes for chunk in chunks),
     )
-    if reason := config.not_worth(len(computed), tokens):
+    if reason := too_dear(config, len(computed) / tokens, len(computed) / tokens):
         return None, replace(report, reason=reason)
     states = [borrowed(chunk.tensor) for chunk in chunks]
     if wrong := _foreign(states, donors, layout, engine.model):
@@ -109,14 +110,14 @@ def plan_top_layer(
     return PlannedTopLayer(cache, layout, tokens, tuple(computed.tolist())), report
 
 
-def moved_rows(model: Any, state: torch.Tensor, taken: TakenRows, positions: np.ndarray) -> list[KV]:
+def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarray) -> list[KV]:
     """For each stored layer the donors' keys and values `[kv heads, n, dim]` in the target's order, keys turned to its positions.
     What stands in rows that are computed is of no account.
 
     state      `[2, layers, kv heads, donor tokens, dim]`, all donors in a row
     positions  `[donor tokens]` at which each was computed
     """
-    source = torch.from_numpy(np.maximum(taken.source, 0))
+    source = torch.from_numpy(np.maximum(taken, 0))
     here, there = torch.arange(len(source)), torch.from_numpy(positions)[source]
     rows = state.index_select(3, source.to(state.device))
     keys, values = rows[0], rows[1]

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,23 +23,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dejakv.engines.transformers.attributes import Described, counts, home, in_library, installed
 from dejakv.engines.transformers.kv import piece_of
-from dejakv.engines.transformers.weights import Weights, unreadable
+from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
 
 LAYOUT = 2
 """Counted up when the stored state, or the way that it is fingerprinted, changes."""
-
-
-def epoch_parts(model: Any, attention: str) -> Mapping[str, object]:
-    """What every fingerprint of this model begins with. A model's code is that of the transformers release."""
-    return {
-        "layout": LAYOUT,
-        "transformers": transformers.__version__,
-        "class": type(model).__name__,
-        "dtype": str(model.dtype),
-        "piece": piece_of(model),
-        "attention": attention,
-    }
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -54,17 +42,18 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def processor_digest(processor: Any) -> str:
     """How pictures are cut, scaled and counted."""
-    parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor")]
-    settings = [part.to_dict() for part in parts if part is not None]
-    own = (
-        {name: value for name, value in vars(processor).items() if isinstance(value, int | float | str | bool)}
-        if processor
-        else {}
-    )
-    return digest_of(json.dumps([settings, own], sort_keys=True, default=str)) if processor is not None else ""
+    if processor is None:
+        return ""
+    own = {name: value for name, value in vars(processor).items() if isinstance(value, int | float | str | bool)}
+    settings = [part.to_dict() for part in _parts_of(processor)]
+    return digest_of(json.dumps([settings, own], sort_keys=True, default=str))
 
 
-_PROCESSOR_PARTS = ("image_processor", "video_processor", "feature_extractor")
+def _parts_of(processor: Any) -> list[Any]:
+    parts = (getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor"))
+    return [part for part in parts if part is not None]
+
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -106,7 +95,7 @@ class Structure:
         everywhere = nn.modules.module
         found = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
         text.append(_hooks(described, found, "a forward hook of every module"))
-        parts = [part for name in _PROCESSOR_PARTS if (part := getattr(processor, name, None)) is not None]
+        parts = _parts_of(processor)
         text += [described.kind(type(part), "the processor") for part in parts]
         self._modules = [module for _, module in listed]
         self._classes = [type(module) for module in self._modules]
@@ -198,7 +187,7 @@ class ModelWatch:
         self._trusted = frozenset(trusted)
         self._told: set[str] = set()
         self._structure: Structure | None = None
-        self._weights: Weights | None = None
+        self._weights: WeightDigest | None = None
         self._numerics: tuple[str, ...] = ()
         self._tokenizer_digest = ""
         self.epoch = self.encoder_epoch = self.reason = ""
@@ -242,9 +231,15 @@ class ModelWatch:
             return
         names, tensors = structure.names, structure.tensors()
         if self._weights is None or not self._weights.unchanged(names, tensors, turn=False):
-            self._weights = Weights(names, tensors)
+            self._weights = WeightDigest(names, tensors)
+        model = self._model  # its code is that of the transformers release
         parts = {
-            **epoch_parts(self._model, self._attention),
+            "layout": LAYOUT,
+            "transformers": transformers.__version__,
+            "class": type(model).__name__,
+            "dtype": str(model.dtype),
+            "piece": piece_of(model),
+            "attention": self._attention,
             "structure": structure.digest,
             "numerics": self._numerics,
             "processor": processor_digest(self._processor),

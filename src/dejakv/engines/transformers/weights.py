@@ -21,7 +21,7 @@ POINTS = 16
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """Bytes `start` to `stop` of a tensor."""
 
     tensor: int
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     stop: int
 
 
-class Weights:
+class WeightDigest:
     """Tensors as they were when this was made.
 
     digest  over names, shapes, dtypes and all bytes; a tensor that comes twice counts under its first name
@@ -87,7 +87,7 @@ class Weights:
         return [tensor for place in self._places if (tensor := tensors[place]) is not None]
 
     def _turn_agrees(self, found: Sequence[Tensor]) -> bool:
-        parts, digests, looked = list[Part](), list[int](), 0
+        parts, digests, looked = list[_Part](), list[int](), 0
         while looked < self._share and len(parts) < len(self._parts):
             part = self._parts[self._next]
             parts.append(part)
@@ -115,18 +115,18 @@ def _stamp(tensor: Tensor) -> tuple[int, tuple[int, ...], int]:
     return tensor.data_ptr(), tensor.stride(), -1 if tensor.is_inference() else tensor._version
 
 
-def _cut(tensors: Sequence[Tensor]) -> list[Part]:
+def _cut(tensors: Sequence[Tensor]) -> list[_Part]:
     """All bytes in parts of about a 256th, so that a turn of a 64th is made of a few; no part spans tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
-    parts: list[Part] = []
+    parts: list[_Part] = []
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         own = step if tensor.is_contiguous() else max(size, 1)  # others are copied whole to be read in order
-        parts += [Part(index, start, min(start + own, size)) for start in range(0, size, own)]
+        parts += [_Part(index, start, min(start + own, size)) for start in range(0, size, own)]
     return parts
 
 
-def _digests(tensors: Sequence[Tensor], parts: Sequence[Part]) -> list[int]:
+def _digests(tensors: Sequence[Tensor], parts: Sequence[_Part]) -> list[int]:
     """A number for each part. On the CPU XXH3; on other devices sums, so that one transfer brings all of them."""
     found: list[int | Tensor] = []
     for part in parts:
