@@ -13,7 +13,7 @@ from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, SweepLog, log_line, logged
+from dejakv.experiments.sweep_log import COLUMNS, log_line, logged, open_log
 from dejakv.records import Record
 from dejakv.testing import make_chunk
 
@@ -60,14 +60,14 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"log{suffix}"
-    with SweepLog(path, resume=False) as first:
+    with open_log(path, resume=False) as first:
         first.append(LINE)
     written = path.read_bytes()
-    with pytest.raises(ConfigError, match="--resume"):
-        SweepLog(path, resume=False)
+    with pytest.raises(ConfigError, match="--resume"), open_log(path, resume=False):
+        pass
     assert path.read_bytes() == written
-    with SweepLog(path, resume=True) as again:
-        assert again.names == {"a"}
+    with open_log(path, resume=True) as again:
+        assert [line["name"] for line in again.lines] == ["a"]
         again.append({**LINE, "name": "b", "notes": 'a "quoted", text\nof two lines'})
     assert [line["name"] for line in logged(path)] == ["a", "b"]
 
@@ -87,7 +87,7 @@ def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
 def test_a_foreign_log_stays_as_it_is(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match="no log of a sweep"):
-        SweepLog(tmp_path / name, resume=True)
+        sweep(one_run(), tmp_path / name, resume=True)
     assert (tmp_path / name).read_bytes() == content
 
 

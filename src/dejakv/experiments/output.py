@@ -4,12 +4,13 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dejakv import __version__
 from dejakv.errors import ConfigError
+from dejakv.settings import shown
 from dejakv.trust.labels import LabelledHit, as_lines
 
 SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
@@ -44,21 +45,19 @@ def run_folder(output: str | Path) -> Path:
 
 
 @contextmanager
-def only_run(output: str | Path) -> Iterator[None]:
-    """Locks a folder for the files of a run. The lock of a killed run is free. A file system without locks of folders has none.
-
-    Raises: ConfigError if another run is under way there, and as `run_folder`.
-    """
-    descriptor = os.open(run_folder(output), os.O_RDONLY | os.O_DIRECTORY)
+def locked(path: Path, flag: str, busy: str) -> Iterator[None]:
+    """Locks a folder, or a file that is made if it does not exist. The lock of a killed process is free, and a file system without locks has
+    none. Raises: ConfigError with `busy` if another one has the lock."""
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"a run is under way in --output {str(output)!r}: wait until it ends, or give another folder"
-            ) from error
-        except OSError:
-            pass
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ConfigError(f"{flag} {shown(str(path))} cannot be written ({error.strerror})") from error
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(busy) from error
         yield
     finally:
         os.close(descriptor)

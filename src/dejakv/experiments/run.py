@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened
 from dejakv.experiments.data import missing, model_is_missing, read_samples, repeated, wants_pictures
 from dejakv.experiments.estimate import dry_run, measured, shares_alone
-from dejakv.experiments.output import only_run, write_run
+from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
@@ -62,7 +62,10 @@ def run(
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     settings = replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more)))
-    with only_run(settings.output) if settings.output is not None else nullcontext():  # before the work, not after it
+    if settings.output is None:
+        return _alone(settings, chosen, watch, engine, resume, keep_earlier)
+    busy = f"a run is under way in --output {settings.output!r}: wait until it ends, or give another folder"
+    with locked(run_folder(settings.output), "--output", busy):  # before the work, not after it
         return _alone(settings, chosen, watch, engine, resume, keep_earlier)
 
 

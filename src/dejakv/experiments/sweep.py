@@ -38,7 +38,7 @@ from dejakv.experiments.presets import preset as preset_settings
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, did_you_mean, settings_from, settings_of, split_settings
 from dejakv.experiments.summary import Progress
-from dejakv.experiments.sweep_log import SweepLog, log_line
+from dejakv.experiments.sweep_log import log_line, open_log
 from dejakv.settings import shown
 from dejakv.store import purge_folder
 
@@ -102,9 +102,8 @@ def sweep(
         for folder in state_folders(experiment.settings.engine, experiment.settings.cache) if purge else ():
             purge_folder(folder)
 
-    with SweepLog(log_file, resume) as log:
-        log.check_same(planned)
-        waiting = [experiment for experiment in planned if experiment.name not in log.names]
+    with open_log(log_file, resume) as log:
+        waiting = [experiment for experiment in planned if not log.finished(experiment.name, experiment.settings)]
         lines: list[dict[str, Any]] = []
         for (name, settings, notes), summary, error in (
             _here(waiting, before, watch) if jobs == 1 else _in_processes(waiting, jobs, before, watch)

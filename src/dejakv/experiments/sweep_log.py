@@ -1,19 +1,21 @@
 """The log of a sweep: one line a run, in a .csv or .json file of its own, and as a table for a terminal."""
 
 import csv
-import fcntl
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 
 from dejakv.errors import ConfigError
-from dejakv.experiments.output import make_folder, replace_file
+from dejakv.experiments.output import locked, make_folder, replace_file
 from dejakv.experiments.plain_words import figure, interval, share
+from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.table import Sheet, say
@@ -28,72 +30,44 @@ COLUMNS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-class SweepLog:
-    """The lines of a log (`names`: the finished runs). The file is complete at any time: each line is in it as a whole or not at all.
-
-    While it is open no other process can open it (`.NAME.lock` beside it); the lock of a killed one is free.
+@contextmanager
+def open_log(path: str | Path, resume: bool) -> Iterator["SweepLog"]:
+    """A log that no other process can open meanwhile (`.NAME.lock` beside it).
 
     Raises: ConfigError if the file exists and is not to be resumed, is not the log of a sweep, cannot be written, or is in use.
     """
+    path = Path(path)
+    if path.suffix not in (".csv", ".json"):
+        raise ConfigError(f"--log-file {str(path)!r}: give a name that ends with .csv or .json")
+    make_folder(path.parent, "--log-file")
+    exists = os.path.lexists(path)
+    if exists and not resume:
+        raise ConfigError(
+            f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
+        )
+    busy = f"--log-file {shown(str(path))} is being written by another sweep: wait for it, or give another name"
+    with locked(path.with_name(f".{path.name}.lock"), "--log-file", busy):
+        yield SweepLog(path, logged(path) if exists else [])
 
-    def __init__(self, path: str | Path, resume: bool) -> None:
-        self.path = Path(path)
-        if self.path.suffix not in (".csv", ".json"):
-            raise ConfigError(f"--log-file {str(path)!r}: give a name that ends with .csv or .json")
-        make_folder(self.path.parent, "--log-file")
-        self.lines: list[dict[str, Any]] = []
-        exists = os.path.lexists(self.path)
-        if exists and not resume:
+
+@dataclass
+class SweepLog:
+    """The lines of a log. The file is complete at any time: each line is in it as a whole or not at all."""
+
+    path: Path
+    lines: list[dict[str, Any]]
+
+    def finished(self, name: str, settings: RunSettings) -> bool:
+        """Whether an experiment has run. Raises: ConfigError if it had other settings."""
+        line = next((line for line in self.lines if line["name"] == name and not line["error"]), None)
+        if line is None:
+            return False
+        if changed := changed_settings(json.loads(line["settings"] or "{}"), settings.named()):
             raise ConfigError(
-                f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
+                f"--resume: {shown(name)} has run with other settings ({', '.join(changed)}): give it another name, or "
+                "another --log-file"
             )
-        self._lock = self._locked()
-        try:
-            if exists:
-                self.lines = logged(self.path)
-        except ConfigError:
-            self.close()
-            raise
-        self.names = {str(line["name"]) for line in self.lines if not line["error"]}
-
-    def __enter__(self) -> "SweepLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Lets other processes have the log."""
-        self._lock.close()
-
-    def check_same(self, planned: Iterable[tuple[str, RunSettings, str]]) -> None:
-        """Raises: ConfigError if an experiment that has run had other settings."""
-        before = {str(line["name"]): line["settings"] for line in self.lines if not line["error"]}
-        for name, settings, _ in planned:
-            if name not in before:
-                continue
-            held, now = json.loads(before[name] or "{}"), json.loads(_told(settings))
-            changed = sorted(key for key in held if key in now and held[key] != now[key])
-            if changed:
-                raise ConfigError(
-                    f"--resume: {shown(name)} has run with other settings ({', '.join(changed)}): give it another name, or "
-                    "another --log-file"
-                )
-
-    def _locked(self) -> TextIO:
-        path = self.path.with_name(f".{self.path.name}.lock")
-        try:
-            lock = path.open("a")
-        except OSError as error:
-            raise ConfigError(f"--log-file {shown(str(self.path))} cannot be written ({error.strerror})") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigError(
-                f"--log-file {shown(str(self.path))} is being written by another sweep: wait for it, or give another name"
-            ) from error
-        return lock
+        return True
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds the line of a run, and replaces an earlier failed one."""
@@ -138,12 +112,6 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def _told(settings: RunSettings) -> str:
-    """All settings as JSON, without the folder of the output."""
-    values = {key: value for key, value in settings.named().items() if key != "output"}
-    return json.dumps(values, default=str, sort_keys=True)
-
-
 def _rows(text: str) -> list[dict[str, Any]]:
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if rows.fieldnames is None:
@@ -163,7 +131,7 @@ def log_line(
         "model": settings.model,
         "dataset": settings.dataset,
         "notes": notes,
-        "settings": _told(settings),
+        "settings": json.dumps({**settings.named(), "output": None}, default=str, sort_keys=True),
     }
     if summary is None:
         return {**dict.fromkeys(COLUMNS), **own, "error": error}

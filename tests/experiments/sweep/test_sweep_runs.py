@@ -11,7 +11,7 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, SweepLog, logged
+from dejakv.experiments.sweep_log import COLUMNS, logged, open_log
 
 TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "shares"}
 
@@ -101,16 +101,16 @@ def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_one_log_is_written_by_one_sweep(tmp_path: Path) -> None:
-    with SweepLog(tmp_path / "log.csv", resume=False), pytest.raises(ConfigError, match="by another sweep"):
-        SweepLog(tmp_path / "log.csv", resume=True)
-    SweepLog(tmp_path / "log.csv", resume=True).close()
+    with open_log(tmp_path / "log.csv", resume=False), pytest.raises(ConfigError, match="by another sweep"):
+        sweep(grid(), tmp_path / "log.csv", resume=True)
+    assert len(sweep(grid(), tmp_path / "log.csv", resume=True)) == 2
 
 
 def test_rows_of_one_name_are_no_log(tmp_path: Path) -> None:
     row = ",".join(["a"] + [""] * (len(COLUMNS) - 1))
     (tmp_path / "log.csv").write_text(f"{','.join(COLUMNS)}\r\n{row}\r\n{row}\r\n")
     with pytest.raises(ConfigError, match="two rows have one name"):
-        SweepLog(tmp_path / "log.csv", resume=True)
+        sweep(grid(), tmp_path / "log.csv", resume=True)
 
 
 def test_jobs_do_not_share_a_cache_folder(tmp_path: Path) -> None:
