@@ -18,27 +18,120 @@ are of one thread: by the clock, and of the processor, which other work on the m
 
 import argparse
 import json
-import os
-import platform
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from dejakv.decide.copied.fingerprints import fingerprints
-from dejakv.decide.copied.index import CopiedIndex
+from dejakv.decide.copied.fingerprints import GUARANTEED, K, fingerprints
+from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
 from dejakv.decide.copied.search import Cover, cover
-from dejakv.tokens import Ids
-from research.copied_streams import PROMPT, Source, Truth, spread_over, text_tokens
+from dejakv.models import tokenizer_folder
+from dejakv.tokens import Ids, run_hashes
+from research.machine import machine
 
 GOALS = {"look_up_ms": 5.0, "add_us": 2.0, "bytes": 4.0, "recall_below_cap": 1.0}
 KINDS = ("none", "half", "all")
 Row = dict[str, Any]
+
+
+PROMPT, PIECE = 4_000, 250
+
+
+def text_tokens() -> Ids:
+    """The standard library without its tests, and the pages of this repository, one after the other."""
+    tokenizer = Tokenizer.from_file(str(Path(tokenizer_folder("smollm2-135m")) / "tokenizer.json"))
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [
+        path
+        for path in sorted(library.rglob("*.py"))
+        if not {"site-packages", "test", "tests", "idle_test"} & set(path.relative_to(library).parts)
+    ]
+    files += sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+    texts = [path.read_text(errors="replace") for path in files]
+    return np.concatenate([np.array(tokenizer.encode(text).ids, np.int64) for text in texts])
+
+
+@dataclass
+class Source:
+    """Where prompts come from."""
+
+    text: Ids
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        cuts = np.cumsum(self.rng.integers(100, 800, len(self.text) // 450))
+        self.passages = np.split(self.text, cuts[cuts < len(self.text) - 100])
+        self.rng.shuffle(self.passages)
+
+    def fresh(self, tokens: int) -> Ids:
+        """Tokens drawn from the text, in no order."""
+        return self.text[self.rng.integers(0, len(self.text), tokens)]
+
+    def distinct(self, tokens: int) -> Ids:
+        text = self.text[:tokens]
+        return np.concatenate([text, self.fresh(tokens - len(text))])
+
+    def of_passages(self, tokens: int) -> Ids:
+        """Passages in a row; the one of rank r is drawn as often as 1 / r says."""
+        ranks = np.exp(self.rng.random(tokens // 200) * np.log(len(self.passages))).astype(np.int64) - 1
+        parts = [self.passages[rank] for rank in ranks.tolist()]
+        return np.concatenate(parts)[:tokens]
+
+    def query(self, workload: str, kind: str, stored: Ids) -> Ids:
+        if kind == "none":
+            return self.fresh(PROMPT)
+        pieces = [self.of_passages(PROMPT)] if workload == "passages" else []
+        while sum(map(len, pieces)) < PROMPT:
+            start = int(self.rng.integers(0, len(stored) - PIECE))
+            pieces.append(stored[start : start + PIECE])
+        whole = np.concatenate(pieces)[:PROMPT]
+        if kind == "half":
+            fresh = np.arange(PROMPT) // PIECE % 2 == 1
+            whole[fresh] = self.fresh(int(fresh.sum()))
+        return whole
+
+
+class Truth:
+    """Every run of 32 tokens of every stored prompt, by its hash."""
+
+    def __init__(self, segments: NDArray[np.int64]) -> None:
+        self.runs = np.unique(np.concatenate([run_hashes(segment, GUARANTEED) for segment in segments]))
+        keys = np.concatenate([fingerprints(segment).keys for segment in segments])
+        self.keys, self.holders = np.unique(keys, return_counts=True)
+
+    def known(self, target: Ids) -> NDArray[np.bool_]:
+        """Which runs of the prompt are stored."""
+        hashes = run_hashes(target, GUARANTEED)
+        place = np.minimum(np.searchsorted(self.runs, hashes), len(self.runs) - 1)
+        return self.runs[place] == hashes
+
+    def crowded(self, target: Ids) -> NDArray[np.bool_]:
+        """Which runs of the prompt contain a fingerprint with more holders than are kept."""
+        found = fingerprints(target)
+        place = np.minimum(np.searchsorted(self.keys, found.keys), len(self.keys) - 1)
+        many = (self.keys[place] == found.keys) & (self.holders[place] > MAX_HOLDERS)
+        marks = np.zeros(len(target) + 1, np.int64)
+        marks[1 + found.positions[many]] = 1
+        counted = np.cumsum(marks)
+        starts = np.arange(len(target) - GUARANTEED + 1)
+        return counted[starts + GUARANTEED - K + 1] > counted[starts]
+
+
+def spread_over(runs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tokens that stand in marked runs."""
+    edges = np.zeros(len(runs) + GUARANTEED, np.int64)
+    edges[: len(runs)] += runs
+    edges[GUARANTEED:] -= runs
+    return np.cumsum(edges)[: len(runs) + GUARANTEED - 1] > 0
 
 
 def tokens_in(found: Cover) -> NDArray[np.bool_]:
@@ -206,18 +299,6 @@ def goals(rows: Sequence[Row]) -> Iterator[str]:
     yield f"least recall below the cap of holders: {min(recalls):.4f} (goal: {GOALS['recall_below_cap']})"
 
 
-def machine() -> Row:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "load_average": round(os.getloadavg()[0], 1),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="1000000,10000000", help="tokens indexed")
@@ -227,7 +308,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     report: Row = {
-        "machine": machine(),
+        "machine": {**machine(), "numpy": np.__version__},
         "command": "OMP_NUM_THREADS=1 python -m research.copied " + " ".join(sys.argv[1:]),
     }
     rows: list[Row] = []
@@ -239,7 +320,7 @@ def main() -> None:
                 source = Source(text, np.random.default_rng(given.seed))
                 rows += measure(source, workload, size, given.queries, Path(folder))
                 print(f"{workload}, {size:,} tokens done", file=sys.stderr)
-    report["machine"]["load_average_at_end"] = round(os.getloadavg()[0], 1)
+    report["machine"]["load_average_at_end"] = machine()["load_average"]
     report["rows"] = rows
     print(page(report))
     if given.json:

@@ -9,20 +9,17 @@ differ in one word's worth: another thing, colour or size, another kind about th
 import argparse
 import itertools
 import json
-import math
-import os
-import platform
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from dejakv.datasets.docs_facts import ATTRIBUTES, NAMES
 from dejakv.datasets.shapes_language import NOUNS, SEEN, VARIANTS, Reference, templates, wording
 from dejakv.datasets.shapes_scene import COLORS, SIZES
 from dejakv.decide.guards.lexical import LexicalGuard
+from dejakv.experiments.scoring import wilson
+from research.machine import machine
 
 Pair = tuple[str, str]
 Meaning = tuple[str, tuple[Reference, ...]]
@@ -99,14 +96,6 @@ def docs_pairs(rng: random.Random, count: int) -> dict[str, list[Pair]]:
     return {"same": same, "near": near, "far": far}
 
 
-def wilson(wrong: int, total: int) -> tuple[float, float]:
-    """95% interval of a share (Wilson, 1927)."""
-    z, share = 1.959964, wrong / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / (1 + z * z / total)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def rates(guard: LexicalGuard, pairs: dict[str, list[Pair]], show: int) -> Iterator[tuple[str, int, int, list[Pair]]]:
     for group, label, wrong_if in (
         ("same", "false reject", lambda difference: bool(difference)),
@@ -118,48 +107,12 @@ def rates(guard: LexicalGuard, pairs: dict[str, list[Pair]], show: int) -> Itera
         yield label, len(wrong), len(pairs[group]), list(itertools.islice(wrong, show))
 
 
-def page(rows: list[dict[str, Any]], flags: str) -> str:
-    """The rates as a page."""
-    lines = ["# How often the lexical guard is wrong", "", "| questions | what | wrong | pairs | share | 95% |"]
-    lines += ["|---|---|---:|---:|---:|---|"]
-    for row in rows:
-        if "pairs" in row:
-            share, bounds = row["wrong"] / row["pairs"], f"{row['low']:.3%} to {row['high']:.3%}"
-            lines.append(
-                f"| {row['data']} | {row['what']} | {row['wrong']} | {row['pairs']} | {share:.2%} | {bounds} |"
-            )
-    speeds = ", ".join(f"{row['value']:.0f} µs a pair ({row['data']})" for row in rows if "value" in row)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "The shapes questions were known when the guard's words were written, held-out wordings included: their rates say "
-            "that the words fit, not that other vocabularies do as well. The docs questions were not: almost every "
-            'paraphrase there uses other content words ("do for work", "earn a living"), which the guard takes for other '
-            "questions. It is meant to: a false reject costs a hit, a false accept an answer. `LexicalGuard(synonyms=, "
-            "phrases=)` teaches it a vocabulary.",
-            "",
-            f"{speeds}; {machine()}. Command: `python -m research.guards {flags}`.",
-            "",
-        ]
-    )
-
-
-def machine() -> str:
-    """The processor and the load it was under."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    name = names[0].split(":")[1].strip() if names else platform.machine()
-    return f"{name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=0, help="print so many wrong pairs of each kind")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
     guard, rows = LexicalGuard(), []
     print(f"lexical guard, seed {args.seed}, {machine()}")
@@ -175,10 +128,8 @@ def main() -> None:
         spent = (time.perf_counter() - began) / sum(map(len, pairs.values()))
         print(f"{name:7} {spent * 1e6:.0f} microseconds a pair")
         rows.append({"data": name, "what": "microseconds a pair", "value": spent * 1e6})
-    if args.markdown:
-        args.markdown.write_text(page(rows, " ".join(sys.argv[1:])))
     if args.json:
-        args.json.write_text(json.dumps({"seed": args.seed, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"seed": args.seed, "machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from research import vllm_bench
-from research.vllm_bench import Server, changed, machine, result_in, this_module, tokens
-from research.vllm_models import LARGE
+from research.vllm_bench import LARGE, Server, changed, machine, result_in, this_module, tokens
 
 LENGTHS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 SMALL_LENGTHS = (1_000, 2_000)

@@ -46,8 +46,8 @@ def frontier(
 
     from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError
-    from research.frontier import run_frontier
     from research.frontier.report import brief
+    from research.frontier.run import run_frontier
 
     if threads is not None and not 1 <= threads <= 1024:
         raise ConfigError(f"--threads {threads}: give a number from 1 to 1024")

@@ -3,20 +3,33 @@
 import argparse
 import json
 import random
+import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, LlamaForCausalLM
 
+from research.training import state
 from research.training.docs_data import Batch, make_batch
-from research.training.docs_export import export
 from research.training.docs_model import SIZES, Helpers, Losses, build, run
-from research.training.docs_state import State, load_state, save_state
+from research.training.docs_tokenizer import save_tokenizer
 
 LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
 """Most facts a document has, step by step: a level is left when enough answers are right."""
+
+
+@dataclass
+class State:
+    """Steps and seconds spent, curriculum level, running accuracy at that level, questions asked so far."""
+
+    step: int = 0
+    seconds: float = 0.0
+    level: int = 0
+    accuracy: float = 0.0
+    questions: int = 0
 
 
 def learning_rate(step: int, progress: float, peak: float) -> float:
@@ -50,8 +63,29 @@ def next_batch(rng: random.Random, level: int, progress: float, tokens: int, con
     )
 
 
+def export(model: LlamaForCausalLM, folder: Path) -> None:
+    """Replace `folder`'s model by this one (fp32 safetensors), complete or not at all."""
+    new = folder.with_name(folder.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    c = model.config
+    model.generation_config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=8,
+        bos_token_id=c.bos_token_id,
+        eos_token_id=c.eos_token_id,
+        pad_token_id=c.pad_token_id,
+    )
+    model.save_pretrained(new)
+    save_tokenizer(new, c.max_position_embeddings)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in new.iterdir():
+        file.chmod(0o644)
+        file.replace(folder / file.name)
+    new.rmdir()
+
+
 class Trainer:
-    """The loop with its state on disk: `log.jsonl`, `state.safetensors`, `model/` (ready to ship)."""
+    """The loop with its state on disk: `log.jsonl`, `state.pt`, `model/` (ready to ship)."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -64,12 +98,12 @@ class Trainer:
         )
         self.folder = Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoint = self.folder / "state.safetensors"
-        self.modules = {"model": self.model, "helpers": self.helpers}
+        self.checkpoint = self.folder / "state.pt"
+        self.parts = {"model": self.model, "helpers": self.helpers, "optimizer": self.optimizer}
         if options.fresh:
             (self.folder / "log.jsonl").unlink(missing_ok=True)
         elif self.checkpoint.exists():
-            self.state = load_state(self.checkpoint, self.modules, self.optimizer)
+            self.state = State(**state.load(self.checkpoint, **self.parts))
 
     def make_model(self) -> Any:
         """The model as training begins with it."""
@@ -81,7 +115,7 @@ class Trainer:
 
     def save(self) -> None:
         """Checkpoint, and the model as it would be shipped."""
-        save_state(self.checkpoint, self.state, self.modules, self.optimizer)
+        state.save(self.checkpoint, self.state, **self.parts)
         export(self.model, self.folder / "model")
 
     def log(self, **values: object) -> None:

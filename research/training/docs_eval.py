@@ -6,7 +6,6 @@ decoded text must equal the answer. Documents are fresh: their seeds are words, 
 
 import argparse
 import json
-import platform
 import random
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from dejakv.datasets.docs import RESERVED, Wordings, ask
 from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.errors import DatasetError
 from dejakv.models import load
+from research.machine import machine
 
 LENGTHS = (50, 100, 250, 500, 750, 1000, 1250, 1500, 1750, 2000)
 
@@ -91,14 +91,6 @@ def measure(reader: Reader, length: int, count: int, wordings: Wordings) -> dict
     }
 
 
-def processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m research.training.docs_eval", description=__doc__)
     parser.add_argument("--model", default="packages/dejakv-models/src/dejakv_models/docs-lm")
@@ -116,9 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
         for length in o.lengths:
             rows.append(measure(reader, length, o.questions, wordings))
             print(json.dumps(rows[-1]), flush=True)
-    machine = f"{processor()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, {o.device}"
+    where = f"{machine()['cpu']}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, {o.device}"
     command = f"python -m research.training.docs_eval --questions {o.questions}"
-    result = {"command": command, "machine": machine, "lengths": rows}
+    result = {"command": command, "machine": where, "lengths": rows}
     Path(o.out or Path(o.model) / "curve.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,22 +1,27 @@
 """Train shapes-vlm: `python -m research.training.shapes --minutes 60 --out runs/shapes`.
 
-Resumes from `<out>/state` if it is there. Every `--every` steps a line is added to `<out>/curve.jsonl` and the
+Resumes from `<out>/state.pt` if it is there. Every `--every` steps a line is added to `<out>/curve.jsonl` and the
 averaged weights are written to `<out>/checkpoint`, ready for transformers and vLLM.
 """
 
 import argparse
 import json
 import time
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from transformers import LlavaForConditionalGeneration
 
-from research.training import shapes_state
+from dejakv.datasets.shapes_programs import TYPES
+from dejakv.datasets.shapes_scene import MAX_THINGS
+from research.training import state
 from research.training.shapes_batches import Batches, adapted
-from research.training.shapes_eval import quick_accuracy
 from research.training.shapes_learner import Average, Heads, losses
 from research.training.shapes_model import build_model, build_processor, export
 
+STATE = "state.pt"
 WARM_UP = 200
 LEVELS = ((2, 3), (2, 4), (2, 5), (2, 6), (1, 6))
 """Curriculum: least and most things in a scene."""
@@ -25,9 +30,37 @@ ADVANCE_AT = 0.85
 LEVEL_SHARE = 0.06
 
 
+@dataclass
+class Progress:
+    """Steps and seconds spent, curriculum level, running accuracy of the training answers: of all, and by kind of question."""
+
+    step: int = 0
+    seconds: float = 0.0
+    level: int = 0
+    accuracy: float = 0.0
+    kinds: dict[str, float] = field(default_factory=dict[str, float])
+
+
 def rate(step: int, done: float, peak: float) -> float:
     """Learning rate at this step, with `done` (0 to 1) of the time used: warm-up, then linearly to zero."""
     return peak * min(1.0, (step + 1) / WARM_UP) * max(0.0, 1.0 - done)
+
+
+def quick_accuracy(
+    model: LlavaForConditionalGeneration, heads: Heads, batches: Batches, device: str, rounds: int
+) -> dict[str, float]:
+    """Share of right answer words in fp32: by question type, `all`, and `held-out` (wordings not trained on)."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    with torch.no_grad():
+        for split, group in (("seen", "all"), ("held-out", "held-out")):
+            for i in range(rounds):
+                batch = batches.make(f"validation-{split}-{i}", (2, MAX_THINGS), split).to(device)
+                correct = losses(model, heads, batch).correct.tolist()
+                right[group] += correct
+                for kind, ok in zip(batch.kinds, correct, strict=True):
+                    if split == "seen":
+                        right[TYPES[kind]].append(ok)
+    return {name: round(sum(v) / len(v), 3) for name, v in right.items()}
 
 
 def train(args: argparse.Namespace) -> None:
@@ -41,9 +74,9 @@ def train(args: argparse.Namespace) -> None:
     average = Average(model)
     parameters = [*model.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=args.peak, betas=(0.9, 0.98), weight_decay=0.01)
-    progress = shapes_state.Progress()
-    if (out / "state").exists():
-        progress = shapes_state.load(out / "state", model, heads, average, optimizer)
+    progress, parts = Progress(), {"model": model, "heads": heads, "average": average, "optimizer": optimizer}
+    if (out / STATE).exists():
+        progress = Progress(**state.load(out / STATE, **parts))
         print(f"resumed at step {progress.step}, {progress.seconds / 60:.1f} minutes", flush=True)
     batches = Batches(processor.tokenizer, args.pictures, args.questions)
     limit, last, reported = args.minutes * 60, time.monotonic(), progress.step
@@ -71,20 +104,21 @@ def train(args: argparse.Namespace) -> None:
             progress.level += 1
             progress.accuracy = min(progress.accuracy, ADVANCE_AT - 0.05)
         if progress.step % args.every == 0:
-            _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
+            _report(args, out, progress, loss, parts, processor, batches)
             reported = progress.step
             progress.seconds += time.monotonic() - last
             last = time.monotonic()
     if reported != progress.step:
-        _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches)
+        _report(args, out, progress, loss, parts, processor, batches)
     if progress.seconds < limit:
         average.swap(model)  # stopped early; else the rate has come down to zero and the last weights are the best
     export(out / "checkpoint", model, processor)
 
 
-def _report(args, out, progress, loss, model, heads, average, optimizer, processor, batches) -> None:
+def _report(args, out, progress, loss, parts, processor, batches) -> None:
     """Measure the averaged weights on fresh scenes, log, export, and save what resuming needs."""
-    shapes_state.save(out / "state", progress, model, heads, average, optimizer)
+    state.save(out / STATE, progress, **parts)
+    model, heads, average = parts["model"], parts["heads"], parts["average"]
     average.swap(model)
     accuracy = quick_accuracy(model, heads, batches, args.device, args.eval_batches)
     export(out / "checkpoint", model, processor)

@@ -93,6 +93,13 @@ class Average:
     def __init__(self, model: nn.Module) -> None:
         self.weights = {k: v.detach().clone() for k, v in model.named_parameters()}
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.weights
+
+    def load_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
+        for name, value in self.weights.items():
+            value.copy_(weights[name])
+
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards the model's weights; slower as the run gets longer, so that the start is forgotten."""
         keep = min(0.998, (step + 1) / (step + 10))

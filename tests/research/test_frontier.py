@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from research.command import app_of
-from research.frontier import run_frontier
 from research.frontier.__main__ import frontier
 from research.frontier.bench import Bench
 from research.frontier.cases import make_case
 from research.frontier.cells import cells
+from research.frontier.run import run_frontier
 from typer.testing import CliRunner
 
 from dejakv.errors import ConfigError

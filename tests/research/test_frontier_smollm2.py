@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from research.frontier import run_frontier
+from research.frontier.run import run_frontier
 
 KINDS = ("edit", "instruction", "reorder", "apart")
 PAPER = "embedding/kv/share/0.2"
