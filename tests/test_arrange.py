@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dejakv
+from dejakv.decide.part_order import Arrangement, SeenPrompts
 from dejakv.errors import ConfigError, InputError
-from dejakv.part_order import Arrangement, SeenPrompts
 
 
 def tokenize(text: str) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "dejakv"
 
 KNOWS_NOT = {
-    "config.py": ("decide", "store", "engines", "blend.blend", "experiments", "server", "cli"),
+    "config.py": ("decide", "store.store", "engines", "blend.blend", "experiments", "server", "cli"),
     "store": ("decide", "engines", "blend", "experiments", "server", "cli", "datasets", "models"),
     "encoder_cache": ("decide", "engines", "blend", "experiments", "server", "cli"),
     "vectors": ("decide", "engines", "blend", "experiments", "server", "cli"),

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.errors import InputError
-from dejakv.part_order import MAX_PARTS, frame_of
-from dejakv.request import Media, Request
+from dejakv.request import MAX_PARTS, Media, Request, frame_of
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.strip)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dejakv.decide.copied.tokens import run_hashes, with_media
 from dejakv.identity import Span
-from dejakv.tokens import run_hashes, with_media
 
 
 def test_pictures_have_tokens_of_their_own():

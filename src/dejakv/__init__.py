@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from dejakv.decide.levels.fusion import FusionState as FusionState
     from dejakv.decide.levels.latent import EmbeddingCache as EmbeddingCache
     from dejakv.decide.levels.semantic import SemanticTextCache as SemanticTextCache
+    from dejakv.decide.part_order import SeenPrompts as SeenPrompts
+    from dejakv.decide.part_order import arrange as arrange
     from dejakv.encoder_cache import VisualEmbeddingBlock as VisualEmbeddingBlock
     from dejakv.encoder_cache import VisualKVCache as VisualKVCache
     from dejakv.engines.transformers import TransformersEngine as TransformersEngine
     from dejakv.errors import DejaKVError as DejaKVError
-    from dejakv.part_order import SeenPrompts as SeenPrompts
-    from dejakv.part_order import arrange as arrange
     from dejakv.pipeline import Pipeline as Pipeline
     from dejakv.request import Media as Media
     from dejakv.request import Request as Request
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "arrange": "dejakv.part_order",
+    "arrange": "dejakv.decide.part_order",
     "attach": "dejakv.attach",
     "build_cache": "dejakv.build",
     "DejaKVError": "dejakv.errors",
@@ -52,7 +52,7 @@ _HOMES = {
     "PrunableDynamicCache": "dejakv.blend.prune",
     "Request": "dejakv.request",
     "Sampling": "dejakv.request",
-    "SeenPrompts": "dejakv.part_order",
+    "SeenPrompts": "dejakv.decide.part_order",
     "SemanticCacheConfig": "dejakv.config",
     "SemanticTextCache": "dejakv.decide.levels.semantic",
     "TransformersEngine": "dejakv.engines.transformers",

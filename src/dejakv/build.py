@@ -16,9 +16,9 @@ from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import PlanGuard
-from dejakv.dotted import made_by
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.identity import epoch_of
+from dejakv.settings import made_by
 from dejakv.store.open import open_store, store_of
 from dejakv.store.store import Store
 from dejakv.trust.evidence import fingerprint

@@ -12,8 +12,8 @@ from typing import Protocol
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
 from dejakv.decide.bound import ErrorBound
+from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
 from dejakv.decide.guards.base import Guard

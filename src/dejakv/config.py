@@ -20,8 +20,8 @@ from dejakv.blend.settings import (
     quality_of,
 )
 from dejakv.errors import ConfigError
-from dejakv.quotas import Parts, named_parts
 from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, check_fields, from_mapping, shown
+from dejakv.store.quotas import Parts, named_parts
 from dejakv.trust.differs import differs_of
 from dejakv.trust.settings import TrustSettings
 

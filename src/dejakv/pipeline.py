@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dejakv.cache import HierarchicalCache
+from dejakv.decide.part_order import Arrangement, arranged
 from dejakv.decide.plan import FULL, Plan
 from dejakv.engines.base import Completion, Engine, OnToken
 from dejakv.errors import ModelChangedError, ModelError
 from dejakv.idle import Settler
-from dejakv.part_order import Arrangement, arranged
 from dejakv.records import Answer as Answer
 from dejakv.records import Clock, Record
 from dejakv.request import Prepared, Request, keeping, reusable

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.encoder_cache import QueueingController, VisualEmbeddingBlock, VisualKVCache
-from dejakv.quotas import Part, Parts
+from dejakv.store.quotas import Part, Parts
 from dejakv.store.selection import Selection
 
 

@@ -20,7 +20,7 @@ from tests.find.finders import (
 )
 
 from dejakv.cache import HierarchicalCache
-from dejakv.costs import Costs
+from dejakv.decide.costs import Costs
 from dejakv.decide.finder import space_of
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.guards.checks import ThresholdGuard

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
 from dejakv.decide.copied.search import RUN, overlap
+from dejakv.decide.copied.tokens import with_media
+from dejakv.decide.costs import Costs
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Ask, Found
 from dejakv.engines.base import Prepared
@@ -18,7 +19,6 @@ from dejakv.identity import Span, exact_key
 from dejakv.request import Request
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.open import open_store
-from dejakv.tokens import with_media
 
 words = st.lists(st.integers(0, 3), max_size=60)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
+from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask, Found, Plan, choose, most_computed
 from dejakv.request import ReuseMode

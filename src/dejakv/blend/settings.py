@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from dejakv.costs import MAX_SHARE
 from dejakv.errors import ConfigError
-from dejakv.settings import Positive, Share, check_fields
+from dejakv.settings import MAX_SHARE, Positive, Share, check_fields
 
 BlendMap = Literal["context", "embedding", "lsh"]
 BlendSelector = Literal["prophet", "similarity"]

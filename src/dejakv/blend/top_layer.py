@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from dejakv.blend.settings import TOP_LAYER_TAIL
 from dejakv.blend.token_map import Donors, Embed, Ids, token_map, with_prefix
-from dejakv.costs import MAX_SHARE
 from dejakv.errors import ConfigError
-from dejakv.settings import Positive, Share, check_fields
+from dejakv.settings import MAX_SHARE, Positive, Share, check_fields
 
 Matching = Literal["position", "map"]
 MATCHINGS: tuple[Matching, ...] = get_args(Matching)

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from dejakv.datasets.base import Dataset, Sample
-from dejakv.dotted import made_by
 from dejakv.errors import DatasetError
+from dejakv.settings import made_by
 
 WORKLOADS = ("repo", "rag", "sessions")
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}

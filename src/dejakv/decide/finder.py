@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
 from dejakv.decide.copied.search import RUN, overlap
 from dejakv.decide.copied.spaces import CopiedText, fingerprints_of
+from dejakv.decide.copied.tokens import with_media
+from dejakv.decide.costs import Costs
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.levels.base import Encodes, Level, Match, Query, Status, Vectors
@@ -29,7 +30,6 @@ from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.store import Store
-from dejakv.tokens import with_media
 from dejakv.vectors.base import Closes
 
 logger = logging.getLogger(__name__)

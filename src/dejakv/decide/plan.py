@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
-from dejakv.costs import MAX_SHARE, Costs
+from dejakv.decide.costs import Costs
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
 from dejakv.request import Request, ReuseMode, reusable
+from dejakv.settings import MAX_SHARE
 from dejakv.store.base import KV, ROWS, ChunkMeta, PrefixHit
 from dejakv.trust.draw import Draw
 

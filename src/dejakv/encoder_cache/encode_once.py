@@ -22,10 +22,10 @@ from dejakv.encoder_cache.outputs import Entry, Key, Outputs, PolicyName, Resolu
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
 from dejakv.errors import InputError
-from dejakv.quotas import Part, Parts
 from dejakv.request import kept_for, nothing_is_kept
 from dejakv.store.age import now as clock
 from dejakv.store.age import shortest
+from dejakv.store.quotas import Part, Parts
 from dejakv.store.selection import Purged, Selection
 
 Compute = Callable[[list[int]], Any]

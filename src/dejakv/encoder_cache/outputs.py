@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
-from dejakv.quotas import Part
 from dejakv.request import Modality
 from dejakv.store.age import is_older, now
+from dejakv.store.quotas import Part
 
 Resolution = tuple[int, int]
 PolicyName = Literal["lfu", "lru"]

@@ -13,8 +13,8 @@ from dejakv.encoder_cache.outputs import Key, PolicyName, Resolution, VisualEmbe
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
-from dejakv.quotas import Part, Parts
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.store.quotas import Part, Parts
 from dejakv.store.selection import Purged, Selection
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
+from dejakv.decide.costs import Costs
 from dejakv.decide.plan import FULL as FULL
 from dejakv.decide.plan import Accept as Accept
 from dejakv.decide.plan import Plan as Plan

@@ -15,12 +15,13 @@ from dejakv import __version__
 from dejakv.build import build_cache, build_guards
 from dejakv.cache import HierarchicalCache, check_top_layer
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import Costs
 from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import KNOWN, begin, told
+from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.decide.part_order import SeenPrompts, arranged
 from dejakv.decide.plan import APPROXIMATE, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
@@ -34,7 +35,6 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import Share, Shares
 from dejakv.experiments.summary import Progress, counted
 from dejakv.models import RECIPES
-from dejakv.part_order import SeenPrompts, arranged
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.settings import shown

@@ -10,7 +10,7 @@ from dejakv.blend.blend import BlendReport, find
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Donors
-from dejakv.costs import Costs
+from dejakv.decide.costs import Costs
 from dejakv.decide.plan import Found, Plan, exact_plans
 from dejakv.engines.base import Completion
 from dejakv.errors import InputError

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.decide.copied.tokens import Hashes, run_hashes, with_media
 from dejakv.identity import Span
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.tokens import Hashes, run_hashes, with_media
 
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dejakv.part_order import MAX_PARTS
-from dejakv.request import ReuseMode
+from dejakv.request import MAX_PARTS, ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
 LONGEST_STOP, MOST_STOPS = 256, 4

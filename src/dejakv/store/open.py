@@ -5,11 +5,9 @@ import sqlite3
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, StoreError
-from dejakv.quotas import Parts, named_parts
 from dejakv.settings import refuse_redis
 from dejakv.store import names
 from dejakv.store.admission import Admission
@@ -23,7 +21,11 @@ from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
 from dejakv.store.filesystem import refuse_network
 from dejakv.store.in_use import InUse
 from dejakv.store.objects import Folder, InFront, Objects
+from dejakv.store.quotas import Parts, named_parts
 from dejakv.store.store import Budget, Store
+
+if TYPE_CHECKING:
+    from dejakv.config import SemanticCacheConfig
 
 _MEMORY = "memory://"
 Fill = Literal["write", "read"]
@@ -85,7 +87,7 @@ def open_store(
     return _open_folder(Path(folder_or_url), memory_bytes, memory_fill, more)
 
 
-def store_of(config: SemanticCacheConfig, memory_fill: Fill = "write") -> Store:
+def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
     """The store of a cache's settings. `memory_fill` and errors: as `open_store`."""
     return open_store(
         config.cache_dir,

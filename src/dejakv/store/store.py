@@ -18,7 +18,6 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
-from dejakv.quotas import Parts
 from dejakv.store.admission import Admission, Gate
 from dejakv.store.age import Clock, is_expired
 from dejakv.store.age import now as steady
@@ -40,6 +39,7 @@ from dejakv.store.catalog import POLICIES, Catalog, Gone, NoRoom, Piece, PolicyN
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys, ends_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
+from dejakv.store.quotas import Parts
 from dejakv.store.records import decode_meta, encode_meta
 from dejakv.store.segment import HEAD, NEVER, NeedMore, Segment, described, encode, opened
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection, chosen, counted

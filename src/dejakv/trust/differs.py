@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.dotted import named
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import Request
-from dejakv.settings import shown
+from dejakv.settings import named, shown
 
 _MARKS = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=")
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.dotted import made_by, named
 from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of
 from dejakv.request import Request
+from dejakv.settings import made_by, named
 from dejakv.vectors.base import ImageEncoder, TextEncoder, Vector, unit
 from dejakv.vectors.image import image_encoder, image_roots, pictures_of
 from dejakv.vectors.spaces import LayerSpec

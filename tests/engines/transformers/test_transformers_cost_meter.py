@@ -7,8 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.costs import SEEN
 from dejakv.datasets.docs import prompt_of
+from dejakv.decide.costs import SEEN
 from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling

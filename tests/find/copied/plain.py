@@ -7,7 +7,7 @@ import numpy as np
 from dejakv.decide.copied.fingerprints import GUARANTEED, fingerprints
 from dejakv.decide.copied.index import CopiedIndex
 from dejakv.decide.copied.search import Cover, cover
-from dejakv.tokens import Ids
+from dejakv.decide.copied.tokens import Ids
 
 Texts = Mapping[str, Ids]
 

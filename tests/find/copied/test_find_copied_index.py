@@ -9,7 +9,7 @@ from tests.find.copied.plain import check_runs, covered_by, indexed, places
 from dejakv.decide.copied.fingerprints import IN_A_ROW, WINDOW, fingerprints
 from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
 from dejakv.decide.copied.search import cover
-from dejakv.tokens import Ids
+from dejakv.decide.copied.tokens import Ids
 
 
 def texts_of(count: int, tokens: int = 400, seed: int = 0) -> dict[str, Ids]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.tokens import Hashes, Ids, run_hashes
+from dejakv.decide.copied.tokens import Hashes, Ids, run_hashes
 
 K = 18
 """Tokens that a fingerprint is of."""

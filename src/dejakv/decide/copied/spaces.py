@@ -5,10 +5,10 @@ from cachetools import LRUCache
 from dejakv.decide.copied.fingerprints import Fingerprints, fingerprints
 from dejakv.decide.copied.index import CopiedIndex, bytes_of
 from dejakv.decide.copied.search import Cover, cover
+from dejakv.decide.copied.tokens import Ids, with_media
 from dejakv.request import Prepared
 from dejakv.store.base import ChunkMeta
 from dejakv.store.store import Store
-from dejakv.tokens import Ids, with_media
 
 MAX_BYTES = 256 << 20
 """Memory of one space: about 170 million tokens."""

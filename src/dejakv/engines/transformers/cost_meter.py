@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dejakv.costs import Costs, Rate
+from dejakv.decide.costs import Costs, Rate
 from dejakv.engines.transformers.kv import empty_cache
 from dejakv.models.lckv.layout import layout_of
 

@@ -22,7 +22,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Ids
 from dejakv.blend.top_layer import TopLayerConfig
 from dejakv.config import PrunePolicy
-from dejakv.costs import Costs
+from dejakv.decide.costs import Costs
 from dejakv.engines.base import (
     FULL,
     UNREADABLE,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dejakv.costs import Costs, Rate
+from dejakv.decide.costs import Costs, Rate
 
 LEAST_TOKENS = 256
 """Tokens of a step that tells it. Fewer take a GPU about as long as one does: it reads all weights either way."""

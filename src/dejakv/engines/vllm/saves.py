@@ -7,7 +7,7 @@ from itertools import compress, count
 from operator import ne
 from typing import Any
 
-from dejakv.costs import Rate
+from dejakv.decide.costs import Rate
 from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.keys import partition_of

@@ -14,9 +14,6 @@ from dejakv.settings import Within, check_fields
 
 Constant = Annotated[float, Within(0)]
 
-MAX_SHARE = 0.8
-"""Share of a prompt's rows above which it is computed in full instead of being blended."""
-
 
 @dataclass(frozen=True)
 class Costs:
