@@ -34,8 +34,8 @@ from tokenizers import Tokenizer
 from dejakv.decide.copied.fingerprints import GUARANTEED, K, fingerprints
 from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
 from dejakv.decide.copied.search import Cover, cover
+from dejakv.decide.copied.tokens import Ids, run_hashes
 from dejakv.models import tokenizer_folder
-from dejakv.tokens import Ids, run_hashes
 from research.machine import machine
 
 GOALS = {"look_up_ms": 5.0, "add_us": 2.0, "bytes": 4.0, "recall_below_cap": 1.0}
