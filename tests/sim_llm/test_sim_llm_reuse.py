@@ -1,5 +1,6 @@
 """Top-layer reuse in models: identical tasks, donors of other length, batches, refusals."""
 
+import numpy as np
 import pytest
 import torch
 from tests.models.lckv.conftest import tiny
@@ -7,6 +8,7 @@ from tests.sim_llm.conftest import prompt
 
 from dejakv.blend.token_map import Donors
 from dejakv.blend.top_layer import computed_rows, take_rows
+from dejakv.engines.transformers.top_layer import moved_rows
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
@@ -39,19 +41,22 @@ def test_a_donor_of_other_length_serves_what_both_share(inference, extra):
     assert answer == full(inference, text)
 
 
-@pytest.mark.xfail(strict=False, reason="failed once in a long process and never alone; the cause is not known")
-def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, tokenizer):
+@pytest.mark.parametrize(("matching", "sees_the_change"), [("map", True), ("position", False)])
+def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, tokenizer, matching, sees_the_change):
+    """The plan says so, and a run computes exactly what is planned."""
     donor, text = prompt(), prompt((12, "w1"), (13, "w2"))
-    rows = {}
-    for matching in ("map", "position"):
-        model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, matching=matching, tail=4)
-        inference = SimLLMInference(model, similarity_threshold=0.5)
-        inference.generate(donor, **MOST)
-        rows[matching] = inference.generate(text, **MOST).result.computed
-    ids = [tuple(tokenizer(one)["input_ids"]) for one in (text, donor)]
-    plan = take_rows(ids[0], Donors.of(ids[1]), "map", model.embed_tokens, tail=4)
-    assert {12, 13, 36, 37, 38, 39} <= set(computed_rows(plan).tolist())
-    assert rows == {"map": len(computed_rows(plan)), "position": 4}
+    model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, matching=matching, tail=4)
+    mine, theirs = (tuple(tokenizer(one)["input_ids"]) for one in (text, donor))
+    plan = take_rows(mine, Donors.of(theirs), matching, model.embed_tokens, tail=4)
+    planned = set(computed_rows(plan).tolist())
+    assert planned >= {36, 37, 38, 39}
+    assert ({12, 13} <= planned) == sees_the_change
+    assert model.epoch  # a model that cannot be described would reuse nothing
+    inference = SimLLMInference(model, similarity_threshold=0.5)
+    inference.generate(donor, **MOST)
+    answer = inference.generate(text, **MOST)
+    assert answer.reused
+    assert answer.result.computed == len(planned)
 
 
 def test_rows_from_other_places_are_turned_to_their_own(inference):
@@ -60,18 +65,16 @@ def test_rows_from_other_places_are_turned_to_their_own(inference):
     inference.generate(text, **MOST)
     model = inference.model
     ids = tuple(model.tokenizer(text)["input_ids"])
-    entry = inference.manager.search_similar_task(model.similarity.embed(ids, text))
-    plan = take_rows(ids, Donors.of(ids), "map", model.embed_tokens)
-    shifted = torch.arange(-1, 39).clamp(min=0).numpy()
-    straight, moved = (model._moved(entry, taken)[0][0] for taken in (plan, shifted))
-    angles = model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]]))
-    for keys, place in ((straight[:, 10], 0), (moved[:, 11], 1)):
-        cos, sin = angles[0][0, place], angles[1][0, place]
-        half = keys.shape[-1] // 2
-        back = keys * cos - torch.cat([-keys[:, half:], keys[:, :half]], -1) * sin
-        if place == 0:
-            reference = back
-    assert torch.allclose(back, reference, atol=1e-5)
+    keys, values = inference.manager.search_similar_task(model.similarity.embed(ids, text)).top_layer_kv
+    shifted = np.arange(-1, 39).clip(min=0)
+    moved = moved_rows(model.model, torch.stack([keys, values]), shifted, np.arange(40))[0][0]
+    cos, sin = (part[0] for part in model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]])))
+
+    def unturned(row, place):
+        half = row.shape[-1] // 2
+        return row * cos[place] - torch.cat([-row[:, half:], row[:, :half]], -1) * sin[place]
+
+    assert torch.allclose(unturned(moved[:, 11], 1), unturned(keys[0, :, 10], 0), atol=1e-5)
 
 
 def test_a_batch_gives_what_single_calls_give(inference):
@@ -86,6 +89,15 @@ def test_a_batch_gives_what_single_calls_give(inference):
     assert mixed == alone
 
 
+def test_what_a_batch_of_unequal_lengths_computed_serves_later(inference):
+    texts = [prompt(length=31), prompt()]
+    inference.set_similarity_threshold(0.9999)
+    answers = inference.batch_generate(texts, **MOST)
+    again = [inference.generate(text, **MOST) for text in texts]
+    assert [answer.reused for answer in again] == [True, True]
+    assert again == answers
+
+
 def test_hits_of_a_batch_run_together(inference, monkeypatch):
     calls = []
     model = inference.model.model
@@ -96,13 +108,7 @@ def test_hits_of_a_batch_run_together(inference, monkeypatch):
     answers = inference.batch_generate([prompt((9, "w4")), prompt(), prompt(length=35)], **MOST)
     assert all(answer.reused for answer in answers)
     assert len(calls) == 2
-
-
-def test_what_a_hit_made_is_not_kept(inference):
-    inference.set_similarity_threshold(0.5)
-    inference.generate(prompt(), **MOST)
-    inference.generate(prompt((9, "w4")), **MOST)
-    assert inference.get_statistics()["entries"] == 1
+    assert inference.get_statistics()["entries"] == 1  # what a hit made is not kept
 
 
 def test_changed_weights_find_no_old_task(inference):

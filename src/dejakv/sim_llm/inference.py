@@ -12,6 +12,8 @@ from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
 from dejakv.sim_llm.tasks import InterTaskKVManager
 
+_TOTALS = ("prompts", "prompt_tokens", "computed_tokens", "new_tokens", "seconds")
+
 
 class TaskAnswer(str):
     """The answer, with how it came about in `result`. An unsound one begins with its label."""
@@ -91,13 +93,7 @@ class SimLLMInference:
             max_cache_size, similarity_threshold, num_hyperplanes=num_hyperplanes, **options
         )
         self._lock = threading.Lock()
-        self._totals: dict[str, float] = {
-            "prompts": 0,
-            "prompt_tokens": 0,
-            "computed_tokens": 0,
-            "new_tokens": 0,
-            "seconds": 0.0,
-        }
+        self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
 
     @classmethod
     def from_pretrained(

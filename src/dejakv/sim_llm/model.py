@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import pad
+from transformers.cache_utils import Cache
 
 from dejakv.blend.settings import TOP_LAYER_TAIL
 from dejakv.blend.token_map import Donors, Ids
@@ -20,7 +21,7 @@ from dejakv.models import load
 from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache, held
 from dejakv.models.lckv.layout import layout_of
 from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry, TaskSimilarity
-from dejakv.sim_llm.unsound import filled_below, taken_of, top_layer_kv
+from dejakv.sim_llm.unsound import filled_below
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class LlamaForCausalLMWithKVReuse:
     ) -> None:
         self.layout = layout_of(model)
         self.sound = self.layout is not None
+        self._task_layers = self.layout.task_layers if self.layout else (model.config.num_hidden_layers - 1,)
         if not self.sound and not unsound:
             raise ModelError(
                 f"{type(model).__name__} cannot take the top layer's KV of a similar task: {UNSOUND}. Use a layer-condensed model "
@@ -204,38 +206,42 @@ class LlamaForCausalLMWithKVReuse:
         if not donor:
             return True
         if self.layout is None:
-            return taken_of(len(ids), len(donor), self.tail) > 0
+            return self._taken(ids, len(donor)) > 0
         return len(computed_rows(self._rows(ids, donor))) < len(ids)
 
     def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
         return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
+    def _taken(self, ids: tuple[int, ...], donor: int) -> int:
+        """How many rows from the beginning an ordinary model takes from a donor, each the one of its own place."""
+        return max(0, min(len(ids) - self.tail, donor))
+
     def _group(
         self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
     ) -> list[tuple[TaskResult, KV | None]]:
         """Results of prompts that are all hits or all misses, and on a miss the state to keep. They run as one batch, padded on the left."""
-        if self.layout is None:
-            return [self._ordinary(ids, entry, most, options) for ids, entry in zip(prompts, entries, strict=True)]
+        hit = entries[0] is not None
+        if self.layout is None and hit:
+            return [(self._unsound(ids, e, most, options), None) for ids, e in zip(prompts, entries, strict=True)]
         longest = max(len(ids) for ids in prompts)
         blank = [longest - len(ids) for ids in prompts]
         blank_id, device = self._pad(len(prompts)), self.model.device
-        given = self._given(prompts, entries, blank, longest) if entries[0] is not None else None
-        cache = LCKVCache(self.layout, given)
+        given = self._given(prompts, entries, blank, longest) if hit else None
         out = self.model.generate(
             torch.tensor(
                 [[blank_id] * left + list(ids) for left, ids in zip(blank, prompts, strict=True)], device=device
             ),
             attention_mask=torch.tensor([[0] * left + [1] * (longest - left) for left in blank], device=device),
-            past_key_values=cache,
+            past_key_values=LCKVCache(self.layout, given) if self.layout is not None and hit else None,
             max_new_tokens=most,
+            return_dict_in_generate=True,
             **self._decoding(options),
         )
         computed = longest if given is None else given.rows.shape[1]
         made: list[tuple[TaskResult, KV | None]] = []
         for row, (ids, entry) in enumerate(zip(prompts, entries, strict=True)):
-            tokens = self._until_end(out[row, longest:].tolist())
-            kv = self._state(cache, row, len(ids), longest) if entry is None else None
-            made.append((self._result(tokens, entry, ids, min(computed, len(ids))), kv))
+            kv = None if hit else self._state(out.past_key_values, row, len(ids), longest)
+            made.append((self._result(out.sequences[row, longest:], entry, ids, min(computed, len(ids))), kv))
         return made
 
     def _given(
@@ -243,7 +249,6 @@ class LlamaForCausalLMWithKVReuse:
     ) -> GivenRows:
         """The donors' rows `[batch, heads, longest, dim]` of each stored layer, in the prompts' order, keys turned to their positions.
         As many rows are computed of each prompt as the neediest one asks for: to compute a known row is harmless."""
-        assert self.layout is not None
         plans = [self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
         computed = [set((computed_rows(plan) + left).tolist()) for plan, left in zip(plans, blank, strict=True)]
         most = max(map(len, computed))
@@ -257,56 +262,60 @@ class LlamaForCausalLMWithKVReuse:
             rows = [stack[slot][part] for stack in stacks]
             return torch.stack([pad(one, (0, 0, left, 0)) for one, left in zip(rows, blank, strict=True)])
 
-        layers = enumerate(self.layout.task_layers)
+        layers = enumerate(self._task_layers)
         return GivenRows(
             {layer: (batch(slot, 0), batch(slot, 1)) for slot, layer in layers},
             torch.tensor(index, device=self.model.device),
         )
 
     def _moved(self, entry: TaskCacheEntry, plan: Ids) -> list[KV]:
-        assert self.layout is not None
+        keys, values = self._kv(entry)
+        return moved_rows(self.model, torch.stack([keys, values]), plan, np.arange(keys.shape[2]))
+
+    def _kv(self, entry: TaskCacheEntry) -> KV:
+        """A task's state on the model's device. Raises: ModelError if it is of another model."""
         keys, values = (part.to(self.model.device) for part in entry.top_layer_kv)
         config = self.model.config
-        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
+        want = (len(self._task_layers), config.num_key_value_heads, config.head_dim)
         got = (keys.shape[0], keys.shape[1], keys.shape[3])
         if want != got or keys.dtype != self.model.dtype:
             raise ModelError(
                 f"the task's state is of another model: (layers, heads, dim) {got} in {keys.dtype}, this model has {want} "
                 f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
             )
-        return moved_rows(self.model, torch.stack([keys, values]), plan, np.arange(keys.shape[2]))
+        return keys, values
 
-    def _state(self, cache: LCKVCache, row: int, tokens: int, longest: int) -> KV:
+    def _state(self, cache: Cache, row: int, tokens: int, longest: int) -> KV:
         """Keys and values `[layers, kv heads, tokens, dim]` that a similar task may take, of one prompt of a batch; copies."""
-        assert self.layout is not None
         parts: list[list[torch.Tensor]] = [[], []]
-        for layer in self.layout.task_layers:
+        for layer in self._task_layers:
             kv = held(cache, layer)
             assert kv is not None
             for part, tensor in zip(parts, kv, strict=True):
                 part.append(tensor[row, :, longest - tokens : longest])
         return torch.stack(parts[0]), torch.stack(parts[1])
 
-    def _ordinary(self, ids: tuple[int, ...], entry: Any, most: int, options: dict[str, Any]) -> tuple[TaskResult, Any]:
-        prompt = torch.tensor([ids], device=self.model.device)
-        decoding = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": most, **self._decoding(options)}
-        if entry is None:
-            out = self.model.generate(prompt, return_dict_in_generate=True, **decoding)
-            tokens = self._until_end(out.sequences[0, len(ids) :].tolist())
-            return self._result(tokens, None, ids, len(ids)), top_layer_kv(out.past_key_values, len(ids))
-        keys, values = entry.top_layer_kv
-        config = self.model.config
-        if (keys.shape[1], keys.dtype) != (config.num_key_value_heads, self.model.dtype):
-            raise ModelError("the task's state is of another model: keep one cache of tasks for each model (`epoch`)")
-        first = taken_of(len(ids), entry.tokens, self.tail)
-        cache = filled_below(self.model, ids, (keys, values), first)
-        out = self.model.generate(prompt, past_key_values=cache, **decoding)
-        return self._result(self._until_end(out[0, len(ids) :].tolist()), entry, ids, len(ids) - first), None
+    def _unsound(self, ids: tuple[int, ...], entry: TaskCacheEntry, most: int, options: dict[str, Any]) -> TaskResult:
+        prompt, first = torch.tensor([ids], device=self.model.device), self._taken(ids, entry.tokens)
+        out = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=filled_below(self.model, ids, self._kv(entry), first),
+            max_new_tokens=most,
+            **self._decoding(options),
+        )
+        return self._result(out[0, len(ids) :], entry, ids, len(ids) - first)
 
-    def _result(self, tokens: list[int], entry: TaskCacheEntry | None, ids: tuple[int, ...], rows: int) -> TaskResult:
-        if entry is None:
-            return TaskResult(tuple(tokens), None, 0.0, len(ids), len(ids))
-        return TaskResult(tuple(tokens), entry.task_id, entry.similarity, len(ids), rows, not self.sound)
+    def _result(
+        self, made: torch.Tensor, entry: TaskCacheEntry | None, ids: tuple[int, ...], computed: int
+    ) -> TaskResult:
+        tokens = made.tolist()
+        ends = self.model.generation_config.eos_token_id
+        ends = set(ends if isinstance(ends, list) else [ends])
+        stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+        donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
+        unsound = entry is not None and not self.sound
+        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed, unsound)
 
     def _decoding(self, options: dict[str, Any]) -> dict[str, Any]:
         chosen = {"do_sample": False, **options}
@@ -314,12 +323,6 @@ class LlamaForCausalLMWithKVReuse:
             for name in ("temperature", "top_p", "top_k"):
                 chosen.pop(name, None)
         return {"pad_token_id": self._pad(1), **chosen}
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        ends = self.model.generation_config.eos_token_id
-        ends = set(ends if isinstance(ends, list) else [ends])
-        stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-        return tokens[:stop]
 
     @property
     def _ends(self) -> Any:

@@ -15,7 +15,7 @@ from dejakv.engines.tensors import borrowed, to_store
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.vectors.base import Vector, normalized, unit
@@ -219,7 +219,7 @@ class InterTaskKVManager:
 
     def _entry(self, chunk: Chunk, similarity: float) -> TaskCacheEntry:
         meta, vector = chunk.meta, chunk.meta.vectors[LAYER]
-        stacked = borrowed(Tensor(chunk.tensor.data, chunk.tensor.dtype)).to(self.device)
+        stacked = borrowed(chunk.tensor).to(self.device)
         hashed = self._index.compute_hash(vector)
         task_id = str(meta.metadata["task"])
         return TaskCacheEntry(
