@@ -83,6 +83,7 @@ def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
     holders = index.holders(np.unique(fingerprints(words).keys))
     names = {holders.names[number] for number in holders.numbers.tolist()}
     assert names == {str(number) for number in [*range(2, 10), *range(92, 100)]}
+    assert index.entries < 50 * len(fingerprints(words)), "what is beyond the cap takes no memory"
 
 
 def test_removed_holders_do_not_count_as_holders() -> None:

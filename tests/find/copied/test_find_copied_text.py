@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.copied.search import Cover, Run
+from dejakv.decide.copied.search import Cover, TokenRun
 from dejakv.decide.copied.spaces import CopiedText
 from dejakv.engines.base import Prepared
 from dejakv.identity import Span, exact_key
@@ -61,7 +61,7 @@ def test_what_one_partition_stores_takes_nothing_from_another(store: Store) -> N
         copied.add(stored(store, [*WORDS, *range(10_000 * number, 10_000 * number + 300)], "other"))
     assert len(copied) < 200, "the other's oldest have left"
     found = search(copied, WORDS, "mine")
-    assert found.runs == (Run(0, 100, mine.id, 0),)
+    assert found.runs == (TokenRun(0, 100, mine.id, 0),)
     assert found.candidates == 1
 
 
@@ -71,9 +71,9 @@ def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> 
     meta = stored(store, tokens, spans=(Span(40, 60, ONE),))
     copied.add(meta)
     same = search(copied, tokens, spans=(Span(40, 60, ONE),))
-    assert same.runs == (Run(0, 150, meta.id, 0),)
+    assert same.runs == (TokenRun(0, 150, meta.id, 0),)
     other = search(copied, tokens, spans=(Span(40, 60, OTHER),))
-    assert other.runs == (Run(0, 40, meta.id, 0), Run(100, 50, meta.id, 100))
+    assert other.runs == (TokenRun(0, 40, meta.id, 0), TokenRun(100, 50, meta.id, 100))
     assert search(copied, tokens).covered == 90
 
 

@@ -6,7 +6,8 @@ cover       the runs that cover the prompt: longest first, from donors that are 
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,7 +34,7 @@ shorter than they might be, and still right. Only fingerprints with too many hol
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens `start..start+length` of the prompt equal tokens `source..source+length` of the segment `donor`."""
 
     start: int
@@ -51,7 +52,7 @@ class Cover:
     """
 
     tokens: int
-    runs: tuple[Run, ...] = ()
+    runs: tuple[TokenRun, ...] = ()
     candidates: int = 0
 
     @cached_property
@@ -59,24 +60,13 @@ class Cover:
         """Tokens of the prompt that stand in a donor."""
         return sum(run.length for run in self.runs)
 
-    @property
-    def share(self) -> float:
-        """Share of the prompt that stands in a donor, [0, 1]."""
-        return self.covered / self.tokens if self.tokens else 0.0
-
     @cached_property
-    def loads(self) -> Mapping[str, int]:
-        """Rows to be loaded of each donor, the one with most first. A row that serves two places is loaded once."""
-        rows: dict[str, list[tuple[int, int]]] = {}
-        for run in self.runs:
-            rows.setdefault(run.donor, []).append((run.source, run.source + run.length))
-        loads = {donor: _union(parts) for donor, parts in rows.items()}
-        return dict(sorted(loads.items(), key=lambda item: -item[1]))
-
-    @property
     def donors(self) -> tuple[str, ...]:
-        """The donors, the one with most rows first."""
-        return tuple(self.loads)
+        """The donors, the one with most of the prompt first."""
+        held = Counter[str]()
+        for run in self.runs:
+            held[run.donor] += run.length
+        return tuple(donor for donor, _ in held.most_common())
 
 
 @dataclass(frozen=True)
@@ -254,15 +244,15 @@ def cover(
     True
     >>> found = cover(np.concatenate([[7, 7], passage[20:80]]), index, {"donor": passage}.get)
     >>> found.runs
-    (Run(start=2, length=60, donor='donor', source=20),)
-    >>> found.donors, round(found.share, 2)
-    (('donor',), 0.97)
+    (TokenRun(start=2, length=60, donor='donor', source=20),)
+    >>> found.donors, found.covered
+    (('donor',), 60)
     """
     places, holders = candidates(target, index, most)
     names = holders.names
     found = verified(target, places, names, tokens_of)
     chosen = _chosen(found, len(target), lambda number: generation_of(names[number]))
-    runs = [Run(start, stop - start, names[number], start + shift) for start, stop, number, shift in chosen]
+    runs = [TokenRun(start, stop - start, names[number], start + shift) for start, stop, number, shift in chosen]
     return Cover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
 
 
@@ -311,14 +301,6 @@ def stretches(marked: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
     """First place and length of each stretch of marked places."""
     edges = np.flatnonzero(np.diff(marked, prepend=False, append=False))
     return tuple(zip(edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist(), strict=True))
-
-
-def _union(parts: list[tuple[int, int]]) -> int:
-    total = reached = 0
-    for start, stop in sorted(parts):
-        total += max(0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return total
 
 
 RUN = 8

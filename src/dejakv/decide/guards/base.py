@@ -11,14 +11,12 @@ from dejakv.store.base import ChunkMeta
 
 logger = logging.getLogger(__name__)
 
-Decision = Literal["accept", "reject", "abstain"]
-
 
 @dataclass(frozen=True)
 class Verdict:
     """A decision, its guard and its reason: the guard's own words and numbers, since the donor's text may be another caller's."""
 
-    decision: Decision
+    decision: Literal["accept", "reject", "abstain"]
     guard: str
     reason: str
 

@@ -21,12 +21,12 @@ DEPTHS = (32, 256, 4096)
 """How many of a layer's nearest are looked at, and again if that may not have been enough. A donor that is beyond the
 last depth in *every* layer is missed, never wrongly found."""
 
-Rows = Mapping[str, Vector]
+LayerVectors = Mapping[str, Vector]
 Indexes = Mapping[str, VectorIndex]
-Combine = Callable[[Sequence[LayerSpec], Rows, Indexes], list[Match]]
+Combine = Callable[[Sequence[LayerSpec], LayerVectors, Indexes], list[Match]]
 
 
-def all_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+def all_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
     """Donors at or above the threshold in every layer, by their mean score."""
     if not specs or any(spec.name not in indexes for spec in specs):
         return []
@@ -39,7 +39,7 @@ def all_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list
     return passed[:MAX_MATCHES]
 
 
-def any_layer(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
     """Donors at or above the threshold in some layer, by their best score."""
     best: dict[str, tuple[str, float]] = {}
     for spec in specs:
@@ -57,7 +57,7 @@ def any_layer(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[
     return matches
 
 
-def mean_of_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[Match]:
+def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
     """Donors whose weighted mean score reaches the weighted mean threshold, by that score.
 
     Fagin's threshold algorithm (Fagin, Lotem & Naor, PODS 2001): no donor that is not among the first k of any layer can
@@ -83,7 +83,7 @@ def mean_of_layers(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> 
     return passed[:MAX_MATCHES]
 
 
-def _above_in_one(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> list[str]:
+def _above_in_one(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[str]:
     """Every donor above the threshold of one layer: the first layer, and the least depth, at which that is a whole list."""
     widest: list[str] = []
     for depth in DEPTHS:
@@ -96,7 +96,7 @@ def _above_in_one(specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes) -> l
 
 
 def _whole(
-    donors: Sequence[str], specs: Sequence[LayerSpec], rows: Rows, indexes: Indexes
+    donors: Sequence[str], specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes
 ) -> list[tuple[str, dict[str, float]]]:
     """The donors that have a score in every layer, with their scores."""
     columns = {spec.name: indexes[spec.name].scores(rows[spec.name], donors) for spec in specs}
