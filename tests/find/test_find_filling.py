@@ -38,6 +38,7 @@ def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
     store.on_evict(made.remove)
     store.then = lambda: store.delete(id_of(FIRST))
     assert donors(made) == {id_of(SECOND)}
+    assert len(made._copied) == 1, "nor does it take memory"  # pyright: ignore[reportPrivateUsage, reportArgumentType]
 
 
 def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
