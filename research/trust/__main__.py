@@ -12,9 +12,9 @@ import numpy as np
 
 import research.trust as package
 from dejakv.errors import DatasetError, DejaKVError
+from dejakv.experiments.labels import LabelledHit, read_labels
 from dejakv.trust.evidence import Terms
 from dejakv.trust.features import LATE_BLEND, risk_of
-from dejakv.trust.labels import LabelledHit, read_labels
 from research.machine import machine
 from research.trust import baselines
 from research.trust.gates import QUANTILES, Table, drift_row, gate_row

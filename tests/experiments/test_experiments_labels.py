@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
 from dejakv.experiments.fidelity import certainty
+from dejakv.experiments.labels import read_labels
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import run_command_of, settings_from, split_settings
 from dejakv.experiments.summary import Progress
 from dejakv.request import Request
-from dejakv.trust.labels import read_labels
 from dejakv.trust.rules import PILOT
 
 RUN: dict[str, Any] = {"dataset": f"{stream.__module__}:stream", "max_new_tokens": 2, "arms": ("none", "cache")}

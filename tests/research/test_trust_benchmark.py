@@ -9,8 +9,8 @@ from research.trust.__main__ import main
 from research.trust.baselines import VCache, gptcache_row, hindsight_row, loosest, static_row, vcache_rows
 from research.trust.gates import Table, drift_row, error_under, gate_row, interval, orders_of
 
+from dejakv.experiments.labels import LabelledHit, write_labels
 from dejakv.trust.evidence import Terms
-from dejakv.trust.labels import LabelledHit, write_labels
 
 TERMS = Terms(0.1, -np.log(0.05), 1.0, 0.1)
 

@@ -153,17 +153,6 @@ def test_a_group_shares_evidence_and_reports() -> None:
     assert gate.report().explored == 36
 
 
-def test_a_forgotten_partition_begins_anew_and_late_labels_do_not_count() -> None:
-    gate = opened()
-    late = hit(gate, 0.99)
-    gate.forget("a")
-    assert gate.report("a").explored == 0
-    gate.learn(late, False)
-    pilot(gate)
-    assert not hit(gate, 0.0).served
-    assert gate.report("a").explored == 0
-
-
 def test_counts_of_what_happened() -> None:
     gate = opened(audit_share=0.5)
     audited = hit(gate, 0.0)

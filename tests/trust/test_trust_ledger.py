@@ -43,13 +43,13 @@ def test_a_change_that_fails_changes_nothing(ledger: Ledger) -> None:
     assert ledger.change(KEY, one_more, once="1").counts.served == 1
 
 
-def test_classes_are_kept_apart_and_forgotten_by_group(ledger: Ledger) -> None:
-    other = KEY._replace(group="h")
+def test_classes_are_kept_apart_and_removed_by_model(ledger: Ledger) -> None:
+    other = KEY._replace(epoch="f", group="h")
     for key in (KEY, other):
         ledger.change(key, one_more)
     assert {key for key, _, _ in ledger.classes()} == {KEY, other}
     assert [key for key, _, _ in ledger.classes("h")] == [other]
-    assert ledger.remove(group="g") == 1
+    assert ledger.remove(epoch="e") == 1
     assert ledger.read(KEY) is None
     assert ledger.read(other) is not None
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from dejakv.decide.bound import setting_of
 from dejakv.decide.plan import Decision
+from dejakv.experiments.labels import LabelledHit
 from dejakv.idle import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.trust import features as trust
 from dejakv.trust.differs import NAMED, Seen, divergence
 from dejakv.trust.features import features_of
-from dejakv.trust.labels import LabelledHit
 
 STEPS = 16
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.errors import ConfigError
+from dejakv.experiments.labels import LabelledHit, as_lines
 from dejakv.settings import shown
-from dejakv.trust.labels import LabelledHit, as_lines
 
 SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
 LABELS = "labels.jsonl"

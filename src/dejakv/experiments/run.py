@@ -15,13 +15,13 @@ from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened
 from dejakv.experiments.data import missing, model_is_missing, read_samples, repeated, wants_pictures
 from dejakv.experiments.estimate import dry_run, measured, shares_alone
+from dejakv.experiments.labels import LabelledHit
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.experiments.table import as_text
-from dejakv.trust.labels import LabelledHit
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
 

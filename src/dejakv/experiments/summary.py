@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from dejakv import __version__
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.experiments.fidelity import Fidelity, means, read_hit
+from dejakv.experiments.labels import LabelledHit
 from dejakv.experiments.scoring import mean_interval, percentile, ratio_interval, same, wilson
 from dejakv.records import Record
-from dejakv.trust.labels import LabelledHit
 
 
 @dataclass(frozen=True)

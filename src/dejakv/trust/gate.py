@@ -143,15 +143,6 @@ class Gate:
             logger.warning("the evidence for the error bound cannot be read: %s", error)
             return None
 
-    def forget(self, partition: str) -> None:
-        """Removes the evidence of a partition's group. Raises: StoreError."""
-        group = self.settings.group_of(partition)
-        with self._lock:
-            self._ledger.remove(group=group)
-            for kept in (self._pending, self._uncounted):
-                for cls in [cls for cls in kept if cls.group == group]:
-                    del kept[cls]
-
     def close(self) -> None:
         """Writes the counts and closes the ledger. Labels that are still awaited count as wrong: otherwise whoever ends the process
         could choose which count."""

@@ -174,13 +174,13 @@ class Ledger:
 
         return self._using(listing)
 
-    def remove(self, *, group: str | None = None, epoch: str | None = None) -> int:
-        """Removes the evidence of a group, of a model, or all, under any terms; how many classes that were."""
+    def remove(self, *, epoch: str | None = None) -> int:
+        """Removes the evidence of a model, or all, under any terms; how many classes that were."""
 
         def removing(connection: sqlite3.Connection) -> int:
-            which = "(?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR epoch = ?2)"
-            connection.execute(f"DELETE FROM drawn WHERE {which}", (group, epoch))
-            return connection.execute(f"DELETE FROM classes WHERE {which}", (group, epoch)).rowcount
+            which = "(?1 IS NULL OR epoch = ?1)"
+            connection.execute(f"DELETE FROM drawn WHERE {which}", (epoch,))
+            return connection.execute(f"DELETE FROM classes WHERE {which}", (epoch,)).rowcount
 
         with self.lock:
             self._known.clear()

@@ -2,7 +2,7 @@
 
     {"request": 7, "workload": "rag", "method": "blend", "features": {"share_rows": 0.2}, "wrong": {"first": false, "answer": true}, "kl": 0.01}
 
-Replayed, it says what a gate would have done (`research/trust/replay.py`).
+Replayed, it says what an error bound would have done: `python -m research.trust replay TABLE.jsonl`.
 """
 
 import json
@@ -110,7 +110,9 @@ def _hit(line: str, where: str) -> LabelledHit:
     ]
     bad = next((name for name, sound in checks if not sound), None)
     if bad is not None:
-        raise DatasetError(f"{where}: {bad!r} is missing or wrong: see dejakv.trust.labels for what a labelled hit has")
+        raise DatasetError(
+            f"{where}: {bad!r} is missing or wrong: see dejakv.experiments.labels for what a labelled hit has"
+        )
     known = set(LabelledHit.__dataclass_fields__)
     return LabelledHit(**{name: value for name, value in values.items() if name in known})
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.trust.labels import LabelledHit, read_labels, write_labels
+from dejakv.experiments.labels import LabelledHit, read_labels, write_labels
 
 ROW = (
     '{"request": 4, "workload": "rag", "model": "smollm2-135m", "method": "blend", "setting": "default", "score": 0.97,'
