@@ -96,8 +96,6 @@ def test_open_paths_say_nothing_of_anybody(docs_engine: Any) -> None:
     ("settings", "says"),
     [
         ({"api_keys": " , "}, "holds no key"),
-        ({"api_keys": ""}, "holds no key"),
-        ({"api_keys": "schlüssel"}, "cannot be sent in a header"),
         ({"api_keys": "alpha", "operator_key": "alpha"}, "one of the API keys"),
         ({"api_keys": "alpha", "operator_key": "a b"}, "cannot be sent in a header"),
         ({"operator_key": "boss"}, "protects nothing"),

@@ -120,13 +120,6 @@ def test_headers_of_keys(headers, status):
     assert send_to(app_of()[0], CHAT, headers=headers)[0] == status
 
 
-@pytest.mark.parametrize("text", ["", ",", " , "])
-def test_an_empty_list_of_keys_stops_the_start(monkeypatch, text):
-    monkeypatch.setenv("DEJAKV_API_KEYS", text)
-    with pytest.raises(ConfigError, match="holds no key"):
-        app_of(keys=None)
-
-
 def test_keys_from_the_environment_and_a_file(monkeypatch, tmp_path):
     file = tmp_path / "keys"
     file.write_text("# ours\nfrom-file\n")

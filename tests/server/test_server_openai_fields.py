@@ -8,6 +8,8 @@ import pytest
 from tests.server.test_server_openai import messages, question
 from tests.serving import stored
 
+from dejakv.server.routes_openai import cut
+
 CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
 PLAIN: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris .", "temperature": 0, "max_tokens": 3}
 
@@ -222,3 +224,7 @@ def test_no_stop_is_made_of_the_prompts_own_text(server: Any) -> None:
     again = client.completions.create(**LONG, stop=stop)
     assert again.choices[0].text == first
     assert again.choices[0].finish_reason == "length"
+
+
+def test_of_two_stops_in_one_piece_the_first_counts() -> None:
+    assert cut("abcdef", ["ef", "cd"]) == ("ab", True)

@@ -18,15 +18,9 @@ NUMBERS = ("prompts", "rows", "parts", "encoder_outputs", "bytes")
 
 
 @pytest.fixture
-def client(engine: Any) -> Iterator[TestClient]:
+def tenants(engine: Any) -> Iterator[TestClient]:
     settings = ServerSettings(api_keys="alpha,beta", operator_key=OPERATOR, max_new_tokens=64, costs=COSTS)
     with TestClient(create_app(settings, engine)) as client:
-        yield client
-
-
-@pytest.fixture
-def open_to_all(engine: Any) -> Iterator[TestClient]:
-    with TestClient(create_app(ServerSettings(max_new_tokens=64, costs=COSTS), engine)) as client:
         yield client
 
 
@@ -46,67 +40,68 @@ def purge(client: TestClient, key: str, **body: Any) -> Any:
     return client.post("/v1/cache/purge", json=body, headers=bearer(key))
 
 
-def test_a_tenant_purges_its_own_and_is_told_no_numbers(client: TestClient) -> None:
+def test_a_tenant_purges_its_own_and_is_told_no_numbers(tenants: TestClient) -> None:
     for key in ("alpha", "beta"):
-        ask(client, key)
-    answer = purge(client, "alpha", all=True)
+        ask(tenants, key)
+    answer = purge(tenants, "alpha", all=True)
     assert answer.status_code == 200
     assert answer.json() == dict.fromkeys(NUMBERS)
-    assert ask(client, "alpha")["reuse"] == "none"
-    assert ask(client, "beta")["reuse"] == "exact"
+    assert tenants.post("/v1/cache/clear", headers=bearer("alpha")).json() == {"cleared": None}
+    assert ask(tenants, "alpha")["reuse"] == "none"
+    assert ask(tenants, "beta")["reuse"] == "exact"
 
 
-def test_the_operator_purges_anybodys_and_is_told_numbers(client: TestClient) -> None:
+def test_the_operator_purges_anybodys_and_is_told_numbers(tenants: TestClient) -> None:
     for key in ("alpha", "beta"):
-        ask(client, key)
-    alpha = client.app.state.service.worker.pipeline.cache.store.metas()  # type: ignore[attr-defined]
+        ask(tenants, key)
+    alpha = tenants.app.state.service.worker.pipeline.cache.store.metas()  # type: ignore[attr-defined]
     partition = next(iter(alpha)).partition
-    would = purge(client, OPERATOR, partition=partition, dry_run=True).json()
-    did = purge(client, OPERATOR, partition=partition).json()
+    would = purge(tenants, OPERATOR, partition=partition, dry_run=True).json()
+    did = purge(tenants, OPERATOR, partition=partition).json()
     assert would == did
     assert (did["prompts"], did["bytes"] > 0) == (1, True)
-    assert purge(client, OPERATOR, all=True).json()["prompts"] == 1
+    assert purge(tenants, OPERATOR, all=True).json()["prompts"] == 1
 
 
-def test_a_prompt_by_the_names_that_clients_know(open_to_all: TestClient) -> None:
-    mine = ask(open_to_all, "any", store_key="mine")["store_key"]
-    given = ask(open_to_all, "any", OTHER.text)["store_key"]
+def test_a_prompt_by_the_names_that_clients_know(client: TestClient) -> None:
+    mine = ask(client, "any", store_key="mine")["store_key"]
+    given = ask(client, "any", OTHER.text)["store_key"]
     assert (mine, given[0]) == ("mine", "p")
     for name in (mine, given):
-        assert purge(open_to_all, "any", donor=name).json()["prompts"] == 1
-    assert purge(open_to_all, "any", donor=given).json()["prompts"] == 0
+        assert purge(client, "any", donor=name).json()["prompts"] == 1
+    assert purge(client, "any", donor=given).json()["prompts"] == 0
 
 
-def test_by_age_and_epoch(open_to_all: TestClient) -> None:
-    ask(open_to_all, "any")
-    assert purge(open_to_all, "any", older_than=3600).json()["prompts"] == 0
-    assert purge(open_to_all, "any", epoch="another model").json()["prompts"] == 0
-    assert purge(open_to_all, "any", older_than=0).json()["prompts"] == 1
+def test_by_age_and_epoch(client: TestClient) -> None:
+    ask(client, "any")
+    assert purge(client, "any", older_than=3600).json()["prompts"] == 0
+    assert purge(client, "any", epoch="another model").json()["prompts"] == 0
+    assert purge(client, "any", older_than=0).json()["prompts"] == 1
 
 
-def test_another_tenants_prompt_is_out_of_reach(client: TestClient) -> None:
-    ask(client, "beta", store_key="theirs")
-    id = next(client.app.state.service.worker.pipeline.cache.store.metas()).id  # type: ignore[attr-defined]
+def test_another_tenants_prompt_is_out_of_reach(tenants: TestClient) -> None:
+    ask(tenants, "beta", store_key="theirs")
+    id = next(tenants.app.state.service.worker.pipeline.cache.store.metas()).id  # type: ignore[attr-defined]
     for name in ("theirs", id, f"p{id[:16]}"):
-        assert purge(client, "alpha", donor=name).status_code == 200
-    assert ask(client, "beta")["reuse"] == "exact"
-    assert purge(client, "alpha", partition="key-1").status_code == 403
+        assert purge(tenants, "alpha", donor=name).status_code == 200
+    assert ask(tenants, "beta")["reuse"] == "exact"
+    assert purge(tenants, "alpha", partition="key-1").status_code == 403
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [({}, 400), ({"dry_run": True}, 400), ({"older_than": -1}, 422), ({"donor": ""}, 422), ({"prompt": "x"}, 422)],
 )
-def test_what_selects_nothing_purges_nothing(client: TestClient, body: Any, status: int) -> None:
-    ask(client, "alpha")
-    assert purge(client, "alpha", **body).status_code == status
-    assert ask(client, "alpha")["reuse"] == "exact"
+def test_what_selects_nothing_purges_nothing(tenants: TestClient, body: Any, status: int) -> None:
+    ask(tenants, "alpha")
+    assert purge(tenants, "alpha", **body).status_code == status
+    assert ask(tenants, "alpha")["reuse"] == "exact"
 
 
 @pytest.mark.parametrize("path", ["purge", "clear"])
-def test_nothing_of_the_partition_is_left_in_the_process(client: TestClient, path: str) -> None:
+def test_nothing_of_the_partition_is_left_in_the_process(tenants: TestClient, path: str) -> None:
     secret = "xqzj wvkp tlmr"
-    ask(client, "alpha", f"{secret} {DOCUMENT.text}")
-    assert client.post(f"/v1/cache/{path}", json={"all": True}, headers=bearer("alpha")).status_code == 200
-    service = client.app.state.service  # type: ignore[attr-defined]
+    ask(tenants, "alpha", f"{secret} {DOCUMENT.text}")
+    assert tenants.post(f"/v1/cache/{path}", json={"all": True}, headers=bearer("alpha")).status_code == 200
+    service = tenants.app.state.service  # type: ignore[attr-defined]
     assert remains([service], Trace((secret,))) == []
