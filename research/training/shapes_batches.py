@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from dejakv.datasets import shapes_language as language
-from dejakv.datasets.shapes_programs import KINDS, Query, answer, find, sample
+from dejakv.datasets.shapes_programs import KINDS, SceneQuestion, answer, find, sample
 from dejakv.datasets.shapes_scene import COLORS, GRID, SHAPES, SIDE, SIZES, Scene, make_scene, render
 from research.training.shapes_model import ANSWER, IMAGE_TOKENS, MEAN, PATCH, STD
 
@@ -159,7 +159,7 @@ class Batches:
                 self._ask(row, scene, query, rng, split)
         return row
 
-    def _ask(self, row: "_Row", scene: Scene, query: Query, rng: random.Random, split: language.Split) -> None:
+    def _ask(self, row: "_Row", scene: Scene, query: SceneQuestion, rng: random.Random, split: language.Split) -> None:
         template = rng.choice(language.templates(query.kind, split))
         variant = rng.randrange(language.VARIANTS)
         start = len(row.tokens)
@@ -202,7 +202,7 @@ def _reference_labels(scene: Scene, reference: language.Reference) -> tuple[int,
     return (*(v.index(thing.value(n)) for n, v in _VALUES.items()), thing.column, thing.row, 1)
 
 
-def _question_labels(scene: Scene, query: Query) -> tuple[int, ...]:
+def _question_labels(scene: Scene, query: SceneQuestion) -> tuple[int, ...]:
     unknown = (IGNORE,) * (len(REFERENCE_HEADS) - 1)
     labels = [_reference_labels(scene, r)[:-1] for r in query.references]
     first, second = labels[0], labels[1] if len(labels) == 2 else unknown

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.datasets.shapes_language import Reference
-from dejakv.datasets.shapes_programs import KINDS, Query, Step, answer, execute, find, program, sample
+from dejakv.datasets.shapes_programs import KINDS, SceneQuestion, Step, answer, execute, find, program, sample
 from dejakv.datasets.shapes_scene import Scene, Thing, make_scene
 
 SEEDS = st.integers(0, 10**6)
@@ -19,7 +19,7 @@ def _matching(scene: Scene, ref: Reference) -> list[Thing]:
     return [t for t in scene.things if all(getattr(t, k) == v for k, v in wanted.items())]
 
 
-def _plain_answer(query: Query, scene: Scene) -> str:
+def _plain_answer(query: SceneQuestion, scene: Scene) -> str:
     found = [_matching(scene, r) for r in query.references]
     kind = query.kind
     if kind == "count":
@@ -78,7 +78,7 @@ def test_yes_and_no_come_out_even(kind: str) -> None:
 
 
 def test_a_program_reads_like_gqas() -> None:
-    query = Query("left", (Reference("ball", "red"), Reference("cube")))
+    query = SceneQuestion("left", (Reference("ball", "red"), Reference("cube")))
     assert program(query) == (
         Step("select", "ball"),
         Step("filter color", "red", (0,)),

@@ -7,7 +7,7 @@ import pytest
 from dejakv.datasets.shapes_language import Reference
 from dejakv.datasets.shapes_programs import (
     KINDS,
-    Query,
+    SceneQuestion,
     Wording,
     answer,
     find,
@@ -53,38 +53,38 @@ def test_a_record_has_gqas_fields(kind: str) -> None:
 
 def test_semantic_string_as_in_gqa() -> None:
     scene = Scene((RED_BALL, GRAY_CUBE))
-    query = Query("color", (Reference("cube", size="large"),))
+    query = SceneQuestion("color", (Reference("cube", size="large"),))
     made = record("p", scene, query, Wording(0))
     assert made["semanticStr"] == "select: cube (1)->filter size: large [0]->query: color [1]"
     assert made["semantic"][1] == {"operation": "filter size", "dependencies": [0], "argument": "large"}
     assert semantic_text(made["semantic"]) == made["semanticStr"]
-    absent = record("p", scene, Query("exist", (Reference("cone"),)), Wording(0))
+    absent = record("p", scene, SceneQuestion("exist", (Reference("cone"),)), Wording(0))
     assert absent["semanticStr"] == "select: cone (-)->exist: ? [0]"
 
 
 @pytest.mark.parametrize(
     ("query", "said", "sentence"),
     [
-        (Query("color", (Reference("ball"),)), "red", "The ball is red."),
-        (Query("shape", (Reference(color="red"),)), "ball", "The red thing is a ball."),
-        (Query("exist", (Reference("ball", "orange"),)), "yes", "Yes, there is an orange ball."),
-        (Query("exist", (Reference("ball", "orange"),)), "no", "No, there is no orange ball."),
-        (Query("count", (Reference("cube"),)), "1", "There is 1 cube."),
-        (Query("count", (Reference("cube"),)), "0", "There are 0 cubes."),
+        (SceneQuestion("color", (Reference("ball"),)), "red", "The ball is red."),
+        (SceneQuestion("shape", (Reference(color="red"),)), "ball", "The red thing is a ball."),
+        (SceneQuestion("exist", (Reference("ball", "orange"),)), "yes", "Yes, there is an orange ball."),
+        (SceneQuestion("exist", (Reference("ball", "orange"),)), "no", "No, there is no orange ball."),
+        (SceneQuestion("count", (Reference("cube"),)), "1", "There is 1 cube."),
+        (SceneQuestion("count", (Reference("cube"),)), "0", "There are 0 cubes."),
         (
-            Query("same color", (Reference("ball"), Reference("cube"))),
+            SceneQuestion("same color", (Reference("ball"), Reference("cube"))),
             "no",
             "No, the ball and the cube do not have the same color.",
         ),
-        (Query("left", (Reference("ball"), Reference("cube"))), "yes", "Yes, the ball is left of the cube."),
-        (Query("below", (Reference("ball"), Reference("cube"))), "no", "No, the ball is not below the cube."),
+        (SceneQuestion("left", (Reference("ball"), Reference("cube"))), "yes", "Yes, the ball is left of the cube."),
+        (SceneQuestion("below", (Reference("ball"), Reference("cube"))), "no", "No, the ball is not below the cube."),
     ],
 )
-def test_full_answers_are_sentences(query: Query, said: str, sentence: str) -> None:
+def test_full_answers_are_sentences(query: SceneQuestion, said: str, sentence: str) -> None:
     assert full_answer(query, said) == sentence
 
 
-def _apart(scene: Scene, query: Query) -> bool:
+def _apart(scene: Scene, query: SceneQuestion) -> bool:
     a, b = (scene.things[find(scene, r)[0]] for r in query.references)
     if query.kind in ("left", "right"):
         return a.column != b.column
@@ -92,13 +92,13 @@ def _apart(scene: Scene, query: Query) -> bool:
 
 
 def test_ids_depend_on_picture_query_and_wording() -> None:
-    one, two = Query("color", (Reference("ball"),)), Query("size", (Reference("ball"),))
+    one, two = SceneQuestion("color", (Reference("ball"),)), SceneQuestion("size", (Reference("ball"),))
     ids = {question_id(p, q, w) for p in ("a", "b") for q in (one, two) for w in wordings(one)}
     assert len(ids) == 2 * 2 * len(wordings(one))
 
 
 def test_splits_of_wordings() -> None:
-    query = Query("color", (Reference("ball"),))
+    query = SceneQuestion("color", (Reference("ball"),))
     seen, held_out = wordings(query, "seen"), wordings(query, "held-out")
     assert {*seen, *held_out} == set(wordings(query))
     assert not any(w.held_out(query) for w in seen)

@@ -179,7 +179,7 @@ KINDS: tuple[Kind, ...] = ("paraphrase", "reorder", "edit", "extend", "merge", "
 
 
 @dataclass(frozen=True)
-class Question:
+class ChangeQuestion:
     """A question about a change's target.
 
     answer       the answer in the target
@@ -201,15 +201,15 @@ class Change:
     kind: Kind
     donor: Document
     target: Document
-    questions: tuple[Question, ...]
+    questions: tuple[ChangeQuestion, ...]
     changed: tuple[Fact, ...] = ()
 
     @property
-    def must_stay(self) -> tuple[Question, ...]:
+    def must_stay(self) -> tuple[ChangeQuestion, ...]:
         return tuple(q for q in self.questions if not q.must_change)
 
     @property
-    def must_change(self) -> tuple[Question, ...]:
+    def must_change(self) -> tuple[ChangeQuestion, ...]:
         return tuple(q for q in self.questions if q.must_change)
 
 
@@ -229,8 +229,8 @@ def _change(kind: Kind, donor: Document, target: Document, rng: random.Random, q
     return Change(kind, donor, target, made, tuple(f for f in target.facts if donor.answer(*f.key) != f.value))
 
 
-def _question(fact: Fact, old: str | None, rng: random.Random) -> Question:
-    return Question(ask(fact, rng), fact.value, old, old != fact.value, fact)
+def _question(fact: Fact, old: str | None, rng: random.Random) -> ChangeQuestion:
+    return ChangeQuestion(ask(fact, rng), fact.value, old, old != fact.value, fact)
 
 
 def paraphrase(
@@ -467,7 +467,7 @@ class DocsStream:
                 yield sample_of(doc, question, fact, number, "same_document" if past else "new", doc.id if past else "")
 
 
-def _varied(kind: Kind, source: Document, target: Document, question: Question, number: int) -> Sample:
+def _varied(kind: Kind, source: Document, target: Document, question: ChangeQuestion, number: int) -> Sample:
     made = sample_of(target, question.text, question.fact, number, kind, source.id)
     fields = {**made.fields, "mustChange": question.must_change, "oldAnswer": question.old_answer}
     return Sample(made.id, made.question, made.answer, context=made.context, fields=fields)

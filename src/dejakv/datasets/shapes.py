@@ -12,7 +12,7 @@ from typing import Literal
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.shapes_language import Split
-from dejakv.datasets.shapes_programs import KINDS, TYPES, Query, Wording, answer, find, record, sample, wordings
+from dejakv.datasets.shapes_programs import KINDS, TYPES, SceneQuestion, Wording, answer, find, record, sample, wordings
 from dejakv.datasets.shapes_scene import GRID, MAX_THINGS, Scene, alter, make_scene, png, render
 from dejakv.errors import DatasetError
 from dejakv.request import Media
@@ -52,11 +52,11 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Ask:
+class PictureQuestion:
     """One question of the stream. `of`: index in the stream of the question it repeats; None for a new one."""
 
     image: int
-    query: Query
+    query: SceneQuestion
     wording: Wording
     origin: Origin
     of: int | None = None
@@ -104,7 +104,9 @@ class Pictures:
         return self._made[image]
 
 
-def stream(seed: int, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...] = KINDS) -> Iterator[Ask]:
+def stream(
+    seed: int, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...] = KINDS
+) -> Iterator[PictureQuestion]:
     """An endless stream of questions, the same for the same arguments."""
     return _Stream(random.Random(f"shapes-{seed}-stream"), pictures, mix, split, kinds).run()
 
@@ -113,13 +115,13 @@ class _Stream:
     def __init__(self, rng: random.Random, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...]) -> None:
         self._rng, self._pictures, self._mix, self._kinds = rng, pictures, mix, kinds
         self._split: Split = split
-        self._asked: list[Ask] = []
+        self._asked: list[PictureQuestion] = []
         self._firsts: list[int] = []  # indices of new questions in the stream
         self._weights: list[float] = []  # their popularity, summed up
-        self._said: dict[int, dict[Query, list[int]]] = {}  # indices in the stream, by picture and query
+        self._said: dict[int, dict[SceneQuestion, list[int]]] = {}  # indices in the stream, by picture and query
         self._popular = list(accumulate(self._weight(rank) for rank in range(pictures.count)))
 
-    def run(self) -> Iterator[Ask]:
+    def run(self) -> Iterator[PictureQuestion]:
         while True:
             ask = self._next()
             self._said.setdefault(ask.image, {}).setdefault(ask.query, []).append(len(self._asked))
@@ -132,7 +134,7 @@ class _Stream:
     def _weight(self, rank: int) -> float:
         return (rank + 1) ** -self._mix.zipf
 
-    def _next(self) -> Ask:
+    def _next(self) -> PictureQuestion:
         draw = self._rng.random()
         if self._firsts and draw < self._mix.exact:
             return self._again()
@@ -147,26 +149,28 @@ class _Stream:
         first = self._asked[self._rng.choices(self._firsts, cum_weights=self._weights)[0]]
         return self._rng.choice(self._said[first.image][first.query])
 
-    def _again(self) -> Ask:
+    def _again(self) -> PictureQuestion:
         place = self._earlier()
         old = self._asked[place]
         altered = self._rng.random() < self._mix.altered
-        return Ask(old.image, old.query, old.wording, "exact", place, altered, self._copy())
+        return PictureQuestion(old.image, old.query, old.wording, "exact", place, altered, self._copy())
 
-    def _in_other_words(self) -> Ask | None:
+    def _in_other_words(self) -> PictureQuestion | None:
         for _ in range(8):
             place = self._earlier()
             old = self._asked[place]
             used = {self._asked[p].wording for p in self._said[old.image][old.query]}
             fresh = [w for w in wordings(old.query, self._split) if w not in used]
             if fresh:
-                return Ask(old.image, old.query, self._rng.choice(fresh), "paraphrase", place, False, self._copy())
+                return PictureQuestion(
+                    old.image, old.query, self._rng.choice(fresh), "paraphrase", place, False, self._copy()
+                )
         return None
 
     def _copy(self) -> bool:
         return self._rng.random() < self._mix.reencoded
 
-    def _new(self) -> Ask:
+    def _new(self) -> PictureQuestion:
         for _ in range(200):
             image = self._rng.choices(range(self._pictures.count), cum_weights=self._popular)[0]
             ask = self._of_twin(image) or self._recurring(image) or self._fresh(image)
@@ -177,27 +181,27 @@ class _Stream:
             "give more images, more things a picture, or a larger share of repeats"
         )
 
-    def _of_twin(self, image: int) -> Ask | None:
+    def _of_twin(self, image: int) -> PictureQuestion | None:
         """A question asked about a near-duplicate of the picture, with another answer for this one."""
         for kin in self._pictures.kin(image):
             for query, places in self._said.get(kin, {}).items():
                 if self._fits(image, query) and self._differs(query, image, kin):
-                    return Ask(image, query, self._asked[places[0]].wording, "near-duplicate", places[0])
+                    return PictureQuestion(image, query, self._asked[places[0]].wording, "near-duplicate", places[0])
         return None
 
-    def _differs(self, query: Query, one: int, other: int) -> bool:
+    def _differs(self, query: SceneQuestion, one: int, other: int) -> bool:
         return answer(query, self._pictures.scene(one)) != answer(query, self._pictures.scene(other))
 
-    def _recurring(self, image: int) -> Ask | None:
+    def _recurring(self, image: int) -> PictureQuestion | None:
         if not self._firsts or self._rng.random() >= self._mix.recurring:
             return None
         place = self._rng.choice(self._firsts)
         old = self._asked[place]
         if old.image == image or not self._fits(image, old.query):
             return None
-        return Ask(image, old.query, old.wording, "other-image", place)
+        return PictureQuestion(image, old.query, old.wording, "other-image", place)
 
-    def _fits(self, image: int, query: Query) -> bool:
+    def _fits(self, image: int, query: SceneQuestion) -> bool:
         """Whether the query is new to the picture and has one answer there."""
         if query in self._said.get(image, {}):
             return False
@@ -213,7 +217,7 @@ class _Stream:
             return scene.things[found[0][0]].row != scene.things[found[1][0]].row
         return True
 
-    def _fresh(self, image: int) -> Ask | None:
+    def _fresh(self, image: int) -> PictureQuestion | None:
         """A random query, if possible about the difference between the picture and its near-duplicates."""
         kin = self._pictures.kin(image)
         for attempt in range(12 if kin else 1):
@@ -225,7 +229,7 @@ class _Stream:
                 continue
             apart = any(self._fits(k, query) and self._differs(query, image, k) for k in kin)
             if apart or attempt >= 8 or not kin:
-                return Ask(image, query, self._rng.choice(wordings(query, self._split)), "new")
+                return PictureQuestion(image, query, self._rng.choice(wordings(query, self._split)), "new")
         return None
 
 
@@ -315,7 +319,7 @@ class ShapesDataset:
     def _sample_id(self, place: int) -> str:
         return f"shapes-{self.seed}-q{place:06d}"
 
-    def _sample(self, place: int, ask: Ask, media: Media) -> Sample:
+    def _sample(self, place: int, ask: PictureQuestion, media: Media) -> Sample:
         scene = self._pictures.scene(ask.image)
         fields = record(self._image_id(ask.image), scene, ask.query, ask.wording)
         if ask.altered:

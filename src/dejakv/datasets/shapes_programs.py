@@ -21,8 +21,8 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Query:
-    """A question, without its wording."""
+class SceneQuestion:
+    """A question about a scene, without its wording."""
 
     kind: str
     references: tuple[Reference, ...]
@@ -37,7 +37,7 @@ class Step:
     dependencies: tuple[int, ...] = ()
 
 
-def program(query: Query) -> tuple[Step, ...]:
+def program(query: SceneQuestion) -> tuple[Step, ...]:
     """The query's functional program: select and filter each thing, then ask."""
     steps: list[Step] = []
     ends: list[int] = []
@@ -78,7 +78,7 @@ def execute(steps: Sequence[Step], scene: Scene) -> str:
     raise ValueError("a program ends with query, exist, count, same or verify")
 
 
-def answer(query: Query, scene: Scene) -> str:
+def answer(query: SceneQuestion, scene: Scene) -> str:
     """The true answer to the query in the scene."""
     return execute(program(query), scene)
 
@@ -96,7 +96,7 @@ _FINAL: dict[str, Callable[[Step, list[list[Thing]]], str]] = {
 }
 
 
-def sample(scene: Scene, rng: random.Random, kind: str) -> Query | None:
+def sample(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion | None:
     """A random query of the kind whose answer is well defined in the scene; None if the scene has none (try another kind).
 
     For yes-or-no questions, each answer is drawn half of the time.
@@ -104,9 +104,9 @@ def sample(scene: Scene, rng: random.Random, kind: str) -> Query | None:
     if kind in ("color", "size", "shape"):
         thing = rng.choice(scene.things)
         ref = refer(scene, thing, rng, avoid=kind)
-        return None if ref is None else Query(kind, (ref,))
+        return None if ref is None else SceneQuestion(kind, (ref,))
     if kind == "count":
-        return Query(kind, (_count_reference(scene, rng),))
+        return SceneQuestion(kind, (_count_reference(scene, rng),))
     if kind == "exist":
         return _sample_exist(scene, rng)
     return _sample_pair(scene, rng, kind)
@@ -141,7 +141,7 @@ def _count_reference(scene: Scene, rng: random.Random) -> Reference:
     return Reference(size=rng.choice(SIZES))
 
 
-def _sample_exist(scene: Scene, rng: random.Random) -> Query | None:
+def _sample_exist(scene: Scene, rng: random.Random) -> SceneQuestion | None:
     wanted = rng.random() < 0.5
     for _ in range(8):
         thing, other = rng.choice(scene.things), rng.choice(scene.things)
@@ -155,11 +155,11 @@ def _sample_exist(scene: Scene, rng: random.Random) -> Query | None:
         else:
             ref = Reference(color=thing.color if wanted else rng.choice(COLORS))
         if bool(find(scene, ref)) == wanted:
-            return Query("exist", (ref,))
+            return SceneQuestion("exist", (ref,))
     return None
 
 
-def _sample_pair(scene: Scene, rng: random.Random, kind: str) -> Query | None:
+def _sample_pair(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion | None:
     same = kind.split()[1] if kind.startswith("same") else None
     # Few scenes hold two things of one colour, so ask for them more often: yes and no come out even.
     wanted = rng.random() < (0.62 if kind == "same color" else 0.5)
@@ -177,7 +177,7 @@ def _sample_pair(scene: Scene, rng: random.Random, kind: str) -> Query | None:
                 first, second = other, one
             a, b = refer(scene, first, rng, same), refer(scene, second, rng, same)
             if a is not None and b is not None:
-                return Query(kind, (a, b))
+                return SceneQuestion(kind, (a, b))
     return None
 
 
@@ -192,34 +192,35 @@ class Wording:
     template: int
     synonyms: int = 0
 
-    def text(self, query: Query) -> str:
+    def text(self, query: SceneQuestion) -> str:
         """The question."""
         template = language.templates(query.kind, "all")[self.template]
         return language.wording(query.kind, query.references, template, SYNONYM_SETS[self.synonyms])
 
-    def held_out(self, query: Query) -> bool:
+    def held_out(self, query: SceneQuestion) -> bool:
         """Whether this template was kept out of shapes-vlm's training."""
         return self.template >= len(language.templates(query.kind, "seen"))
 
 
-def wordings(query: Query, split: Split = "all") -> list[Wording]:
+def wordings(query: SceneQuestion, split: Split = "all") -> list[Wording]:
     """Every wording of the query within the split."""
     seen, every = len(language.templates(query.kind, "seen")), len(language.templates(query.kind, "all"))
     chosen = {"seen": range(seen), "held-out": range(seen, every), "all": range(every)}[split]
     return [Wording(template, synonyms) for synonyms in (0, 1) for template in chosen]
 
 
-def question_id(image_id: str, query: Query, wording: Wording) -> str:
+def question_id(image_id: str, query: SceneQuestion, wording: Wording) -> str:
     """The same for the same question about the same picture, in any stream."""
     return f"{image_id}-{_digest(query)}-{wording.template}{'ab'[wording.synonyms]}"
 
 
 @lru_cache(maxsize=4096)
-def _digest(query: Query) -> str:
-    return hashlib.blake2b(repr(query).encode(), digest_size=4).hexdigest()
+def _digest(query: SceneQuestion) -> str:
+    said = f"Query(kind={query.kind!r}, references={query.references!r})"  # published ids are digests of this text
+    return hashlib.blake2b(said.encode(), digest_size=4).hexdigest()
 
 
-def record(image_id: str, scene: Scene, query: Query, wording: Wording) -> dict[str, Any]:
+def record(image_id: str, scene: Scene, query: SceneQuestion, wording: Wording) -> dict[str, Any]:
     """GQA's fields for the question, and three more: `kind`, `type` and `heldOut` (its wording is not trained on)."""
     said = answer(query, scene)
     steps = semantic(query, scene)
@@ -239,7 +240,7 @@ def record(image_id: str, scene: Scene, query: Query, wording: Wording) -> dict[
     }
 
 
-def semantic(query: Query, scene: Scene) -> list[dict[str, Any]]:
+def semantic(query: SceneQuestion, scene: Scene) -> list[dict[str, Any]]:
     """The program as GQA writes it; a selection names the ids of the selected things ("-" for none)."""
     steps = program(query)
     found = iter([",".join(map(str, find(scene, ref))) or "-" for ref in query.references])
@@ -262,7 +263,7 @@ def semantic_text(steps: list[dict[str, Any]]) -> str:
     return "->".join(parts)
 
 
-def full_answer(query: Query, said: str) -> str:
+def full_answer(query: SceneQuestion, said: str) -> str:
     """The answer as a sentence."""
     a, *more = [language.noun_phrase(r, plural=query.kind == "count" and said != "1") for r in query.references]
     b = more[0] if more else ""
@@ -293,6 +294,6 @@ def _types(kind: str) -> dict[str, str]:
     return {"structural": "verify", "semantic": "rel", "detailed": f"{detail}_rel"}
 
 
-def _groups(query: Query) -> dict[str, str | None]:
+def _groups(query: SceneQuestion) -> dict[str, str | None]:
     shapes = "-".join(r.shape or "thing" for r in query.references)
     return {"global": TYPES[query.kind], "local": f"{shapes}_{query.kind.replace(' ', '_')}"}

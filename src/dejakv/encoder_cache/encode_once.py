@@ -1,6 +1,6 @@
 """The registry behind all views: outputs in memory and on disk, figures by partition, and at most one encoder run for a key.
 
-A `Run` in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
+A `EncoderRun` in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
 all, and the next caller tries again; or, where the thread or task that encodes is interrupted, which is not the picture's fault, with
 nothing, and those who wait start again.
 """
@@ -38,7 +38,7 @@ class _Interrupted(Exception):
     """The encoder's result is unknown: start again."""
 
 
-class Run:
+class EncoderRun:
     """An encoder run for one key.
 
     keep  whether its output may be kept: not if its request said so, or the cache was cleared meanwhile
@@ -53,7 +53,7 @@ class Run:
         self.future.set_running_or_notify_cancel()  # so that a cancelled task does not cancel it for others
 
 
-_leading: ContextVar[tuple[Run, ...]] = ContextVar("leading", default=())
+_leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
 """The runs whose encoder is called in this context, to detect an encoder that asks for its own output."""
 
 
@@ -94,7 +94,7 @@ class Registry:
         self._ttl = ttl
         self._lock = Lock()
         self._memory: dict[str, Outputs] = {}
-        self._runs: dict[Key, Run] = {}
+        self._runs: dict[Key, EncoderRun] = {}
         self._figures: defaultdict[str, EncoderCacheStats] = defaultdict(EncoderCacheStats)
         self._waiting: Counter[str] = Counter()
 
@@ -258,7 +258,7 @@ class Registry:
         figures.vram_saved_bytes += block.estimated_vram_bytes
         figures.encoder_seconds_saved += block.encoder_seconds or 0.0
 
-    def _arrived(self, run: Run, block: VisualEmbeddingBlock) -> VisualEmbeddingBlock:
+    def _arrived(self, run: EncoderRun, block: VisualEmbeddingBlock) -> VisualEmbeddingBlock:
         """Counts an output that another caller's run delivered."""
         with self._lock:
             outputs = self._in(run.key[0])
@@ -274,11 +274,11 @@ class Registry:
         wanted: Sequence[Wanted],
         found: dict[int, VisualEmbeddingBlock],
         loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Generator[tuple[dict[int, Run], dict[int, Run]]]:
+    ) -> Generator[tuple[dict[int, EncoderRun], dict[int, EncoderRun]]]:
         """What is not found yet, by index: runs that the caller leads, and runs of others to wait for. Hits go into `found`. A
         run that is left in the first one ends here, should the caller have been interrupted."""
-        led: dict[int, Run] = {}
-        followed: dict[int, Run] = {}
+        led: dict[int, EncoderRun] = {}
+        followed: dict[int, EncoderRun] = {}
         try:
             for index in (index for index in range(len(wanted)) if index not in found):
                 key = wanted[index].key
@@ -287,7 +287,7 @@ class Registry:
                     if (block := self._hit(key)) is not None:
                         found[index] = block
                     elif run is None:
-                        led[index] = self._runs[key] = Run(key, loop)
+                        led[index] = self._runs[key] = EncoderRun(key, loop)
                     elif run in _leading.get():
                         raise InputError(
                             "`compute` asked the cache for the very picture it was called for and would wait for itself: "
@@ -303,7 +303,7 @@ class Registry:
                     self._waiting[run.key[0]] -= 1
             self._interrupt(led.values())
 
-    def _lead(self, led: Mapping[int, Run], wanted: Sequence[Wanted], compute: Compute) -> None:
+    def _lead(self, led: Mapping[int, EncoderRun], wanted: Sequence[Wanted], compute: Compute) -> None:
         """Runs the encoder once for all that the disk does not have, its time shared evenly among them, and ends the runs. They
         pass an encoder's error on; only interruptions are raised here."""
         token = _leading.set((*_leading.get(), *led.values()))
@@ -337,7 +337,7 @@ class Registry:
             _leading.reset(token)
             self._interrupt(led.values())
 
-    def _end(self, run: Run, block: VisualEmbeddingBlock, *, recalled: bool = False) -> None:
+    def _end(self, run: EncoderRun, block: VisualEmbeddingBlock, *, recalled: bool = False) -> None:
         with self._lock:
             if recalled:
                 self._served(run.key, block)
@@ -351,7 +351,7 @@ class Registry:
             self._forget(run)
         run.future.set_result(block)
 
-    def _fail(self, run: Run, error: Exception) -> None:
+    def _fail(self, run: EncoderRun, error: Exception) -> None:
         if run.future.done():
             return
         with self._lock:
@@ -360,7 +360,7 @@ class Registry:
             self._forget(run)
         run.future.set_exception(error)
 
-    def _interrupt(self, runs: Iterable[Run]) -> None:
+    def _interrupt(self, runs: Iterable[EncoderRun]) -> None:
         """Lets those who wait start again, where a run is not over."""
         for run in runs:
             if not run.future.done():
@@ -368,7 +368,7 @@ class Registry:
                     self._forget(run)
                 run.future.set_exception(_Interrupted())
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: EncoderRun) -> None:
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
 

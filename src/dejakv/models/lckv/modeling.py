@@ -13,7 +13,7 @@ from dejakv.models.lckv.attention import LCKVDecoderLayer
 from dejakv.models.lckv.cache import LCKVCache, length
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
 from dejakv.models.lckv.masks import Masks
-from dejakv.models.lckv.passes import Iterations, Passes, Rows
+from dejakv.models.lckv.passes import HiddenRows, Iterations, Passes
 
 
 class LCKVLlamaPreTrainedModel(LlamaPreTrainedModel):
@@ -49,7 +49,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
 
     def rows(
         self, embeds: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, past: int
-    ) -> Rows:
+    ) -> HiddenRows:
         """The new tokens as rows. Without `position_ids`, positions follow the held tokens, padding not counted."""
         batch, tokens = embeds.shape[:2]
         if position_ids is None:
@@ -59,7 +59,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
                 position_ids = torch.arange(past, past + tokens, device=embeds.device)[None]
         place = self.rotary_emb(embeds, position_ids)
         place = tuple(part.expand(batch, -1, -1) for part in place)
-        return Rows(embeds, cast(Any, place), Masks.of(attention_mask, batch, past, tokens, embeds.device))
+        return HiddenRows(embeds, cast(Any, place), Masks.of(attention_mask, batch, past, tokens, embeds.device))
 
     def forward(
         self,

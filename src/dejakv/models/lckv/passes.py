@@ -45,7 +45,7 @@ class Iterations:
 
 
 @dataclass
-class Rows:
+class HiddenRows:
     """Hidden states [batch, rows, hidden] with what belongs to each row. `index` [batch, rows] among new tokens; None: all."""
 
     hidden: torch.Tensor
@@ -53,12 +53,12 @@ class Rows:
     masks: Masks
     index: torch.Tensor | None = None
 
-    def pick(self, index: torch.Tensor) -> "Rows":
+    def pick(self, index: torch.Tensor) -> "HiddenRows":
         def rows(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.expand(index.shape[0], -1, -1)
             return tensor.gather(1, index[..., None].expand(-1, -1, tensor.shape[-1]))
 
-        return Rows(rows(self.hidden), (rows(self.place[0]), rows(self.place[1])), self.masks.pick(index), index)
+        return HiddenRows(rows(self.hidden), (rows(self.place[0]), rows(self.place[1])), self.masks.pick(index), index)
 
 
 class Passes:
@@ -74,7 +74,7 @@ class Passes:
         self.trace: dict[int, torch.Tensor] = {}
         self.iterations = 0
 
-    def once(self, rows: Rows, layers: range) -> Rows:
+    def once(self, rows: HiddenRows, layers: range) -> HiddenRows:
         """`layers` in order over the rows; their KV goes to `new`."""
         hidden = rows.hidden
         for number in layers:
@@ -90,9 +90,9 @@ class Passes:
                 seen = seen[..., : kv[0].shape[-2]]
             hidden = hidden + attention(normed, rows.place, kv, seen)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return Rows(hidden, rows.place, rows.masks, rows.index)
+        return HiddenRows(hidden, rows.place, rows.masks, rows.index)
 
-    def settle(self, rows: Rows, how: Iterations, given: GivenRows | None = None) -> Rows:
+    def settle(self, rows: HiddenRows, how: Iterations, given: GivenRows | None = None) -> HiddenRows:
         """The loop over `rows` until its KV has settled; rows that are `given` keep theirs."""
         if given is not None:
             self.new.update(given.kv)
@@ -122,7 +122,7 @@ class Passes:
     def _targets(self) -> list[int]:
         return [i for i in self.layout.kv_layers if i in self.layout.loop]
 
-    def _start(self, rows: Rows) -> None:
+    def _start(self, rows: HiddenRows) -> None:
         batch, count = rows.hidden.shape[:2]
         for target in self._targets():
             attention = self.layers[target].self_attn
