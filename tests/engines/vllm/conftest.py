@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE))  # vllm_harness
 _IN_VLLM_ENVIRONMENT = ".venv-vllm" in Path(sys.prefix).name or os.environ.get("DEJAKV_REQUIRE_VLLM") == "1"
 
 if importlib.util.find_spec("vllm") is None and not _IN_VLLM_ENVIRONMENT:
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["*test_*.py"]
 else:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")

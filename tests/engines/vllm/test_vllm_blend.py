@@ -1,4 +1,4 @@
-"""Blend through a real engine: its two exact ends, and what it must refuse."""
+"""What a blend is made of, on a real engine: the question's attention, the checks of the model, moved keys."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,23 +29,6 @@ def engine():
         running_engine.ask([A])
         running_engine.settle()
         yield running_engine
-
-
-def _blended(engine, prompt, **options):
-    (output,) = engine.ask([prompt], wish={"mode": "blend", **options})
-    return output
-
-
-def test_blend_exactness(engine):
-    """All rows recomputed equals exact, from the request to the answer."""
-    (truth,) = engine.ask([B], salt="truth", wish={"mode": "off", "no_store": True})
-    engine.reset_prefix_cache()
-    with _share(worker_side().blender, 1.0):
-        output = _blended(engine, B)
-    assert output.told["method"] == "blend"
-    assert output.told["approximate"]
-    assert output.told["tokens_recomputed"] == len(B) - 16
-    assert output.tokens == truth.tokens
 
 
 def test_the_questions_attention_is_the_models_own_and_chooses_rows(engine):
@@ -107,22 +90,6 @@ def _draft(blender, prompt, *chunks):
 def _with(draft, **values):
     """The draft with other values in its plan."""
     return replace(draft, plan=replace(draft.plan, **values))
-
-
-def _share(blender, share):
-    """The blender with another share of recomputed rows, for a `with`."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def patched():
-        before = blender.config
-        blender.config = replace(before, share=share)
-        try:
-            yield
-        finally:
-            blender.config = before
-
-    return patched()
 
 
 def test_a_model_without_a_rotary_table_is_refused():
@@ -198,32 +165,12 @@ def test_a_model_that_is_found_out_computes_its_prompts(engine, monkeypatch):
     blender = worker_side().blender
     monkeypatch.setattr(blender.model_check, "problem", "blend was switched off: a test")
     engine.reset_prefix_cache()
-    said = _blended(engine, B).told
+    said = engine.ask([B], wish={"mode": "blend"})[0].told
     assert (said["method"], said["approximate"]) == ("none", False)
     assert "blend was switched off: a test" in said["reason"]
     scheduler = engine.connector.scheduler_side
     assert scheduler.no_blend == "blend was switched off: a test"
     scheduler.no_blend = ""
-
-
-def test_impossible_blend_runs_exactly_and_is_stored(engine):
-    """A donor with too little in common: the exact prefix is taken instead, the prompt is computed, and it is stored."""
-    blender = worker_side().blender
-    before = blender.config
-    blender.config = replace(before, max_share=0.0)
-    try:
-        mixed = A[:128] + tokens(300, 13)
-        engine.reset_prefix_cache()
-        output = _blended(engine, mixed)
-        engine.settle()
-    finally:
-        blender.config = before
-    assert not output.told["approximate"]
-    assert output.told["method"] == "exact"
-    assert output.told["level"] == "prefix"
-    assert output.told["tokens_reused"] == 128
-    assert "min_gain: blend would save 0 tokens" in output.told["reason"]
-    assert [meta for meta in worker_side().store.metas() if list(meta.token_ids) == mixed]
 
 
 FEW = ([3, 9, 10, 40], [3, 0, 50, 41])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from vllm.distributed.kv_transfer import has_kv_transfer_group
-from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
+from vllm_harness import BLENDING, DOCS, EXTENSION, changed, recompute_all, running, tokens, worker_side
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ModelError
@@ -58,7 +58,7 @@ def test_models_of_other_builds_are_blended(name: str, tmp_path: Path) -> None:
         engine.settle()
         engine.reset_prefix_cache()
         blender = worker_side().blender
-        blender.config = replace(blender.config, share=1.0)
+        recompute_all()
         wish = {"mode": "blend", "no_store": True}
         (every,) = engine.ask([MOVED], wish=wish, max_tokens=8)
         assert every.told["method"] == "blend", every.told["reason"]

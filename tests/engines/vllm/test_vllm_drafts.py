@@ -1,9 +1,6 @@
-"""What a blend starts from: each token's state is its donor token's, moved, however it lies in the donors. And how many drafts are made
-at once."""
+"""What a blend starts from: each token's state is its donor token's, moved, however it lies in the donors."""
 
-import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +15,6 @@ from dejakv.blend.token_map import Donors
 from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Drafting
-from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import Load, StepPlan
-from dejakv.errors import InputError
 from dejakv.store.base import Chunk, ChunkMeta
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
@@ -71,42 +65,6 @@ def test_each_tokens_state_is_its_donors_moved(prompt: list[int], first: int) ->
     wanted = states[:, :, :, torch.from_numpy(source)]
     wanted[0] += torch.from_numpy(np.arange(first, len(prompt)) - among.positions[source])[:, None]
     torch.testing.assert_close(draft.state[:, :, :, first:], wanted)
-
-
-@pytest.mark.parametrize(("idle", "most"), [(False, 1), (True, 2)])
-def test_drafts_are_made_one_at_a_time_where_others_decode(idle: bool, most: int) -> None:
-    """Their threads take time from the engine loop. Where nothing else is computed, all threads make some."""
-    going_on, lock, go = [0, 0], threading.Lock(), threading.Event()
-    begun = threading.Semaphore(0)
-
-    def draft(*_: Any) -> Any:
-        with lock:
-            going_on[0] += 1
-            going_on[1] = max(going_on)
-        begun.release()
-        assert go.wait()
-        with lock:
-            going_on[0] -= 1
-        raise InputError("enough")
-
-    blender = SimpleNamespace(draft=draft, lockstep=SimpleNamespace(ranks=1))
-    mixer: Any = SimpleNamespace(blender=blender, problem="", mix=lambda *_: None)
-    paged: Any = SimpleNamespace(bytes_per_token=1)
-    store: Any = SimpleNamespace(meta=lambda _: None)
-    loads = Loads(store, 60.0, Buffers(0), 1 << 20, paged, mixer)
-    loads.order([Load(str(number), ("x",), (1,), 0, 2, blend=(1, 2, 3)) for number in range(6)])
-    plan = StepPlan(idle=idle)
-    loads.finish(plan)
-    for _ in range(most):
-        assert begun.acquire()
-    loads.finish(plan)
-    go.set()
-    over: list[str] = []
-    while len(loads):
-        over += [done.problem.split(";")[0] for done in loads.finish(plan)]
-    loads.close()
-    assert over == ["enough"] * 6
-    assert going_on == [0, most]
 
 
 def wholly_read(checked: int, checkable: int, *donors: Chunk) -> tuple[list[str], str | None]:

@@ -1,11 +1,10 @@
 """New text of blended prompts: kept for later blends, with where it stood and what went into it, and never used as exact."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_harness import EXTENSION, Engine, running, tokens, worker_side
+from vllm_harness import EXTENSION, Engine, recompute_all, running, tokens, worker_side
 
 from dejakv.store.base import KV, ROWS, ChunkMeta
 from dejakv.store.selection import DONORS, PROMPT
@@ -71,7 +70,8 @@ def test_new_text_serves_the_next_blend(engine: Engine) -> None:
 def test_what_is_kept_is_what_the_model_computed(engine: Engine) -> None:
     """All rows of the prompt are computed, so that the passage's are those of full computation; at its own place in its blocks."""
     blender = worker_side().blender
-    before, blender.config = blender.config, replace(blender.config, share=1.0)
+    before = blender.config
+    recompute_all()
     try:
         blended(engine, FIRST)
     finally:

@@ -1,13 +1,8 @@
 """LoRA through a real engine: adapters and the base model never share state, and each finds its own again."""
 
-import contextlib
-from dataclasses import replace
-
 import pytest
 from peft_adapter import LORA, adapter, write_adapter
-from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
-
-from dejakv.engines.vllm.adapters import Adapters
+from vllm_harness import BLENDING, EXTENSION, changed, recompute_all, running, tokens, worker_side
 
 A = tokens(301, 61)
 NEAR = changed(A, 0.1, 62)
@@ -78,18 +73,6 @@ def test_adapters_never_share_and_find_their_own(tmp_path, loras, truths):
             assert after.tokens == truths[name]["A"]
 
 
-def test_without_epochs_of_their_own_answers_are_wrong(tmp_path, loras, truths, monkeypatch):
-    """The test above would see a shared state: with one epoch for all, an adapter answers from another's."""
-    monkeypatch.setattr(Adapters, "epoch_of", lambda self, lora: self.base)
-    with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:
-        assert _ask(engine, A, loras["one"]).tokens == truths["one"]["A"]
-        engine.settle()
-        engine.reset_prefix_cache()
-        crossed = _ask(engine, A, loras["two"])
-    assert crossed.told["method"] == "exact"
-    assert crossed.tokens != truths["two"]["A"]
-
-
 def test_changed_weights_are_another_epoch(tmp_path, folders, truths):
     """The same name, id and folder. While the server runs, its reuse stops; after a restart the new weights' state is its own."""
     store = {"store_dir": str(tmp_path / "store")}
@@ -144,12 +127,9 @@ def test_weights_that_are_not_proven_are_not_reused(tmp_path, folders, truths):
         assert _ask(engine, A, None).told["method"] == "exact"
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_base_state_that_an_adapter_leaked_into_is_not_stored(tmp_path, loras, truths, monkeypatch, guarded):
+def test_base_state_that_an_adapter_leaked_into_is_not_stored(tmp_path, loras, truths):
     """vLLM's CPU kernels give base-model rows the last slot's adapter when a step has both. Stored, that would outlive the
-    process: unguarded, it does."""
-    if not guarded:
-        monkeypatch.setattr(Adapters, "may_store", lambda self, lora: True)
+    process."""
     store = {"store_dir": str(tmp_path)}
     with running(extra=store, **LORA | {"max_loras": 1}) as engine:
         assert _ask(engine, A, None).tokens == truths[None]["A"]  # alone: right, and stored
@@ -164,8 +144,8 @@ def test_base_state_that_an_adapter_leaked_into_is_not_stored(tmp_path, loras, t
         assert _ask(engine, A, None).told["method"] == "exact"
         assert _ask(engine, A, loras["one"]).told["method"] == "exact"
         after = _ask(engine, OTHER, None)
-    assert (after.told["method"] == "none") == guarded
-    assert (after.tokens == truths[None]["OTHER"]) == guarded
+    assert after.told["method"] == "none"
+    assert after.tokens == truths[None]["OTHER"]
 
 
 def test_loading_at_runtime_ends_the_reuse_of_adapters(tmp_path, loras, truths, monkeypatch):
@@ -188,9 +168,9 @@ def test_blend_beside_adapters(tmp_path, loras, truths):
             _ask(engine, A, lora)
         engine.settle()
         engine.reset_prefix_cache()
-        with _all_rows(worker_side().blender):  # every row computed anew: equal to exact unless an adapter got in
-            wish = {"mode": "blend", "no_store": True}
-            beside = engine.ask([OTHER, NEAR], lora=[loras["one"], None], wish=[None, wish])
+        recompute_all()  # equal to exact unless an adapter got in
+        wish = {"mode": "blend", "no_store": True}
+        beside = engine.ask([OTHER, NEAR], lora=[loras["one"], None], wish=[None, wish])
         assert beside[1].told["approximate"]
         assert beside[1].tokens == truths[None]["NEAR"]
         assert beside[0].tokens == truths["one"]["OTHER"]
@@ -207,13 +187,3 @@ def test_blend_beside_adapters(tmp_path, loras, truths):
         assert again.told["approximate"]  # it is blended again
         exact = _ask(engine, NEAR, None, wish={"mode": "exact"})
         assert exact.tokens == truths[None]["NEAR"]
-
-
-@contextlib.contextmanager
-def _all_rows(blender):
-    before = blender.config
-    blender.config = replace(before, share=1.0)
-    try:
-        yield
-    finally:
-        blender.config = before

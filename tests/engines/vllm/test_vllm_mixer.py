@@ -1,4 +1,4 @@
-"""Which blends a step computes and how many rows, and what ranks agree on: without an engine."""
+"""What ranks that blend agree on, without an engine."""
 
 import threading
 from dataclasses import dataclass, field
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dejakv.engines.vllm.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.mixer import ELSEWHERE, TOKENS_A_ROW, Blending, Mixer
@@ -60,61 +58,6 @@ class Planned:
 def blend(name: str = "a", check: int = 0, asks: int = 0, rows: int = 0, costs: int = 0) -> Blending:
     draft = SimpleNamespace(name=name, check=check, asks=asks, rows=rows, costs=costs)
     return Blending(draft, (1,))  # type: ignore[arg-type]
-
-
-sizes = st.tuples(st.sampled_from([0, 64, 128]), st.integers(0, 60), st.integers(1, 300), st.integers(0, 500))
-
-
-@given(st.lists(sizes, min_size=1, max_size=5), st.lists(st.integers(0, 200), min_size=1, max_size=4))
-def test_no_step_computes_more_rows_than_it_has_room_for(
-    some: list[tuple[int, int, int, int]], rooms: list[int]
-) -> None:
-    """Checks and questions included; and all blends end where steps have room for each of these."""
-    blends = [blend(str(number), *size) for number, size in enumerate(some)]
-    blender = Planned()
-    mixer = Mixer(blender)  # type: ignore[arg-type]
-    for room in [*rooms, *[200] * 25]:
-        before = len(blender.spent)
-        mixer.mix([item for item in blends if not item.over], room)
-        assert sum(rows for _, rows in blender.spent[before:]) <= room
-    assert all(item.over and not item.problem for item in blends)
-    assert sum(rows for _, rows in blender.spent) == sum(sum(size[:3]) for size in some)
-
-
-def test_a_question_waits_for_a_step_that_has_room_for_it() -> None:
-    """Blends behind it do not wait."""
-    blends = [blend("long", asks=300, rows=5), blend("short", asks=20, rows=5)]
-    mixer = Mixer(Planned())  # type: ignore[arg-type]
-    mixer.mix(blends, 128)
-    assert [item.over for item in blends] == [False, True]
-    mixer.mix(blends[:1], 400)
-    assert blends[0].over
-
-
-def test_blends_begin_as_those_before_them_are_computed() -> None:
-    """What a blend costs beside its rows counts as rows. So no step begins more than it has time for."""
-    blends = [blend(str(number), asks=3, rows=50, costs=100) for number in range(10)]
-    blender = Planned()
-    mixer = Mixer(blender)  # type: ignore[arg-type]
-    steps: list[tuple[int, int]] = []
-    while not all(item.over for item in blends):
-        before = len(blender.spent)
-        mixer.mix([item for item in blends if not item.over], 250)
-        done = blender.spent[before:]
-        steps.append((sum(what == "ask" for what, _ in done), sum(rows for what, rows in done if what == "rows")))
-    assert steps[:3] == [(2, 44), (1, 106), (2, 44)]
-    assert all(begun * 103 + rows <= 250 for begun, rows in steps)
-
-
-def test_a_blend_that_costs_more_than_a_step_begins_alone_and_is_not_overtaken() -> None:
-    blends = [blend("a", rows=300, costs=10), blend("long", rows=5, costs=900), blend("short", rows=5, costs=10)]
-    blender, begun = Planned(), list[list[bool]]()
-    mixer = Mixer(blender)  # type: ignore[arg-type]
-    for _ in range(4):
-        mixer.mix([item for item in blends if not item.over], 200)
-        begun.append([item.mixing is not None for item in blends])
-    assert begun == [[True, False, False], [True, False, False], [True, True, False], [True, True, True]]
-    assert all(item.over for item in blends)
 
 
 def test_a_blend_that_fails_fails_alone_and_a_wrong_model_is_told() -> None:
@@ -218,11 +161,3 @@ def test_a_blend_begins_when_all_ranks_have_fetched_the_same(
     assert blends.orders() == ([], {})
     blends.ended("r")
     assert blends.room == 0
-
-
-@pytest.mark.parametrize(("ranks", "dropped"), [(1, False), (2, True)])
-def test_the_time_of_several_ranks_is_the_schedulers(ranks: int, dropped: bool) -> None:
-    """A rank alone knows when its time is over; of several none may end what the others compute."""
-    blends = UnderWay(ranks, 0.0)
-    blends.ordered("r")
-    assert ("r" in blends.orders()[1]) == dropped

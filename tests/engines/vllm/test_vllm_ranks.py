@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.found import Found
+from dejakv.engines.vllm.counts import ConnectorCounts
+from dejakv.engines.vllm.found import LookupResult
 from dejakv.engines.vllm.long_saves import PartSize
-from dejakv.engines.vllm.messages import Loaded, StepReport
-from dejakv.engines.vllm.pace import Pace, Timed
-from dejakv.engines.vllm.ranks import Answers, EveryRank, settings_of_rank
+from dejakv.engines.vllm.messages import LoadResult, StepReport
+from dejakv.engines.vllm.pace import Pace
+from dejakv.engines.vllm.ranks import EveryRank, settings_of_rank
 from dejakv.engines.vllm.saver import BACKLOG
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -30,7 +30,7 @@ def _chunk(name):
 def _side(**index):
     adapters = SimpleNamespace(base="start")
     lookups = SimpleNamespace(adapters=adapters, index=SimpleNamespace(**index), pace=Pace())
-    return SchedulerSide(ConnectorSettings(), lookups, 32, Counts(), ranks=2)
+    return SchedulerSide(ConnectorSettings(), lookups, 32, ConnectorCounts(), ranks=2)
 
 
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
@@ -42,19 +42,11 @@ def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
     assert settings_of_rank(ConnectorSettings(), 1, 2).store_dir is None
 
 
-def test_answers_are_complete_with_the_last_rank():
-    answers = Answers[str](2)
-    assert answers.add("a", "x") is None
-    assert answers.add("b", "y") is None
-    assert answers.add("a", "z") == ["x", "z"]
-    assert answers.add("a", "x") is None  # another order of the same name starts anew
-
-
 def test_one_failed_load_is_a_failure():
-    good, bad = Loaded("r", 10, 2.0), Loaded("r", 0, 0.0, problem="gone")
-    assert Loaded.together([good, bad]) == Loaded.together([bad, good]) == bad
-    assert Loaded.together([good, replace(good, seconds=3.0)]) == Loaded("r", 20, 3.0)
-    assert Loaded.together([good]) == good
+    good, bad = LoadResult("r", 10, 2.0), LoadResult("r", 0, 0.0, problem="gone")
+    assert LoadResult.together([good, bad]) == LoadResult.together([bad, good]) == bad
+    assert LoadResult.together([good, replace(good, seconds=3.0)]) == LoadResult("r", 20, 3.0)
+    assert LoadResult.together([good]) == good
 
 
 @pytest.mark.parametrize(("second", "stored"), [("", True), ("backlog", False)])
@@ -69,20 +61,6 @@ def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
     assert indexed == ([META] if stored else [])
     assert not side.saves.pending
     assert side.counts.take() == ({"saves": 1} if stored else {"saves_dropped|backlog": 1})
-
-
-def test_a_save_of_before_a_reset_is_taken_out_again():
-    indexed, dropped = [], []
-    side = _side(stored=indexed.append, drop=dropped.append)
-    side.saves.pending["a"] = META
-    side.reset()
-    side.heard(StepReport(["a", "a"]))
-    assert not indexed
-    assert dropped == [META.id]
-    assert side.counts.take() == {"saves_dropped|a reset": 1}
-    side.saves.pending["a"] = META  # ordered anew, and of this generation
-    side.heard(StepReport(["a", "a"]))
-    assert indexed == [META]
 
 
 def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
@@ -104,18 +82,6 @@ def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
     assert "without a reset" in side.generations.problem
     side.reset()
     assert not side.generations.problem
-
-
-def test_both_ranks_in_one_report():
-    step = Timed(1.0, 256)
-    report = StepReport(["a"], [("b", "x")], weights=[(1, True)], timed=step).aggregate(
-        StepReport(["a"], [("b", "y")], weights=[(1, False)], changed=True, timed=step)
-    )
-    assert report.timed == step
-    assert report.weights == [(1, True), (1, False)]
-    assert report.changed
-    assert report.stored == ["a", "a"]
-    assert report.dropped == [("b", "x"), ("b", "y")]
 
 
 def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
@@ -152,7 +118,7 @@ def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
     """One that has no room yet makes all repeat the part, which the others take as stored; one that fails ends it for all."""
     ranks = [open_store(tmp_path / str(rank)) for rank in range(2)]
     view, long = EveryRank(ranks), prompt_chunk(range(100))
-    indexed, counts = [], Counts()
+    indexed, counts = [], ConnectorCounts()
     side = _side(stored=indexed.append)
     side.saves.counts, side.saves.size = counts, PartSize(32, 16)
     request = SimpleNamespace(request_id="r", lora_request=None)
@@ -164,7 +130,7 @@ def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
         return save.rows
 
     def tried(fails=None):
-        tracked = Tracked(request, Wish(), None, 0.0, found=Found(save=long.meta))
+        tracked = Tracked(request, Wish(), None, 0.0, found=LookupResult(save=long.meta))
         assert side.saves.order(tracked, (1, 2, 3), release=True)
         for rows in parts:
             assert ordered() == rows

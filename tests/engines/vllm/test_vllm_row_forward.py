@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from llama_rows import computed_rows
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
-from dejakv.blend.slices import contiguous
 from dejakv.engines.vllm import bind
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.mixing import Mixing
 from dejakv.engines.vllm.model_check import CHECKED_ROWS, ModelCheck
-from dejakv.engines.vllm.row_batch import Batch, Rows
+from dejakv.engines.vllm.row_batch import Batch, PromptRows
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)
@@ -84,18 +83,6 @@ def test_blend_equals_reference_forward(engine, share):
     left[rows] = False
     if share < 1.0:
         assert not torch.equal(made[:, 1:][:, :, :, left], draft.state[:, 1:][:, :, :, left]), "offsets move rows"
-
-
-def test_all_rows_are_what_vllm_computes(engine):
-    draft = draft_of(B)
-    ((made,), _) = blended([draft], [torch.arange(len(B))])
-    engine.reset_prefix_cache()
-    engine.ask([B], salt="truth", wish={"mode": "exact"})
-    engine.settle()
-    store = worker_side().store
-    (meta,) = [meta for meta in store.metas() if list(meta.token_ids) == B]
-    assert near(made, torch.from_numpy(store.get(meta.id).tensor.data.copy()))
-    store.delete(meta.id)
 
 
 def test_blends_share_a_step(engine):
@@ -207,26 +194,13 @@ def test_a_failed_forward_leaves_the_model_as_it_was(engine, monkeypatch):
     assert not group.has_connector_metadata()
 
 
-def test_a_share_of_nothing_computes_the_question(engine):
-    draft = draft_of(A)
-    forced = torch.zeros(len(A), dtype=torch.bool)
-    forced[-1] = True
-    plan = replace(draft.plan, forced=forced, share=0.0)
-    mixing = worker_side().blender.begin(replace(draft, tail=1, plan=plan), BLOCKS)
-    assert mixing.rows.tolist() == [len(A) - 1]
-    worker_side().blender.advance([mixing], 10_000)
-    made = worker_side().paged.gather(BLOCKS, len(A))
-    assert torch.equal(made[:, :, :, :-1], draft.state[:, :, :, :-1])
-    assert near(made, draft.state)
-
-
 @given(st.lists(st.sets(st.integers(0, 90), min_size=1), min_size=1, max_size=3))
 def test_a_batch_holds_each_row_once(places):
     """Whatever the order in which runs stand in it: token, position, slot and sequence of each row are its own."""
     prompts = []
     for number, some in enumerate(places):
         rows = torch.tensor(sorted(some))
-        prompts.append(Rows(rows + 1000 * number, rows, tuple(range(10 * number + 1, 10 * number + 4)), number))
+        prompts.append(PromptRows(rows + 1000 * number, rows, tuple(range(10 * number + 1, 10 * number + 4)), number))
     batch = Batch.of(prompts, 32)
     lengths = batch.starts.diff().tolist()
     assert lengths == sorted(lengths)
@@ -239,7 +213,3 @@ def test_a_batch_holds_each_row_once(places):
         for index, row, place in zip(sequence.tolist(), at.tolist(), rows.places.tolist(), strict=True):
             assert batch.lengths[index] - (int(batch.starts[index + 1]) - row) == place
             assert batch.blocks[index, :3].tolist() == list(rows.block_ids)
-
-
-def test_runs_are_contiguous():
-    assert contiguous(np.array([3, 4, 5, 9, 11, 12])) == [(0, 3), (3, 4), (4, 6)]

@@ -1,9 +1,7 @@
-"""What needs no engine: settings, versions, refusals, layouts, keys, saves that are dropped, bodies of requests."""
+"""What needs no engine: settings, versions, refusals, layouts, keys, bodies of requests."""
 
 import gc
-import threading
 import tomllib
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,15 +14,12 @@ from dejakv.adopt.embeddings import InputEmbeddings
 from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import compat, compat_probe
 from dejakv.engines.vllm.bind import bound_runner
-from dejakv.engines.vllm.counts import Counts
 from dejakv.engines.vllm.fingerprint import weights_fingerprint
 from dejakv.engines.vllm.keys import media_digest, partition_of
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
-from dejakv.engines.vllm.saver import Saver
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.store import Store
+from dejakv.store.base import Tensor
 
 
 @pytest.mark.parametrize(
@@ -255,56 +250,3 @@ def test_media_are_told_apart_by_content():
     ]
     assert len(set(digests)) == len(digests)
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
-
-
-class _Slow(Store):
-    def __init__(self):
-        super().__init__()
-        self.go = threading.Event()
-
-    def put(self, chunk):
-        self.go.wait(5)
-        return super().put(chunk)
-
-
-def _chunk(name):
-    meta = ChunkMeta(name, "default", "e", (1, 2), "", "")
-    return Chunk(meta, Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
-
-
-def test_saver_drops_what_does_not_fit():
-    store = _Slow()
-    saver = Saver(store, max_pending_bytes=100)
-    assert saver.has_room("a", 64)
-    saver.submit("a", 64, lambda: nullcontext(_chunk("a")))
-    assert not saver.has_room("b", 64)
-    store.go.set()
-    assert saver.flush(5)
-    assert saver.take() == (["a"], {"b": "backlog: the store is slower than the prompts"})
-    saver.submit("c", 1, lambda: 1 / 0)
-    assert saver.flush(5)
-    assert saver.take()[1]["c"].startswith("error: ZeroDivisionError")
-    saver.close()
-    assert not saver.has_room("d", 1)
-
-
-def test_a_save_larger_than_the_backlog_is_taken_when_nothing_waits():
-    """A long prompt is not refused for ever; behind others it is, since they hold the memory."""
-    store = _Slow()
-    saver = Saver(store, max_pending_bytes=100)
-    assert saver.has_room("long", 1_000)
-    saver.submit("long", 1_000, lambda: nullcontext(_chunk("long")))
-    assert not saver.has_room("next", 1)
-    store.go.set()
-    assert saver.flush(5)
-    assert saver.has_room("next", 1_000)
-    assert saver.take() == (["long"], {"next": "backlog: the store is slower than the prompts"})
-    saver.close()
-
-
-def test_counts_are_taken_once():
-    counts = Counts()
-    counts.add("saves")
-    counts.add("saves_dropped", "error: disk full at /x")
-    assert counts.take() == {"saves": 1, "saves_dropped|error": 1}
-    assert counts.take() == {}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.engines.vllm.watch import CHANGED, Watch
-from dejakv.engines.vllm.weights import Weights
+from dejakv.engines.vllm.weights import WeightDigests
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
 
@@ -34,7 +34,7 @@ def _model(dtype=torch.float32):
 @given(st.sampled_from(DTYPES), st.integers(0, 300 * 257 - 1), st.integers(0, 7))
 def test_a_reading_sees_every_bit(dtype, place, bit):
     model = _model(dtype)
-    weights = Weights(model)
+    weights = WeightDigests(model)
     data = model[0].data.view(-1)[place : place + 1].view(torch.uint8)
     data[0] ^= 1 << bit  # through `.data`: no version counter
     assert not weights.are_those_of_the_start()
@@ -45,7 +45,7 @@ def test_a_reading_sees_every_bit(dtype, place, bit):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_look_sees_what_writes_many_values(dtype):
     model = _model(dtype)
-    weights = Weights(model)
+    weights = WeightDigests(model)
     assert not weights.changed(waiting=True)
     data = model[0].data.view(torch.uint8)
     data.copy_(data ^ 1)
@@ -67,7 +67,7 @@ def test_a_look_sees_what_writes_many_values(dtype):
 )
 def test_a_look_sees_one_value_that_leaves_a_trace(change):
     model = _model()
-    weights = Weights(model)
+    weights = WeightDigests(model)
     change(model)
     assert weights.changed(waiting=True)
 
@@ -75,7 +75,7 @@ def test_a_look_sees_one_value_that_leaves_a_trace(change):
 @torch.no_grad()
 def test_a_look_is_not_taken_in_by_what_changes_nothing():
     model = _model()
-    weights = Weights(model)
+    weights = WeightDigests(model)
     model[0].copy_(model[0].clone())
     model.scale = torch.ones(3)
     assert not weights.changed(waiting=True)
@@ -85,7 +85,7 @@ def test_a_look_is_not_taken_in_by_what_changes_nothing():
 @torch.no_grad()
 def test_what_is_noticed_is_told_once_and_ends_with_the_generation():
     model = _model()
-    watch = Watch(Weights(model))
+    watch = Watch(WeightDigests(model))
     watch.step(0, computing=True, using=False)
     assert (watch.take(), watch.problem) == (([], False), "")
     model[0].mul_(2)

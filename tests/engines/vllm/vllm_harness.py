@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,25 @@ def worker_side() -> Any:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     return get_kv_transfer_group()._worker if has_kv_transfer_group() else None
+
+
+def recompute_all() -> None:
+    """Has the running engine's blends recompute every token, which no setting does: it would not pay. Then an answer is that of full
+    computation if all that the blend does is right."""
+    blender = worker_side().blender
+    blender.config = replace(blender.config, share=1.0)
+
+
+@contextlib.contextmanager
+def recomputing_none() -> Iterator[None]:
+    """Has them recompute nothing: whatever follows from such state is wrong."""
+    blender = worker_side().blender
+    before = blender.config
+    blender.config = replace(before, selector="similarity", share=0.0, by_need=False, offsets=False, tail=1)
+    try:
+        yield
+    finally:
+        blender.config = before
 
 
 @contextlib.contextmanager
@@ -232,6 +251,26 @@ def tokens(count: int, seed: int) -> list[int]:
     """Random token ids."""
     rng = random.Random(seed)
     return [rng.choice(VOCABULARY) for _ in range(count)]
+
+
+def greedy(count: int, *, no_wish: bool = False, **wish: Any) -> Any:
+    """Sampling of so many tokens, for requests that are not asked through `Engine.ask`."""
+    from vllm import SamplingParams
+
+    extra = None if no_wish else {"kv_transfer_params": {"dejakv": wish}}
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, extra_args=extra)
+
+
+def spoil(path: Path, place: float = 0.5) -> None:
+    """Changes one byte of a file, so far into it."""
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a store that hold state."""
+    return sorted(path for path in folder.rglob("segments/**/*") if path.is_file())
 
 
 def changed(prompt: Sequence[int], share: float, seed: int, keep_last: int = 24) -> list[int]:

@@ -10,7 +10,7 @@ from dejakv.engines.vllm import compat
 from dejakv.engines.vllm.adapters import Adapters
 from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.blend import Blender
-from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.counts import ConnectorCounts
 from dejakv.engines.vllm.fingerprint import server_epoch
 from dejakv.engines.vllm.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.long_saves import PartSize
@@ -31,7 +31,7 @@ _RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind
 
 
 def make_scheduler_side(
-    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: Counts
+    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: ConnectorCounts
 ) -> SchedulerSide:
     """Raises ConfigError, StoreError or MissingExtraError."""
     base = server_epoch(vllm_config)

@@ -17,7 +17,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft, Drafting, Read
 from dejakv.engines.vllm.lockstep import ALONE, Lockstep
-from dejakv.engines.vllm.mixing import Mixing, Part
+from dejakv.engines.vllm.mixing import BlendPart, Mixing
 from dejakv.engines.vllm.model_check import ModelCheck
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.question import question_attention
@@ -146,7 +146,7 @@ class Blender:
     @torch.inference_mode()
     def advance(self, blends: Sequence[Mixing], room: int) -> int:
         """Computes the next rows of these blends, at most `room` of them, in one forward of the model; how many it computed."""
-        parts: list[Part] = []
+        parts: list[BlendPart] = []
         runs = self.forward.most_runs
         for mixing in blends:
             if room <= 0 or (runs is not None and runs <= 0):

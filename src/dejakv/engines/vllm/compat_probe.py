@@ -30,7 +30,7 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "vllm.v1.core.block_pool",
         "BlockPool",
-        ("num_gpu_blocks", "get_num_free_blocks", "cached_block_hash_to_block", "evict_blocks"),
+        ("num_gpu_blocks", "get_num_free_blocks", "cached_block_hash_to_block"),
     ),
     ("vllm.config", "KVTransferConfig", ("kv_role", "kv_connector_extra_config", "kv_load_failure_policy")),
     ("vllm.v1.outputs", "KVConnectorOutput", ("kv_connector_worker_meta",)),

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from dejakv.engines.vllm import compat, compat_callers, compat_scheduler
 from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
-from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.counts import ConnectorCounts
 from dejakv.engines.vllm.generations import UNCLEAN
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.paged import PagedKV
@@ -30,7 +30,7 @@ from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
 from dejakv.engines.vllm.watch import Watch
-from dejakv.engines.vllm.weights import Weights
+from dejakv.engines.vllm.weights import WeightDigests
 from dejakv.engines.vllm.worker import WorkerSide
 
 
@@ -44,7 +44,7 @@ class DejaKVConnector(KVConnectorBase_V1):
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
         compat.require_usable(blend=self.settings.may_blend)
         refuse_unsupported(vllm_config, kv_cache_config)
-        self._counts = Counts()
+        self._counts = ConnectorCounts()
         scheduling = role == KVConnectorRole.SCHEDULER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -110,7 +110,7 @@ class DejaKVConnector(KVConnectorBase_V1):
         layers = compat.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
         model = compat_callers.calling_model()
-        watch = Watch(None if model is None else Weights(model))
+        watch = Watch(None if model is None else WeightDigests(model))
         self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -5,11 +5,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dejakv.engines.vllm.found import Found
-    from dejakv.engines.vllm.messages import Loaded
+    from dejakv.engines.vllm.found import LookupResult
+    from dejakv.engines.vllm.messages import LoadResult
 
 
-class Counts:
+class ConnectorCounts:
     """What happened since the last `take`. Thread-safe. Keys are `name` or `name|label`."""
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Counts:
         with self._lock:
             self._values[key] += amount
 
-    def looked_up(self, found: "Found") -> None:
+    def looked_up(self, found: "LookupResult") -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
         self.add("lookup_seconds", amount=found.seconds)
 
-    def loaded(self, loaded: "Loaded") -> None:
+    def loaded(self, loaded: "LoadResult") -> None:
         if loaded.problem:
             self.add("load_failures", loaded.problem)
             return

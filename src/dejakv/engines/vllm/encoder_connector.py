@@ -34,7 +34,7 @@ from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import Timeout
 from dejakv.engines.vllm.watch import Watch
-from dejakv.engines.vllm.weights import Weights
+from dejakv.engines.vllm.weights import WeightDigests
 from dejakv.errors import ConfigError
 from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
 
@@ -190,7 +190,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def start_worker_services(self) -> None:
         model = compat_callers.calling_model()
-        self._watch = Watch(None if model is None else Weights(model))
+        self._watch = Watch(None if model is None else WeightDigests(model))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         device = self._vllm_config.device_config.device

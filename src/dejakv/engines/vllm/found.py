@@ -7,7 +7,7 @@ from dejakv.store.base import ChunkMeta
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """What a lookup says.
 
     method  `none`, `exact` (token for token, perhaps a prefix) or `blend`
@@ -27,7 +27,7 @@ class Found:
     key: str = ""
     save: ChunkMeta | None = None
     seconds: float = 0.0
-    instead: "Found | None" = None
+    instead: "LookupResult | None" = None
 
     @property
     def donor(self) -> str | None:
@@ -35,18 +35,18 @@ class Found:
         return self.donors[0] if self.donors else None
 
 
-def told(decision: Decision, instead: str = "") -> Found:
+def told(decision: Decision, instead: str = "") -> LookupResult:
     """The decision as the scheduler takes it. `instead`: why a blend that was asked for was not looked for."""
     chosen = decision.plan
     reason = instead or chosen.reason
-    exact = Found(reason=reason or "no stored chunk begins like this prompt", key=decision.key)
+    exact = LookupResult(reason=reason or "no stored chunk begins like this prompt", key=decision.key)
     if decision.found.prefix is not None:
         hit, meta = decision.found.prefix
         whole = meta.id == decision.key
         level = "exact_text" if whole else "prefix"
-        exact = Found("exact", (meta.id,), hit.tokens, level, 1.0, "" if whole else reason, decision.key)
+        exact = LookupResult("exact", (meta.id,), hit.tokens, level, 1.0, "" if whole else reason, decision.key)
     if chosen.method != "blend" or chosen.match is None:
         return exact
     donors, match = tuple(meta.id for meta in chosen.donors), chosen.match
     fallback = exact if exact.donors else None
-    return Found("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)
+    return LookupResult("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)

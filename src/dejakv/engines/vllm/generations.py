@@ -33,11 +33,6 @@ class Generations:
         """Whether the workers have still to say what weights they have."""
         return self._asked
 
-    @property
-    def of_the_start(self) -> bool:
-        """Whether state is of the weights that the process started with, as far as is known."""
-        return self.epoch == self._start and not self.problem
-
     def begin(self, problem: str = "") -> None:
         """A reset: nothing from before is used. With a problem nothing is stored or used after it either."""
         self.number += 1

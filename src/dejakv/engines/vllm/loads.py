@@ -15,7 +15,7 @@ from dejakv.engines.tensors import NAMES, borrowed
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.drafts import Draft
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
 from dejakv.engines.vllm.mixer import Blending, Mixer
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.reads import Parts, Reads
@@ -121,13 +121,13 @@ class Loads:
             self._loading.append(_Loading(load, now + self.timeout_s, time.perf_counter()))
         self._begin()
 
-    def finish(self, plan: StepPlan, refused: str = "") -> list[Loaded]:
+    def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
         """Puts what has arrived into its blocks, and computes rows of blends, as many as the step has room for; the loads that are
         over. `refused`: why nothing may be put in."""
         if plan.idle and self._loading and not any(item.ready for item in self._loading):
             self._wait()
         self._mix(plan, refused)
-        over: list[Loaded] = []
+        over: list[LoadResult] = []
         waiting: list[_Loading] = []
         for item in self._loading:
             on_time = item.told or (not refused and time.monotonic() < item.deadline)
@@ -238,7 +238,7 @@ class Loads:
         for item in blending:
             item.problem = item.blending.problem if item.blending is not None else ""
 
-    def _put_in(self, item: _Loading, refused: str) -> Loaded:
+    def _put_in(self, item: _Loading, refused: str) -> LoadResult:
         """The end of a load: an exact state is put into its blocks now, a blend's is there."""
         assert self.paged is not None
         load = item.load
@@ -257,11 +257,11 @@ class Loads:
         if problem:
             if load.blend and not item.told and self._in_lockstep:
                 self._told.append((load.request_id, ""))
-            return Loaded(load.request_id, 0, 0.0, problem=problem)
+            return LoadResult(load.request_id, 0, 0.0, problem=problem)
         seconds = time.perf_counter() - item.began
         if mixing is None:
             nbytes = load.tokens * self.paged.bytes_per_token
-            return Loaded(load.request_id, nbytes, seconds, donors=load.donors)
+            return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
         draft = mixing.draft
         if draft.lent is not None:
             self.buffers.take_back(draft.lent)
@@ -270,7 +270,7 @@ class Loads:
             log.warning("a donor was left out of the blend of request %s: %s", load.request_id, why)
         nbytes = (draft.plan.end - load.start) * self.paged.bytes_per_token
         computed, kept = mixing.computed, mixing.kept
-        return Loaded(load.request_id, nbytes, seconds, computed, "", draft.donors, draft.left_out, kept)
+        return LoadResult(load.request_id, nbytes, seconds, computed, "", draft.donors, draft.left_out, kept)
 
     @property
     def _in_lockstep(self) -> bool:

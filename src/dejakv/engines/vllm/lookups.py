@@ -13,7 +13,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
-from dejakv.engines.vllm.found import Found, told
+from dejakv.engines.vllm.found import LookupResult, told
 from dejakv.engines.vllm.indexing import Indexing
 from dejakv.engines.vllm.keys import AnonymousMedia, prepare
 from dejakv.engines.vllm.messages import Kept
@@ -40,7 +40,7 @@ class Lookups:
         self._settings = settings
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
 
-    def submit(self, request: Any, wish: Wish) -> "Future[Found]":
+    def submit(self, request: Any, wish: Wish) -> "Future[LookupResult]":
         """Starts a lookup. Its result is never an exception: an error is a miss with its reason."""
         return self._pool.submit(self._look, request, wish, self.index.last)
 
@@ -55,7 +55,7 @@ class Lookups:
         self.index.close()
         self.cache.close()
 
-    def _look(self, request: Any, wish: Wish, indexed: "Future[None] | None") -> Found:
+    def _look(self, request: Any, wish: Wish, indexed: "Future[None] | None") -> LookupResult:
         began = time.perf_counter()
         try:
             if indexed is not None:
@@ -63,19 +63,19 @@ class Lookups:
             with keeping(no_store=wish.no_store):
                 found = self._find(request, wish)
         except (AnonymousMedia, UnprovenAdapter) as error:
-            found = Found(reason=str(error))
+            found = LookupResult(reason=str(error))
         except Exception as error:
             log.debug("a lookup failed", exc_info=True)
-            found = Found(reason=f"the lookup failed: {type(error).__name__}")
+            found = LookupResult(reason=f"the lookup failed: {type(error).__name__}")
         return replace(found, seconds=time.perf_counter() - began)
 
-    def _find(self, request: Any, wish: Wish) -> Found:
+    def _find(self, request: Any, wish: Wish) -> LookupResult:
         prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request), wish.ttl)
         ask, instead = wish.ask(), ""
         if ask.mode == "blend" and prepared.spans:
             ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
         decision = self.cache.find(prepared, replace(ask, levels=False))
-        found = Found(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
+        found = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
         return replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
 
     def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:

@@ -92,7 +92,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """A finished load. `nbytes` and `computed` (rows that a blend recomputed) are 0 if it failed.
 
     donors    chunks that the state came from, the best first
@@ -110,7 +110,7 @@ class Loaded:
     kept: Kept | None = None
 
     @classmethod
-    def together(cls, parts: "Sequence[Loaded]") -> "Loaded":
+    def together(cls, parts: "Sequence[LoadResult]") -> "LoadResult":
         """What the ranks say of one load, as one: all their bytes, the time of the slowest; one failure is a failure."""
         for part in parts:
             if part.problem:
@@ -135,7 +135,7 @@ class StepReport(KVConnectorWorkerMetadata):
     stored: list[str] = field(default_factory=list[str])
     dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     fetched: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    loaded: list[Loaded] = field(default_factory=list[Loaded])
+    loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False

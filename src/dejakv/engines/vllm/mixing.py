@@ -12,7 +12,7 @@ from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.layout import slots_of
 from dejakv.engines.vllm.messages import Kept
-from dejakv.engines.vllm.row_batch import Rows
+from dejakv.engines.vllm.row_batch import PromptRows
 from dejakv.engines.vllm.row_forward import More
 
 
@@ -35,7 +35,7 @@ class Mixing:
     def __post_init__(self) -> None:
         self._every = self.rows
 
-    def next(self, room: int, most_runs: int | None) -> "Part":
+    def next(self, room: int, most_runs: int | None) -> "BlendPart":
         """Takes the next rows away: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay
         together where they can."""
         count = min(room, len(self.rows))
@@ -60,18 +60,18 @@ class Mixing:
         runs = long_runs(computed & draft.fresh, GUARANTEED)
         return Kept(runs, draft.used, draft.generation) if runs else None
 
-    def _part(self, rows: torch.Tensor) -> "Part":
-        taken = Rows(self.draft.ids[rows], rows, self.block_ids)
+    def _part(self, rows: torch.Tensor) -> "BlendPart":
+        taken = PromptRows(self.draft.ids[rows], rows, self.block_ids)
         if self.draft.plan.runs is None:
-            return Part(self.draft, taken)
+            return BlendPart(self.draft, taken)
         runs = self.draft.plan.runs[: self.draft.plan.end].copy()
         others = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
         runs[others] = -1  # rows of other parts do not move
         moves = tuple(corrections(runs, rows, self.draft.plan.changed))
         if not moves:
-            return Part(self.draft, taken)
+            return BlendPart(self.draft, taken)
         slots = slots_of(self.block_ids, self.block_tokens, torch.cat([move.rest for move in moves]))
-        return Part(self.draft, taken, moves, slots.to(rows.device))
+        return BlendPart(self.draft, taken, moves, slots.to(rows.device))
 
     def _between_pieces(self, count: int) -> int:
         pieces = self.draft.plan.runs
@@ -83,7 +83,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class Part:
+class BlendPart:
     """Rows of a blend that one forward computes.
 
     moves  what they show about the rows between them that are not computed (`reuse.offsets`)
@@ -91,7 +91,7 @@ class Part:
     """
 
     draft: Draft
-    rows: Rows
+    rows: PromptRows
     moves: tuple[Correction, ...] = ()
     slots: torch.Tensor | None = None
 

@@ -12,7 +12,7 @@ from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.lockstep import ALONE, Lockstep
 from dejakv.engines.vllm.paged import PagedKV
 from dejakv.engines.vllm.rotary import Rotary
-from dejakv.engines.vllm.row_batch import Rows
+from dejakv.engines.vllm.row_batch import PromptRows
 from dejakv.engines.vllm.row_forward import RowForward
 from dejakv.store.base import Chunk
 
@@ -93,7 +93,7 @@ class ModelCheck:
         if first:
             self.paged.scatter(block_ids, 0, there[:, :, :, :first])
         self.paged.scatter(block_ids, first, end)
-        self.forward.run([Rows(ids[places], places, block_ids)])
+        self.forward.run([PromptRows(ids[places], places, block_ids)])
         block = first // self.paged.block_tokens
         before = block * self.paged.block_tokens
         made = self.paged.gather(block_ids[block:], count - before)
@@ -106,7 +106,7 @@ class ModelCheck:
         shift = self.max_positions - len(places)
         if shift <= 0:
             return 0.0
-        self.forward.run([Rows(ids[places], places, block_ids, shift)])
+        self.forward.run([PromptRows(ids[places], places, block_ids, shift)])
         wanted = there[:, :, :, : len(places)].clone()
         self.rotary.move(wanted[0], places, places + shift)
         return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))

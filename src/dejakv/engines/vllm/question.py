@@ -9,7 +9,7 @@ from dejakv.blend.settings import first_asked
 from dejakv.engines.vllm.compat_forward import NULL_BLOCK
 from dejakv.engines.vllm.drafts import Draft
 from dejakv.engines.vllm.paged import PagedKV
-from dejakv.engines.vllm.row_batch import Rows
+from dejakv.engines.vllm.row_batch import PromptRows
 from dejakv.engines.vllm.row_forward import RowForward
 
 
@@ -35,7 +35,7 @@ def question_attention(
             keys = paged.keys(blocks, layer, room)
             seen[:room] += _weights(queries[asking], keys, paged.attention(layer).impl)
 
-    forward.run([Rows(draft.ids[rows], rows, blocks)], asked=asked)
+    forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
     return seen, len(rows)
 
 

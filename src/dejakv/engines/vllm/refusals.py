@@ -11,7 +11,7 @@ from dejakv.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Unsupported:
     """One thing that is not supported. `found(vllm_config, kv_cache_config)` is true where it is configured."""
 
     what: str
@@ -41,29 +41,29 @@ def _quantized_kv(config: Any, _kv: Any) -> bool:
     return config.cache_config.cache_dtype not in ("auto", "float32", "bfloat16", "float16")
 
 
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
+REFUSALS: tuple[Unsupported, ...] = (
+    Unsupported(
         "MLA",
         "its latent KV has another layout, which was not shown to survive a round trip",
         lambda config, kv: bool(config.model_config.use_mla),
     ),
-    Refusal("quantized KV (fp8 and the like)", "what is read back is not what was computed", _quantized_kv),
-    Refusal(
+    Unsupported("quantized KV (fp8 and the like)", "what is read back is not what was computed", _quantized_kv),
+    Unsupported(
         "sliding windows in every layer, chunked local attention, or recurrent layers",
         "blocks outside the window are dropped, so a prompt's state is not whole",
         _drops_blocks,
     ),
-    Refusal(
+    Unsupported(
         "mode blend with sliding windows",
         "not shown: moved keys would have to be those of the window",
         lambda config, kv: _any(kv, "sliding_window") and _settings(config).may_blend,
     ),
-    Refusal(
+    Unsupported(
         "more than one KV cache group",
         "one block table must cover every layer",
         lambda config, kv: len(kv.kv_cache_groups) != 1,
     ),
-    Refusal(
+    Unsupported(
         "tensor parallelism over nodes or without distributed_executor_backend='mp'",
         "not shown: the scheduler looks for every rank's part of a chunk in one folder",
         lambda config, kv: (
@@ -71,14 +71,14 @@ REFUSALS: tuple[Refusal, ...] = (
             and (config.parallel_config.nnodes > 1 or config.parallel_config.distributed_executor_backend != "mp")
         ),
     ),
-    Refusal(
+    Unsupported(
         f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
         "no step would have room for the check of the model",
         lambda config, kv: (
             config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS and _settings(config).may_blend
         ),
     ),
-    Refusal(
+    Unsupported(
         "mode blend with data parallelism of a mixture of experts",
         "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
         lambda config, kv: (
@@ -87,12 +87,12 @@ REFUSALS: tuple[Refusal, ...] = (
             and _settings(config).may_blend
         ),
     ),
-    Refusal(
+    Unsupported(
         "pipeline parallelism",
         "not shown: each rank would hold its own layers of a chunk",
         lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,
     ),
-    Refusal(
+    Unsupported(
         "context parallelism",
         "not shown: blocks are spread over ranks",
         lambda config, kv: (
@@ -100,22 +100,22 @@ REFUSALS: tuple[Refusal, ...] = (
             or config.parallel_config.prefill_context_parallel_size > 1
         ),
     ),
-    Refusal(
+    Unsupported(
         "speculative decoding",
         "not shown: draft layers and look-ahead slots share the KV cache",
         lambda config, kv: config.speculative_config is not None,
     ),
-    Refusal(
+    Unsupported(
         "pooling models",
         "they generate nothing, so there is no prefill to save",
         lambda config, kv: config.model_config.runner_type == "pooling",
     ),
-    Refusal(
+    Unsupported(
         "encoder-decoder models",
         "cross-attention state is not part of a chunk",
         lambda config, kv: bool(config.model_config.is_encoder_decoder),
     ),
-    Refusal(
+    Unsupported(
         "a kv_role other than kv_both",
         "this connector both saves and loads",
         lambda config, kv: config.kv_transfer_config.kv_role != "kv_both",

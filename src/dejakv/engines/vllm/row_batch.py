@@ -14,7 +14,7 @@ from dejakv.blend.slices import contiguous
 
 
 @dataclass(frozen=True)
-class Rows:
+class PromptRows:
     """Rows of one prompt.
 
     ids        their tokens `[k]`
@@ -53,7 +53,7 @@ class Batch:
     of_prompt: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, prompts: Sequence[Rows], block_tokens: int) -> "Batch":
+    def of(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "Batch":
         places = np.concatenate([rows.places.cpu().numpy() for rows in prompts])
         prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
         tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dejakv.engines.vllm.compat_forward import RunnerInputs
-from dejakv.engines.vllm.row_batch import Batch, Rows
+from dejakv.engines.vllm.row_batch import Batch, PromptRows
 from dejakv.errors import ModelError
 
 More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -58,7 +58,7 @@ class RowForward:
         """All input embeddings `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
         return self._inputs.embedding_table()
 
-    def run(self, prompts: Sequence[Rows], written: Written | None = None, asked: Asked | None = None) -> None:
+    def run(self, prompts: Sequence[PromptRows], written: Written | None = None, asked: Asked | None = None) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
         batch = Batch.of(prompts, self._block_tokens)
         with ExitStack() as stack:

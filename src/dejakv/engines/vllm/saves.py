@@ -8,7 +8,7 @@ from operator import ne
 from typing import Any
 
 from dejakv.decide.costs import Rate
-from dejakv.engines.vllm.counts import Counts
+from dejakv.engines.vllm.counts import ConnectorCounts
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.keys import partition_of
 from dejakv.engines.vllm.long_saves import LongSaves, PartSize
@@ -32,7 +32,7 @@ class Saves:
     """
 
     lookups: Lookups
-    counts: Counts
+    counts: ConnectorCounts
     generations: Generations
     ranks: int
     size: PartSize = field(default_factory=PartSize)

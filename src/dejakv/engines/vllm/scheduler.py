@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.engines.vllm.compat import rekey_tail, was_aborted
-from dejakv.engines.vllm.counts import Counts
-from dejakv.engines.vllm.found import Found
+from dejakv.engines.vllm.counts import ConnectorCounts
+from dejakv.engines.vllm.found import LookupResult
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.long_saves import PartSize
 from dejakv.engines.vllm.lookups import Lookups
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, Loaded, StepPlan, StepReport
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.saves import Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
@@ -44,7 +44,7 @@ class SchedulerSide:
     settings: ConnectorSettings
     lookups: Lookups
     hash_tokens: int
-    counts: Counts
+    counts: ConnectorCounts
     no_blend: str = ""
     max_tokens: int = 0
     ranks: int = 1
@@ -60,7 +60,7 @@ class SchedulerSide:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
         self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
-        self._loads_heard = Answers[Loaded](self.ranks)
+        self._loads_heard = Answers[LoadResult](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Starts the lookup of a request that vLLM has just taken in."""
@@ -108,7 +108,7 @@ class SchedulerSide:
             elif time.monotonic() < tracked.deadline:
                 return None, False
             else:
-                tracked.found = Found(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
+                tracked.found = LookupResult(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
             self.counts.looked_up(tracked.found)
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
@@ -121,7 +121,7 @@ class SchedulerSide:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
 
-    def _awaits_save(self, tracked: Tracked, found: Found, local: int) -> bool:
+    def _awaits_save(self, tracked: Tracked, found: LookupResult, local: int) -> bool:
         """Whether the prompt waits for a save that was under way at its lookup and serves more of it, or for the lookup after that. It
         waits no longer than computing those tokens takes."""
         chunk_id, covered = tracked.awaits
@@ -199,7 +199,7 @@ class SchedulerSide:
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
-                self._heard_load(Loaded.together(parts))
+                self._heard_load(LoadResult.together(parts))
         if report.blend_problem:
             self.no_blend = report.blend_problem
         for number, same in report.weights:
@@ -236,7 +236,7 @@ class SchedulerSide:
         self.saves.outdate()
         self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
-    def _heard_load(self, loaded: Loaded) -> None:
+    def _heard_load(self, loaded: LoadResult) -> None:
         self.blends.ended(loaded.request_id)
         tracked = self.requests.get(loaded.request_id)
         self.counts.loaded(loaded)
@@ -292,7 +292,7 @@ class SchedulerSide:
         tracked.settled, tracked.reason = True, reason
         return 0
 
-    def _stop(self, found: Found, request: Any) -> int:
+    def _stop(self, found: LookupResult, request: Any) -> int:
         """First token that vLLM computes by itself."""
         last = request.num_prompt_tokens - (self.settings.blend_tail if found.method == "blend" else 1)
         return max(0, min(found.tokens, last))

@@ -24,7 +24,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 @dataclass
 class DejaKVStats(KVConnectorStats):
-    """Counters of one interval, as `counts.Counts.take` gives them."""
+    """Counters of one interval, as `counts.ConnectorCounts.take` gives them."""
 
     def reset(self) -> None:
         self.data = {}

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from dejakv.engines.vllm.found import Found
-from dejakv.engines.vllm.messages import Loaded
+from dejakv.engines.vllm.found import LookupResult
+from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.settings import Wish
 from dejakv.records import short
 from dejakv.store.base import ChunkMeta
@@ -28,14 +28,14 @@ class Tracked:
 
     request: Any
     wish: Wish
-    lookup: "Future[Found] | None"
+    lookup: "Future[LookupResult] | None"
     deadline: float
-    found: Found | None = None
+    found: LookupResult | None = None
     settled: bool = False
     approximate: bool = False
     rekeyed: int | None = None
     used: int = 0
-    loaded: Loaded | None = None
+    loaded: LoadResult | None = None
     kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
     reason: str = ""
     saved: bool = False
@@ -57,9 +57,9 @@ class Tracked:
 
     def told(self) -> dict[str, Any]:
         """What the client is told."""
-        found = self.found or Found()
+        found = self.found or LookupResult()
         used = self.used
-        loaded = self.loaded or Loaded("", 0, 0.0)
+        loaded = self.loaded or LoadResult("", 0, 0.0)
         donors = (loaded.donors or found.donors) if used else ()
         return {
             "method": found.method if used else "none",

@@ -6,7 +6,7 @@ weights and say whether they are those of its start (`generations` has the other
 
 import logging
 
-from dejakv.engines.vllm.weights import Weights
+from dejakv.engines.vllm.weights import WeightDigests
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -16,7 +16,7 @@ CHANGED = "the weights were changed without a reset"
 class Watch:
     """One worker's. Without `weights` nothing is noticed, and nobody can say that they are those of the start."""
 
-    def __init__(self, weights: Weights | None) -> None:
+    def __init__(self, weights: WeightDigests | None) -> None:
         self._weights = weights
         self._generation = 0
         self._said: list[tuple[int, bool]] = []

@@ -36,7 +36,7 @@ class _Slot:
     held: Any
 
 
-class Weights:
+class WeightDigests:
     """The weights of one worker's model. Used by one thread at a time, between the writes of others.
 
     A tensor that was replaced is kept alive until the next look.

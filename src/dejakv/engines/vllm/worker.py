@@ -13,7 +13,7 @@ from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend import Blender
 from dejakv.engines.vllm.buffers import Buffers
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Loaded, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadResult, Save, StepPlan, StepReport
 from dejakv.engines.vllm.mixer import Mixer
 from dejakv.engines.vllm.pace import Timed
 from dejakv.engines.vllm.paged import PagedKV, to_host
@@ -44,7 +44,7 @@ class WorkerSide:
     paged: PagedKV | None = None
     watch: Watch = field(default_factory=lambda: Watch(None))
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
-    _loaded: list[Loaded] = field(default_factory=list[Loaded])
+    _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     _released: set[str] = field(default_factory=set[str])
     _timed: Timed | None = None
 

@@ -1,0 +1,278 @@
+"""Blends in a real engine that computes few tokens a step, seen through its answers, its figures and what its model is given.
+
+All tokens are recomputed, so that a blend's answer is that of full computation if all of it is right.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_harness import EXTENSION, Engine, Output, greedy, recompute_all, recomputing_none, running, tokens
+
+from dejakv.store.base import Chunk, Tensor
+from dejakv.store.store import Store
+
+BUDGET = 256
+PARTS = [tokens(128, seed) for seed in (101, 102, 103)]
+DONORS = [tokens(9, 110 + number) + part for number, part in enumerate(PARTS)]
+QUESTION, TAIL = tokens(24, 104), tokens(40, 106)
+MOVED = tokens(12, 105) + PARTS[2] + PARTS[0] + PARTS[1] + QUESTION
+LATE = DONORS[0] + tokens(27, 107) + PARTS[1] + PARTS[2][:96] + QUESTION
+"""It begins as a donor does; another prompt's text stands behind that."""
+BLEND, EXACT = {"mode": "blend", "no_store": True}, {"mode": "exact", "no_store": True}
+SETTINGS = {
+    "mode": "blend", "modes": ["off", "exact", "blend"], "blend_max_share": 1.0, "load_timeout_s": 60,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[tuple[int, ...], tuple[int, ...]]:
+    prompts = [*DONORS, MOVED, MOVED + TAIL, MOVED[:192], PARTS[2] + TAIL, LATE, LATE[:160] + TAIL]
+    with running(connector=False, enable_prefix_caching=False) as engine:
+        return {tuple(prompt): engine.ask([prompt])[0].tokens for prompt in prompts}
+
+
+@pytest.fixture(scope="module")
+def engine(truth: Any) -> Iterator[Engine]:
+    options = {"max_num_batched_tokens": BUDGET, "max_num_seqs": 32, "enable_chunked_prefill": True}
+    with running(extra=SETTINGS, worker_extension_cls=EXTENSION, **options) as started:
+        recompute_all()
+        started.ask(DONORS, wish={"mode": "exact"})
+        yield started
+
+
+def ask(engine: Engine, prompt: list[int], wish: dict[str, Any] | None = BLEND, **options: Any) -> Output:
+    """One prompt, of which vLLM's own cache has nothing."""
+    engine.settle()
+    engine.reset_prefix_cache()
+    return engine.ask([prompt], wish=wish, **options)[0]
+
+
+def keys(engine: Engine) -> list[str]:
+    """The donors' names."""
+    return [ask(engine, donor, EXACT).told["donor"] for donor in DONORS]
+
+
+def test_passages_of_several_prompts_are_blended(engine: Engine, truth: Any) -> None:
+    output = ask(engine, MOVED)
+    told = output.told
+    assert (told["method"], told["level"], told["approximate"]) == ("blend", "copied", True)
+    assert (told["tokens_recomputed"], told["tokens_reused"]) == (len(MOVED) - 16, 0)
+    assert output.tokens == truth[tuple(MOVED)]
+    assert set(told["donors"]) == set(keys(engine))
+    assert told["donor"] == told["donors"][0]
+
+
+def test_what_is_exact_is_preferred_and_approximate_state_is_nobodys(engine: Engine, truth: Any) -> None:
+    """A blended prompt is blended again, computed for who asks for that, and an exact hit for all from then on."""
+    engine.ask(DONORS, wish={"mode": "exact"}, salt="own")
+    told = [ask(engine, MOVED, {"mode": mode}, salt="own").told for mode in ("blend", "blend", "exact", "blend")]
+    assert [(one["method"], one["approximate"]) for one in told] == [
+        ("blend", True),
+        ("blend", True),
+        ("none", False),
+        ("exact", False),
+    ]
+
+
+def test_who_asks_for_exact_gets_it_beside_blends(engine: Engine, truth: Any) -> None:
+    prompts = [MOVED, MOVED, MOVED + TAIL, MOVED, *DONORS, PARTS[2] + TAIL, MOVED[:192]]
+    wishes = [BLEND, EXACT, EXACT, BLEND, *[EXACT] * 5]
+    engine.reset_prefix_cache()
+    for turn in range(2):
+        outputs = engine.ask(prompts, wish=wishes)
+        assert not any(one.told["approximate"] for one, wish in zip(outputs, wishes, strict=True) if wish is EXACT)
+        assert outputs[0].told["approximate"] == (turn == 0), "vLLM's own cache has it then"
+        assert [one.tokens for one in outputs] == [truth[tuple(prompt)] for prompt in prompts]
+
+
+def test_wrong_state_of_many_donors_is_never_served_as_exact(engine: Engine, truth: Any) -> None:
+    """A ladder of exact requests after a blend that recomputes nothing: its prompt, longer and shorter ones, and each donor, twice."""
+    with recomputing_none():
+        blended = ask(engine, MOVED)
+        assert (blended.told["method"], len(blended.told["donors"])) == ("blend", 3)
+        assert blended.tokens != truth[tuple(MOVED)], "the blend must be wrong, or the ladder shows nothing"
+        for prompt in [MOVED, MOVED + TAIL, MOVED[:192], PARTS[2] + TAIL, *DONORS] * 2:
+            assert engine.ask([prompt], wish=EXACT)[0].tokens == truth[tuple(prompt)]
+
+
+def test_who_did_not_ask_is_told_of_what_is_approximate(engine: Engine) -> None:
+    engine.reset_prefix_cache()
+    exact, blended = engine.llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in (DONORS[0], [*tokens(20, 5), *DONORS[1][20:]])],
+        greedy(1, no_wish=True),
+        use_tqdm=False,
+    )
+    assert exact.kv_transfer_params is None
+    assert blended.kv_transfer_params["dejakv"]["approximate"]
+
+
+def test_what_vllm_holds_stays_and_is_shared(engine: Engine, truth: Any) -> None:
+    """A late edit: the beginning is vLLM's own, and what the blend puts behind it is the request's alone."""
+    engine.settle()
+    engine.reset_prefix_cache()
+    engine.ask([LATE[:160] + TAIL], wish={"mode": "off", "no_store": True})
+    (blended,) = engine.ask([LATE], wish=BLEND)
+    assert (blended.told["method"], blended.tokens) == ("blend", truth[tuple(LATE)])
+    assert blended.told["tokens_recomputed"] == len(LATE) - 160 - 16
+    for prompt in (LATE, LATE[:160] + TAIL, DONORS[0]):
+        (exact,) = engine.ask([prompt], wish=EXACT)
+        assert (exact.told["approximate"], exact.tokens) == (False, truth[tuple(prompt)])
+        assert exact.cached > 0
+
+
+def test_donors_may_be_named_within_the_partition(engine: Engine) -> None:
+    """Whether a donor exists elsewhere is not told."""
+    first, second, _ = keys(engine)
+    named = ask(engine, MOVED, {**BLEND, "donors": [first, second]})
+    assert named.told["donors"] == [first, second]
+    for donor in (first, "0" * 40):
+        foreign = ask(engine, MOVED, {**BLEND, "donor": donor}, salt="two")
+        assert foreign.told["method"] == "none"
+        assert foreign.told["reason"] == "named: a donor that the request names is not known in its partition"
+
+
+def test_a_request_says_how_alike_is_enough(engine: Engine) -> None:
+    assert ask(engine, MOVED, {**BLEND, "threshold": 1.0}).told["method"] == "none"
+
+
+def test_partitions_do_not_see_each_other(engine: Engine, truth: Any) -> None:
+    other = ask(engine, MOVED, salt="two")
+    assert (other.told["method"], other.told["donor"], other.cached) == ("none", None, 0)
+    assert other.tokens == truth[tuple(MOVED)]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("gone", "gone or cannot be read"),
+        ("shape", "another shape"),
+        ("dtype", "another dtype"),
+        ("raises", "the store failed: OSError"),
+    ],
+)
+def test_a_donor_that_cannot_be_used_is_left_out(
+    engine: Engine, truth: Any, case: str, words: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is blended from the others; the cause is told, counted and in the log."""
+    first, second, third = keys(engine)
+    real, before = Store.get_parts, engine.metrics().get("vllm:dejakv_donors_left_out", 0)
+
+    def get_parts(store: Any, id: str, *more: Any) -> Any:
+        parts = real(store, id, *more)
+        if id != second:
+            return parts
+        if case == "raises":
+            raise OSError("the disk is gone")
+        if case == "gone":
+            return None
+        cut = slice(None) if case == "dtype" else slice(1)
+        kind, name = (np.float16, "F16") if case == "dtype" else (np.float32, "F32")
+        return [Chunk(one.meta, Tensor(one.tensor.data[:, cut].astype(kind), name), one.rows) for one in parts]
+
+    monkeypatch.setattr(Store, "get_parts", get_parts)
+    output = ask(engine, MOVED)
+    assert set(output.told["donors"]) == {first, third}
+    assert output.told["reason"].startswith("1 of the donors left out")
+    assert words in output.told["reason"]
+    assert words in caplog.text
+    assert output.tokens == truth[tuple(MOVED)]
+    assert engine.metrics()["vllm:dejakv_donors_left_out"] == before + 1
+
+
+class Steps:
+    """What vLLM's model is given in each step, by its own scheduler and for blends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.tokens: list[int] = []
+        self.then: Any = lambda: None
+        self._step = engine.llm.llm_engine.step
+        model = engine.core.model_executor.driver_worker.worker.model_runner.get_model()
+        self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _model: Any, _given: Any, named: Any) -> None:
+        self.tokens[-1] += named["positions"].shape[-1]
+        self.then()
+
+    def step(self) -> list[Any]:
+        self.tokens.append(0)
+        return self._step()
+
+
+@pytest.fixture
+def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    engine.settle()
+    engine.reset_prefix_cache()
+    made = Steps(engine)
+    monkeypatch.setattr(engine.llm.llm_engine, "step", made.step)
+    yield made
+    made.hook.remove()
+
+
+@pytest.mark.parametrize("prefills", [0, 4])
+def test_decoding_goes_on_beside_blends(engine: Engine, steps: Steps, prefills: int) -> None:
+    """Each step gives a token to each request that decodes, and its model computes no more tokens than the budget. Blends come to their
+    end beside prompts that would fill every step."""
+    llm = engine.llm.llm_engine
+    decoding, blends = [f"decode-{number}" for number in range(3)], [f"blend-{number}" for number in range(12)]
+    for number, name in enumerate(decoding):
+        llm.add_request(name, {"prompt_token_ids": tokens(40, 310 + number)}, greedy(400, mode="off", no_store=True))
+    produced: dict[str, int] = {}
+    told: dict[str, Any] = {}
+
+    def step() -> None:
+        for output in llm.step():
+            produced[output.request_id] = len(output.outputs[0].token_ids)
+            if output.finished and output.request_id in blends:
+                told[output.request_id] = output.kv_transfer_params["dejakv"]
+
+    while len(produced) < len(decoding):
+        step()
+    for number, name in enumerate(blends):
+        prompt = tokens(30, 330 + number) + MOVED[40 + number : 300]
+        llm.add_request(name, {"prompt_token_ids": prompt}, greedy(1, **BLEND))
+    for number in range(prefills):
+        ids = {"prompt_token_ids": tokens(900, 360 + number)}
+        llm.add_request(f"prefill-{number}", ids, greedy(1, mode="off", no_store=True))
+    began = len(steps.tokens)
+    while len(told) < len(blends):
+        before = [produced[name] for name in decoding]
+        step()
+        assert [produced[name] for name in decoding] == [count + 1 for count in before]
+    llm.abort_request([*decoding, *(f"prefill-{number}" for number in range(prefills))])
+    assert [one["method"] for one in told.values()] == ["blend"] * len(blends)
+    assert max(steps.tokens[began:]) <= BUDGET
+    computed = sum(one["tokens_recomputed"] + 16 for one in told.values())
+    assert sum(steps.tokens[began:]) >= computed > BUDGET
+
+
+def test_aborted_blends_stop_at_the_next_step(engine: Engine, steps: Steps) -> None:
+    """Nothing is computed for a client that has left, and its blocks are free."""
+    llm, names = engine.llm.llm_engine, [f"left-{number}" for number in range(10)]
+    for number, name in enumerate(names):
+        prompt = tokens(30, 30 + number) + MOVED[60 + number :]
+        llm.add_request(name, {"prompt_token_ids": prompt}, greedy(1, **BLEND))
+    while not steps.tokens or not steps.tokens[-1]:
+        llm.step()
+    llm.abort_request(names)
+    llm.step()
+    began = len(steps.tokens)
+    for _ in range(10):
+        llm.step()
+    assert sum(steps.tokens[began:]) == 0
+    engine.settle()
+    assert engine.metrics()["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_a_blend_that_takes_too_long_is_computed(
+    engine: Engine, steps: Steps, truth: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its rows are there when its time is over: nothing of them is used."""
+    clock, late = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    steps.then = lambda: late.__setitem__(0, 100.0)
+    (output,) = engine.ask([MOVED], wish=BLEND)
+    assert output.told["reason"] == "the load took longer than 60 s"
+    assert (output.told["approximate"], output.tokens) == (False, truth[tuple(MOVED)])

@@ -1,0 +1,359 @@
+"""What the connector promises one request, on the model of integers with vLLM's own scheduler. Each answer is that of full computation:
+`ask` sees to it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_engine import BLOCK, ROW, Asked, ToyEngine, answer
+from vllm_harness import segments, spoil, tokens
+
+from dejakv.cache import HierarchicalCache
+from dejakv.store.open import open_store
+from dejakv.store.store import Store
+
+A, B = tokens(100, 1), tokens(90, 2)
+Start = Callable[..., ToyEngine]
+
+
+def ask(engine: ToyEngine, prompt: list[int], *, fresh: bool = True, **options: Any) -> Asked:
+    """One request; `fresh`: nothing of the prompt is in vLLM's own cache."""
+    if fresh:
+        engine.forget()
+    asked = engine.ask(prompt, **options)
+    assert asked.tokens == answer(prompt, asked.count, asked.weight)
+    return asked
+
+
+def method(engine: ToyEngine, prompt: list[int], **options: Any) -> str:
+    return ask(engine, prompt, **options).told["method"]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("length", [17, 31, 32, 33, 100, 200])
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_prompt_is_computed_once(toy: Start, length: int, parts: bool, count: int) -> None:
+    """Also where it is larger than what saves may hold in memory and is stored in parts, and where the request is over before a part is."""
+    extra = {"max_pending_bytes": 4 * BLOCK * ROW} if parts else {}
+    engine, prompt = toy(extra), tokens(length, 3)
+    first = ask(engine, prompt, count=count)
+    assert (first.told["method"], first.computed) == ("none", length + count - 1)
+    again = ask(engine, prompt, count=count)
+    assert (again.told["method"], again.told["level"], again.computed) == ("exact", "exact_text", count)
+    assert (again.told["tokens_reused"], again.told["bytes_loaded"]) == (length - 1, (length - 1) * ROW)
+
+
+def test_a_common_prefix_is_computed_once(toy: Start) -> None:
+    engine = toy({})
+    ask(engine, A)
+    for prompt, common in ((A + B, 100), (A[:50], 49), (A[:64] + B, 64), (A[:60] + B, 60)):
+        asked = ask(engine, prompt, no_store=True)
+        assert (asked.told["level"], asked.told["tokens_reused"]) == ("prefix", common), prompt
+        assert asked.computed == len(prompt) - common
+
+
+def test_what_vllm_holds_itself_is_not_loaded(toy: Start) -> None:
+    engine = toy({})
+    ask(engine, A[:40])
+    ask(engine, A)
+    engine.forget()
+    ask(engine, A[:40], fresh=False, no_store=True)  # two blocks of it lie in vLLM's own cache now
+    asked = ask(engine, A, fresh=False)
+    assert (asked.told["tokens_reused"], asked.computed) == (len(A) - 1 - 2 * BLOCK, 1)
+    again = ask(engine, A, fresh=False)
+    assert (again.told["method"], again.told["reason"].split(",")[0]) == (
+        "none",
+        "3 tokens beyond vLLM's own prefix hit",
+    )
+
+
+def test_several_requests_in_one_step(toy: Start) -> None:
+    engine = toy({}, budget=512)
+    prompts = [tokens(60 + number, number) for number in range(6)]
+    for prompt in prompts[:3]:
+        ask(engine, prompt)
+    engine.forget()
+    names = [engine.add(prompt, count=4) for prompt in prompts]
+    engine.drain()
+    asked = [engine.asked[name] for name in names]
+    assert [one.told["method"] for one in asked] == ["exact"] * 3 + ["none"] * 3
+    assert [one.tokens for one in asked] == [answer(prompt, 4, engine.weight) for prompt in prompts]
+
+
+def test_requests_of_one_prefix_read_it_once(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy({}, budget=512, blocks=100, seqs=8)
+    ask(engine, A)
+    engine.forget()
+    reads: list[str] = []
+    real = Store.get_parts
+    monkeypatch.setattr(
+        Store, "get_parts", lambda store, id, *more: (reads.append(id), time.sleep(0.2), real(store, id, *more))[2]
+    )
+    names = [engine.add(A + tokens(20, number), no_store=True) for number in range(8)]
+    engine.drain()
+    assert [engine.asked[name].told["method"] for name in names] == ["exact"] * 8
+    assert len(reads) < 4
+
+
+def test_partitions_do_not_see_each_other(toy: Start) -> None:
+    engine = toy({})
+    ask(engine, A, salt="one")
+    for other in ("two", None, "one ", "default"):
+        asked = ask(engine, A, salt=other, no_store=True)
+        assert (asked.told["method"], asked.computed) == ("none", len(A))
+    assert method(engine, A, salt="one") == "exact"
+
+
+def test_off_is_off_and_what_is_not_to_be_kept_is_not(toy: Start) -> None:
+    engine = toy({})
+    ask(engine, A, no_store=True)
+    assert method(engine, A) == "none"
+    off = ask(engine, A, mode="off")
+    assert (off.told["method"], off.told["reason"], off.computed) == ("none", "mode is off", len(A))
+    assert method(engine, A) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ({"mode": "fuzzy"}, "unknown mode 'fuzzy'"),
+        ({"mode": "blend"}, "mode 'blend' is not allowed here"),
+        ({"threshold": 1.5}, "threshold 1.5 is no cosine"),
+        ({"threshold": "high"}, "threshold 'high' is no cosine"),
+        ({"no_store": "yes"}, "no_store 'yes' is neither true nor false"),
+        ({"ttl": 0}, "ttl 0 is no time"),
+        ({"donor": 7}, "donor is no string"),
+        ({"donors": [7]}, "donors is no list of strings"),
+        ({"donors": ["a"] * 17}, "17 donors: the server takes state of at most blend_donors=16"),
+        ({"donor": "a", "donors": ["b"]}, "donor and donors: give one of them"),
+        ({"partition": "two"}, "unknown field 'partition'"),
+    ],
+)
+def test_a_choice_that_cannot_be_read_is_a_miss(toy: Start, wish: dict[str, Any], reason: str) -> None:
+    """Answered, told why, and nothing of it is stored."""
+    engine = toy({})
+    asked = ask(engine, A, **wish)
+    assert asked.told["method"] == "none"
+    assert asked.told["reason"].startswith(reason)
+    assert method(engine, A) == "none"
+
+
+@pytest.mark.parametrize(
+    ("extra", "stored"),
+    [
+        ({"min_tokens": 101}, False),
+        ({"max_tokens": 99}, False),
+        ({"max_tokens": 100}, True),
+        ({"max_bytes": 99 * ROW}, False),
+        ({"min_gain": 100}, False),
+        ({"min_gain": 99}, True),
+        ({"ttl": 0.2}, False),
+    ],
+)
+def test_settings_decide_what_is_reused(toy: Start, extra: dict[str, Any], stored: bool) -> None:
+    engine = toy(extra)
+    ask(engine, A)
+    engine.settle()
+    time.sleep(extra.get("ttl", 0))
+    assert (method(engine, A) == "exact") == stored
+
+
+def test_a_request_shortens_its_lifetime(toy: Start) -> None:
+    engine = toy({"ttl": 60})
+    ask(engine, A, ttl=0.3)
+    ask(engine, B, ttl=500)
+    engine.settle()
+    time.sleep(0.3)
+    assert [method(engine, prompt, no_store=True) for prompt in (A, B)] == ["none", "exact"]
+
+
+def test_a_prompt_may_have_to_come_twice_before_it_is_stored(toy: Start) -> None:
+    engine = toy({"second_sight": True})
+    assert [method(engine, A) for _ in range(3)] == ["none", "none", "exact"]
+
+
+def test_what_was_evicted_is_stored_when_it_comes_again(toy: Start, tmp_path: Path) -> None:
+    """A store with room for one prompt of the two."""
+    engine = toy({"store_dir": str(tmp_path), "max_bytes": 150 * ROW})
+    assert [method(engine, prompt) for prompt in (A, B, A, A)] == ["none", "none", "none", "exact"]
+
+
+@pytest.mark.parametrize("disk", [True, False])
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_prompt_that_is_being_stored_is_found(toy: Start, tmp_path: Path, disk: bool, count: int) -> None:
+    """Read your writes, by several clients at once and in a conversation that goes on. Nothing but the store serves here."""
+    engine = toy({"store_dir": str(tmp_path)} if disk else {}, prefix=False)
+    prompts = [tokens(60, 70 + number) for number in range(4)]
+    for each in range(2):
+        names = [engine.add(prompt, count=count) for prompt in prompts]
+        engine.drain()
+        assert [engine.asked[name].told["method"] for name in names] == [("none", "exact")[each]] * 4
+    for number in range(6):
+        prompt = tokens(80, 100 + number)
+        first = ask(engine, prompt, fresh=False, count=count)
+        longer = ask(engine, [*prompt, *first.tokens, *tokens(20, number)], fresh=False)
+        assert (longer.told["method"], longer.told["tokens_reused"]) == ("exact", 80)
+        assert method(engine, prompt, fresh=False, salt="somebody else", no_store=True) == "none"
+
+
+def test_a_slow_store_is_not_waited_for(toy: Start, held: Any) -> None:
+    engine = toy({}, prefix=False, budget=512, blocks=100)
+    for _ in range(2):  # what a token takes to compute is known from these on
+        for number in range(3):
+            engine.add(tokens(200, 30 + number), no_store=True)
+        engine.settle()
+    go = held("put")
+    ask(engine, A, fresh=False)
+    assert method(engine, A, fresh=False, no_store=True) == "none"
+    go.set()
+    engine.settle()
+    assert method(engine, A, fresh=False) == "exact"
+
+
+def test_a_load_that_takes_too_long_is_a_miss(toy: Start, held: Any) -> None:
+    engine = toy({"load_timeout_s": 0.2})
+    ask(engine, A)
+    engine.forget()
+    held("get_parts")
+    asked = ask(engine, A, fresh=False)
+    assert (asked.told["method"], asked.told["reason"]) == ("none", "the load took longer than 0.2 s")
+
+
+def test_a_lookup_that_takes_too_long_is_a_miss(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy({"lookup_timeout_s": 0.1})
+    ask(engine, A)
+    find = HierarchicalCache.find
+    monkeypatch.setattr(HierarchicalCache, "find", lambda *given: (time.sleep(0.5), find(*given))[1])
+    assert ask(engine, A).told["reason"] == "the lookup took longer than 0.1 s"
+
+
+def test_an_error_in_a_lookup_is_a_miss(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy({})
+    monkeypatch.setattr(HierarchicalCache, "find", lambda *_: 1 / 0)
+    assert ask(engine, A).told["reason"] == "the lookup failed: ZeroDivisionError"
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_saves_behind_a_store_that_hangs_are_dropped(toy: Start, held: Any, parts: bool) -> None:
+    """The engine goes on, no block is kept longer than is needed, and what was taken is stored in the end."""
+    engine = toy({"max_pending_bytes": (40 if parts else 110) * ROW})
+    ask(engine, tokens(20, 9))
+    engine.settle()
+    go = held("put")
+    for number in range(3):
+        engine.add(tokens(100, 20 + number), no_store=number == 2)
+    while any(not asked.over for asked in engine.asked.values()):
+        engine.step()
+    go.set()
+    engine.settle()
+    found = [method(engine, tokens(100, 20 + number), no_store=True) for number in range(3)]
+    assert found[2] == "none"
+    assert "exact" in found[:2]
+    assert parts or found[1] == "none"
+
+
+def test_a_part_that_is_not_stored_leaves_a_prefix(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy({"max_pending_bytes": 4 * BLOCK * ROW})
+    put = Store.put
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", lambda store, chunk: chunk.first < 64 and put(store, chunk))
+        ask(engine, A)
+        engine.forget()
+    asked = ask(engine, A)
+    assert (asked.told["level"], asked.told["tokens_reused"]) == ("prefix", 64)
+    assert ask(engine, A).told["level"] == "exact_text"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_no_memory_for_a_copy_costs_the_save(
+    toy: Start, error: Exception, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is in the log. What is no lack of memory is not hidden."""
+    engine = toy({})
+
+    def fail(*_given: Any, **_options: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "index_select", fail)
+        ask(engine, A, count=4)
+        engine.settle()
+    assert "no memory to copy the state of a prompt of 100 tokens" in caplog.text
+    assert [method(engine, A) for _ in range(2)] == ["none", "exact"]
+    error = IndexError("a fault of ours")
+    monkeypatch.setattr(torch, "index_select", fail)
+    with pytest.raises(IndexError, match="a fault of ours"):
+        engine.ask(B, count=4)
+
+
+@pytest.mark.parametrize("damage", ["changed", "deleted", "emptied", "all gone"])
+def test_state_that_cannot_be_read_is_a_miss(toy: Start, tmp_path: Path, damage: str) -> None:
+    """And it is stored again."""
+    engine = toy({"store_dir": str(tmp_path), "memory_bytes": 0})
+    ask(engine, A)
+    engine.forget()
+    for path in segments(tmp_path):
+        if damage == "changed":
+            spoil(path)
+        elif damage == "emptied":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+    asked = ask(engine, A, fresh=False)
+    assert asked.told["method"] == "none"
+    assert "gone or cannot be read" in asked.told["reason"]
+    assert [method(engine, A) for _ in range(2)][-1] == "exact"
+
+
+def test_a_restart_finds_what_was_stored(toy: Start, tmp_path: Path) -> None:
+    extra = {"store_dir": str(tmp_path)}
+    ask(toy(extra), A)  # the end of an engine waits for what is being stored
+    assert method(toy(extra), A) == "exact"
+
+
+def test_what_another_process_stores_is_found(toy: Start, tmp_path: Path) -> None:
+    ask(toy({"store_dir": str(tmp_path / "theirs")}), A)
+    engine = toy({"store_dir": str(tmp_path / "ours"), "refresh_s": 0.05})
+    theirs, ours = open_store(tmp_path / "theirs"), open_store(tmp_path / "ours")
+    for meta in theirs.metas():
+        chunk = theirs.get(meta.id)
+        assert chunk is not None
+        ours.put(chunk)
+    while method(engine, A, no_store=True) == "none":
+        time.sleep(0.05)
+    theirs.close()
+    ours.close()
+
+
+def test_aborted_requests_leave_nothing(toy: Start, held: Any) -> None:
+    """In their queue, in a load, in the prefill and while they are being stored in parts."""
+    engine = toy({"max_pending_bytes": 4 * BLOCK * ROW}, budget=32)
+    ask(engine, A)
+    engine.forget()
+    go = held("get_parts")
+    loading, computing = engine.add(A, count=50), engine.add(B, count=50)
+    queued = [engine.add(tokens(150, number), count=50) for number in range(4)]
+    while not engine.loading or not engine.held:
+        engine.step()
+    for name in (loading, computing, *queued):
+        engine.abort(name)
+    engine.step()
+    go.set()
+    engine.drain()
+    storing = engine.add(tokens(200, 8), count=50)
+    while not engine.asked[storing].tokens:
+        engine.step()
+    engine.step()
+    engine.abort(storing)
+    engine.drain()
+    assert method(engine, A) == "exact"
