@@ -1,4 +1,4 @@
-"""Random programs: a model that is changed while it is served, in 60 ways, and PEFT adapters of 18 kinds.
+"""Random programs: a model that is changed while it is served, in many ways, and PEFT adapters of 18 kinds.
 
 A program is a sequence of changes and of prompts that come again. Each answer must be what the model answers alone at
 that moment. A test of other arguments of `generate` gives its own `options`.
@@ -100,6 +100,13 @@ def layers(model: Any, order: Callable[[list[Any]], list[Any]]) -> None:
 
 def shuffled(model: Any, dice: random.Random) -> None:
     layers(model, lambda held: dice.sample(held, len(held)))
+
+
+@torch.no_grad()
+def replaced(model: Any, dice: random.Random) -> None:
+    number = dice.randrange(len(model.model.layers))
+    model.model.layers[number] = copy.deepcopy(model.model.layers[number])
+    every(model.model.layers[number], lambda p: p.add_(noise(p, dice)))
 
 
 def doubled(model: Any, dice: random.Random) -> None:
@@ -301,23 +308,23 @@ CHANGES: dict[str, Callable[[Any, random.Random], None]] = {
     "transposed": transposed,
     "swapped": exchanged,
     "shuffled": shuffled,
+    "replaced": replaced,
     "doubled": doubled,
     "removed": removed,
     "hook": hooked,
     "wrapped hook": wrapped_hook,
     "pre-hook": pre_hooked,
     "unhooked": unhooked,
-    "unhooked again": unhooked,
+    "plain forward": lambda m, d: setattr(
+        layer(m, d).self_attn, "forward", lambda hidden_states, **_: (hidden_states, None)
+    ),
     "wrapped forward": wrapped_forward,
     "own forward": own_forward,
-    "own forward again": own_forward,
     "subclass": subclassed,
     "own class": own_class,
-    "own class again": own_class,
     "scaled": scaled,
     "rescaled": rescaled,
     "unscaled": unscaled,
-    "unscaled again": unscaled,
     "bf16 and back": there_and_back,
     "resized": resized,
     "tied": tied,
@@ -354,6 +361,12 @@ CHANGES: dict[str, Callable[[Any, random.Random], None]] = {
     "compiled": compiled,
     "uncompiled": uncompiled,
 }
+AFTER = {
+    "unhooked": "hook", "own forward": "wrapped forward", "own class": "subclass", "rescaled": "scaled", "unscaled": "scaled",
+    "untied": "tied", "unparametrized": "weight norm", "unpruned": "pruned", "below a container": "dictionary",
+    "uncompiled": "compiled",
+}  # fmt: skip
+"""What must have come before a change that takes something back."""
 
 
 @contextmanager
@@ -462,42 +475,48 @@ def scale(model: Any, dice: random.Random) -> None:
                 module.scaling[name] *= dice.choice([0.5, 3.0])
 
 
-def merged(model: Any, dice: random.Random) -> None:
-    model.merge_adapter()
+def rescaled_anew(model: Any, dice: random.Random) -> None:
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling = {name: 5 * value for name, value in module.scaling.items()}
 
 
-def unmerged(model: Any, dice: random.Random) -> None:
-    model.unmerge_adapter()
-
-
-def second(model: Any, dice: random.Random, make: Callable[[], Any]) -> None:
+def second(model: Any, dice: random.Random) -> None:
     if "two" not in model.peft_config:
-        model.add_adapter("two", make())
+        model.add_adapter("two", model.peft_config["default"])
     model.set_adapter("two")
 
 
-def first(model: Any, dice: random.Random) -> None:
-    model.set_adapter("default")
+def loaded(model: Any, dice: random.Random) -> None:
+    state = {name: value + noise(value, dice) for name, value in peft.get_peft_model_state_dict(model).items()}
+    peft.set_peft_model_state_dict(model, state)
 
 
-def switched_off(model: Any, dice: random.Random) -> None:
-    model.base_model.disable_adapter_layers()
+def deleted(model: Any, dice: random.Random) -> None:
+    second(model, dice)
+    model.delete_adapter("default")
 
 
-def switched_on(model: Any, dice: random.Random) -> None:
-    model.base_model.enable_adapter_layers()
+STEPS: dict[str, Callable[[Any, random.Random], object]] = {
+    "in place": adapter_weights,
+    "loaded": loaded,
+    "scale": scale,
+    "scale anew": rescaled_anew,
+    "merge": lambda m, d: m.merge_adapter(),
+    "unmerge": lambda m, d: m.unmerge_adapter(),
+    "first": lambda m, d: m.set_adapter("default"),
+    "second": second,
+    "deleted": deleted,
+    "off": lambda m, d: m.base_model.disable_adapter_layers(),
+    "on": lambda m, d: m.base_model.enable_adapter_layers(),
+    "base": lambda m, d: in_place(m.get_base_model(), d),
+}
 
 
 def adapted_model(tuner: str, seed: int, tally: Tally, options: Options = greedy, changes: int = 6) -> None:
     """A tiny Llama with an adapter, attached as the wrapper or as the base model; four answers after each change."""
     dice = random.Random(f"{tuner}{seed}")
     make = TUNERS[tuner]
-    steps: dict[str, Callable[[Any, random.Random], None]] = {
-        "in place": adapter_weights, "scale": scale, "merge": merged, "unmerge": unmerged, "first": first,
-        "second": lambda m, d: second(m, d, make), "off": switched_off, "on": switched_on, "base": lambda m, d: in_place(
-            m.get_base_model(), d
-        ),
-    }  # fmt: skip
     records: list[Record] = []
     with settings_kept():
         base = tiny(seed)
@@ -517,12 +536,12 @@ def adapted_model(tuner: str, seed: int, tally: Tally, options: Options = greedy
                     compare(tally, attached, through, dice, done, options)
                     if dice.random() < 0.7:
                         cache.flush()
-                name = dice.choice(list(steps))
+                name = dice.choice(list(STEPS))
                 done = f"{done}; {name}"
                 with contextlib.suppress(
                     Exception
                 ):  # not every kind of adapter can be merged, scaled or joined by another
-                    steps[name](model, dice)
+                    STEPS[name](model, dice)
                 model.eval()
     hits = sum(record.provenance.startswith("hit") for record in records)
     tally.hits += hits

@@ -27,7 +27,7 @@ from dejakv.records import Record
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of options that are drawn together
 
 WORDS = 97
-CALLS = 60 if soak_rounds() == 1 else 400 * soak_rounds()
+CALLS = 25 if soak_rounds() == 1 else 400 * soak_rounds()
 """For each kind of model. Each call is asked twice."""
 CONFIGURED = (
     "do_sample", "eos_token_id", "max_new_tokens", "num_beams", "pad_token_id", "repetition_penalty",

@@ -30,7 +30,7 @@ from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 
 PLAIN = SemanticCacheConfig(semantic_text=False, costs=COSTS)
-TEXTS = [make_document(random.Random(seed), facts=20).text for seed in range(6)]
+TEXTS = [make_document(random.Random(seed), facts=20).text for seed in range(3)]
 
 
 class Slow(Store):

@@ -113,11 +113,15 @@ def test_what_the_caller_does_to_its_cache_does_not_reach_what_is_stored(way: An
     assert torch.equal(again.sequences, alone(model).sequences)
 
 
-@pytest.mark.parametrize("tier", ["memory", "disk"])
 @pytest.mark.parametrize(
-    "more", [{}, {"num_beams": 2}, {"max_time": 0.0}, {"max_new_tokens": 1, "min_new_tokens": 1}], ids=str
+    ("way", "more", "tier"),
+    [
+        *((way, {}, tier) for way in WAYS for tier in ("memory", "disk")),
+        (written_to, {"num_beams": 2}, "disk"),
+        (written_to, {"max_time": 0.0}, "disk"),
+        (written_to, {"max_new_tokens": 1, "min_new_tokens": 1}, "disk"),
+    ],
 )
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_hit_does_not_hand_out_the_stores_memory(way: Any, more: dict[str, Any], tier: str, tmp_path: Path) -> None:
     model = text_model("llama")
     config = SemanticCacheConfig(

@@ -1,12 +1,9 @@
 """PEFT adapters: whatever changes what they add to the model is another model."""
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import peft
-import pytest
 import torch
 from peft.helpers import rescale_adapter_scale
 from tiny_transformers import text_model, tokenizer
@@ -29,56 +26,6 @@ def adapted(alpha: int = 16) -> Any:
     return model
 
 
-def rescaled(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(getattr(module, "scaling", None), dict):
-            module.scaling = {name: 5 * value for name, value in module.scaling.items()}
-
-
-def rescaled_in_place(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(getattr(module, "scaling", None), dict):
-            module.scaling["default"] *= 5
-
-
-def another_active(model: Any) -> None:
-    model.set_adapter("two")
-
-
-def off(model: Any) -> None:
-    model.base_model.disable_adapter_layers()
-
-
-def another_merged(model: Any) -> None:
-    model.merge_adapter(["two"])
-
-
-def merged_and_unmerged_scaled(model: Any) -> None:
-    model.merge_adapter()
-    rescaled(model)
-    model.unmerge_adapter()
-
-
-def weights_copied(model: Any) -> None:
-    for name, weight in model.named_parameters():
-        if "lora_B.default" in name:
-            weight.data.copy_(torch.full_like(weight, 0.7))
-
-
-def loaded(model: Any) -> None:
-    state = {name: value + 1 for name, value in peft.get_peft_model_state_dict(model).items()}
-    peft.set_peft_model_state_dict(model, state)
-
-
-def deleted(model: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT says that another adapter becomes active
-        model.delete_adapter("default")
-
-
-CHANGES: list[Callable[[Any], None]] = [
-    rescaled, rescaled_in_place, another_active, off, another_merged, merged_and_unmerged_scaled, weights_copied, loaded, deleted,
-]  # fmt: skip
 OPTIONS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
 
@@ -91,19 +38,6 @@ def alone(model: Any) -> torch.Tensor:
     return type(model).generate(model, **inputs(), **OPTIONS)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_the_next_use_after_a_change_is_computed(change: Callable[[Any], None]) -> None:
-    model = adapted()
-    records: list[Record] = []
-    with dejakv.attach(model, tokenizer(), on_record=records.append) as cache:
-        before = model.generate(**inputs(), **OPTIONS)
-        cache.flush()
-        assert torch.equal(model.generate(**inputs(), **OPTIONS), before)
-        change(model)
-        assert torch.equal(model.generate(**inputs(), **OPTIONS), alone(model))
-        assert [record.method for record in records] == ["none", "exact", "none"]
-
-
 def test_merging_the_active_adapter_is_another_model_too() -> None:
     model = adapted()
     engine = TransformersEngine(model, tokenizer())
@@ -113,18 +47,6 @@ def test_merging_the_active_adapter_is_another_model_too() -> None:
     with rescale_adapter_scale(model, 0.5):
         seen.add(engine.weights_changed())
     assert len(seen) == 3
-
-
-def test_adapters_that_take_turns_find_their_own_state_again() -> None:
-    model = adapted()
-    records: list[Record] = []
-    with dejakv.attach(model, tokenizer(), on_record=records.append) as cache:
-        for _ in range(3):
-            for name in ("default", "two"):
-                model.set_adapter(name)
-                assert torch.equal(model.generate(**inputs(), **OPTIONS), alone(model))
-                cache.flush()
-    assert [record.method for record in records] == ["none"] * 2 + ["exact"] * 4
 
 
 def test_after_a_restart_the_same_weights_with_another_alpha_find_nothing(tmp_path: Path) -> None:
