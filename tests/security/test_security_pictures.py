@@ -74,6 +74,8 @@ def test_harmful_files(server: Running, name: str) -> None:
         "data:image/png;base64,@@@@",
         "data:image/png;base64,\u00e9",
         "data:image/svg+xml;base64,PHN2Zy8+",
+        data_url(GOOD).replace("data:image/png", "data:text/html"),
+        data_url(GOOD).replace("data:image/png;base64", "http://127.0.0.1:1/a.png"),
         "",
     ],
 )
