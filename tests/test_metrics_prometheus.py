@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dejakv.decide.counts import CacheCounts
-from dejakv.decide.promotion import PromotionCounts
 from dejakv.encoder_cache import VisualKVCache
+from dejakv.idle import QueueCounts
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
@@ -66,9 +66,8 @@ def everything():
         "encoder": cache.stats,
         "stores": {"chunks": lambda: store},
         "levels": lambda: counts,
-        "promotions": lambda: PromotionCounts(waiting=7, dropped=8),
+        "waiting": lambda: QueueCounts(labels=9, promotions=7, dropped=8),
         "trust": lambda: TRUST,
-        "labels_waiting": lambda: 9,
         "requests": totals,
     }
 
@@ -121,7 +120,7 @@ def test_a_bound_belongs_to_its_bucket():
 
 
 def test_the_error_bound_is_exported_with_its_figures():
-    samples = scraped(trust=lambda: TRUST, labels_waiting=lambda: 9)
+    samples = scraped(trust=lambda: TRUST, waiting=lambda: QueueCounts(labels=9))
     assert [samples[f"dejakv_trust_{name}",] for name in ("bound", "upper", "rules_open", "waiting")] == [
         0.01,
         0.009,

@@ -11,8 +11,8 @@ from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 from dejakv.build import build_cache
 from dejakv.datasets.docs import ask
 from dejakv.decide.plan import Ask
-from dejakv.decide.promotion import Promotions
 from dejakv.errors import InputError
+from dejakv.idle import SettlingQueue
 from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
@@ -89,17 +89,17 @@ def test_rows_of_a_blend_live_no_longer_than_its_donors(docs_engine: Any, clock:
 
 def test_a_prompt_that_waits_too_long_is_not_promoted(docs_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.decide.promotion.now", clock)
-    waiting, prepared = Promotions(), docs_engine.prepare(request(QUESTION))
-    waiting.note("old", prepared, 60.0)
+    monkeypatch.setattr("dejakv.idle.now", clock)
+    waiting, prepared = SettlingQueue(), docs_engine.prepare(request(QUESTION))
+    waiting.promote("old", prepared, 60.0)
     clock.seconds = 50
-    waiting.note("young", prepared, 60.0)
+    waiting.promote("young", prepared, 60.0)
     clock.seconds = 70
-    taken = waiting.take()
+    taken = waiting.take_promotion()
     assert taken is not None
     assert taken.key == "young"
     assert taken.request.ttl == pytest.approx(40, abs=1)
-    assert waiting.take() is None
+    assert waiting.take_promotion() is None
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "60", True])

@@ -36,7 +36,7 @@ def test_a_blended_prompt_is_blended_again_and_exact_after_idle_time(docs_engine
     for answer in (first, again):
         assert (answer.record.method, answer.record.approximate, answer.record.stored) == ("blend", True, False)
     assert again.record.computed_tokens < 0.6 * again.record.prompt_tokens
-    assert len(pipeline.cache.promotions) == 1
+    assert pipeline.cache.queue.counts.promotions == 1
     assert pipeline.promote_one()
     assert not pipeline.promote_one()
     exact = pipeline.answer(wanted)
@@ -107,7 +107,7 @@ def test_a_prompt_that_is_exact_meanwhile_is_passed_over(blended: Any) -> None:
 def test_a_cleared_partition_waits_no_longer_and_others_do(blended: Any) -> None:
     pipeline, _ = blended
     pipeline.cache.clear("somebody else")
-    assert len(pipeline.cache.promotions) == 1
+    assert pipeline.cache.queue.counts.promotions == 1
     pipeline.cache.clear("default")
     assert not pipeline.promote_one()
 
@@ -120,7 +120,7 @@ def test_another_model_promotes_nothing(blended: Any) -> None:
 
     pipeline.engine = Other(pipeline.engine)
     assert not pipeline.promote_one()
-    assert len(pipeline.cache.promotions) == 0
+    assert pipeline.cache.queue.counts.promotions == 0
 
 
 def test_a_failure_is_counted_and_the_prompt_forgotten(blended: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,14 +52,14 @@ def during(pipeline: Pipeline, errand: Callable[[], object], removing: Callable[
     idle.start()
     assert engine.reached.wait()
     began = threading.Event()
-    removals = pipeline.cache.removals  # pyright: ignore[reportOptionalMemberAccess]
-    note = removals.note
+    queue = pipeline.cache.queue  # pyright: ignore[reportOptionalMemberAccess]
+    removing_ = queue.removing
 
     def noting(partition: str | None) -> None:
-        note(partition)
+        removing_(partition)
         began.set()
 
-    removals.note = noting
+    queue.removing = noting
     remover = threading.Thread(target=removing)
     remover.start()
     assert began.wait()
@@ -101,7 +101,7 @@ def test_a_label_does_not_either_and_is_lost(served: Any) -> None:
     for _ in range(PILOT + 1):
         sampled = Sampling(4, temperature=1.0)  # so that full computation is a run of its own
         pipeline.answer(replace(next(stream), sampling=sampled))
-    assert len(pipeline.cache.audits)
+    assert pipeline.cache.queue.counts.labels
     during(pipeline, pipeline.label_one, lambda: pipeline.purge(Selection("default")))
     assert list(pipeline.cache.store.metas()) == []
     report = pipeline.cache.trust("default")

@@ -21,17 +21,16 @@ from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match
 from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
-from dejakv.decide.promotion import Promotions, Removals
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
+from dejakv.idle import SettlingQueue
 from dejakv.records import Record, greedy_note
 from dejakv.request import Request, forget
 from dejakv.store.age import now, remaining, shortest
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
 from dejakv.store.store import Store
-from dejakv.trust.audits import Audits
 from dejakv.trust.differs import differs_of
 from dejakv.trust.gate import Gate
 from dejakv.trust.report import TrustReport
@@ -87,13 +86,11 @@ class HierarchicalCache:
         )
         self.config = self.finder.config
         self.gate = gate
-        self.audits = Audits[Decision](gate, differs_of(self.config.differs)) if gate is not None else None
+        self.queue = SettlingQueue(gate, differs_of(self.config.differs) if gate is not None else None)
         self.fusion = fusion
         self.observers: list[Observer] = [*([fusion] if fusion is not None else [])]
         if gate is not None:
-            self.observers.insert(0, ErrorBound(gate, self.config, self.audits))
-        self.promotions = Promotions()
-        self.removals = Removals()
+            self.observers.insert(0, ErrorBound(gate, self.config, self.queue))
         self._served: WeakSet[Engine] = WeakSet()
         self.store.on_evict(self.finder.remove)
         self.finder.fill()
@@ -119,18 +116,13 @@ class HierarchicalCache:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         return self.finder.exactly(prepared, costs=engine.costs_under(self.config.costs))
 
-    @property
-    def waiting(self) -> int:
-        """Prompts that wait to be settled in idle time."""
-        return len(self.promotions) + (len(self.audits) if self.audits is not None else 0)
-
     def keep(
         self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion, *, promote: bool = False
     ) -> bool:
         """Keeps what was computed, off the caller's path. True if the prompt's exact state was handed to the writer.
 
         plan     the plan that ran
-        promote  a prompt that was answered approximately is to wait in `promotions`, from which the caller takes it
+        promote  a prompt that was answered approximately is to wait in `queue`, from which the caller takes it
 
         Of a blended prompt the rows that were computed in every layer are kept, for later blends and nothing else.
         """
@@ -142,7 +134,7 @@ class HierarchicalCache:
             if ran.rows is not None:
                 self._keep_rows(prepared, decision.key, ran, ran.rows)
             if promote:
-                self.promotions.note(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
+                self.queue.promote(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
             return False
         if plan.method == "exact" or self.store.meta(decision.key) is not None:
             return False
@@ -159,12 +151,12 @@ class HierarchicalCache:
     ) -> bool:
         """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room.
 
-        begun  `removals.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
+        begun  `queue.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
         """
         tokens, partition = len(prepared.token_ids), prepared.request.partition
 
         def removed() -> bool:
-            return begun is not None and self.removals.since(begun, partition)
+            return begun is not None and self.queue.removed_since(begun, partition)
 
         if removed() or not self._wanted(decision.key, tokens, partition):
             return False
@@ -276,7 +268,7 @@ class HierarchicalCache:
         self._findable(meta, levels=True)
 
     def _findable(self, meta: ChunkMeta, *, levels: bool) -> None:
-        self.promotions.forget(meta.id)
+        self.queue.forget(meta.id)
         self.finder.add(meta, levels=levels)
         if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
             self.finder.remove(meta.id)
@@ -309,7 +301,7 @@ class HierarchicalCache:
     def clear(self, partition: str) -> int:
         """Removes one partition's chunks; how many there were."""
         check_partition(partition)
-        self.removals.note(partition)
+        self.queue.removing(partition)
         self.store.flush()
         removed = self.store.clear(partition)
         self.finder.counts.clear(partition)
@@ -318,9 +310,7 @@ class HierarchicalCache:
 
     def _forget(self, partition: str | None) -> None:
         forget((*self.finder.levels, *self.finder.guards), partition)
-        self.promotions.clear(partition)
-        if self.audits is not None:
-            self.audits.clear(partition)
+        self.queue.clear(partition)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed.
@@ -334,7 +324,7 @@ class HierarchicalCache:
         """
         check_scope(selection.partition)
         if not dry_run:
-            self.removals.note(selection.partition)
+            self.queue.removing(selection.partition)
         self.store.flush()
         purged = self.store.purge(selection, dry_run=dry_run)
         if not dry_run:
@@ -358,8 +348,7 @@ class HierarchicalCache:
 
     def close(self) -> None:
         """Finishes the saves and closes the store. What waits to be labelled is lost."""
-        if self.audits is not None:
-            self.audits.close()
+        self.queue.close()
         if self.gate is not None:
             self.gate.close()
         self.finder.stop()

@@ -5,14 +5,15 @@ error bound its answer is compared with the approximate one that was, or would h
 """
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.cache import HierarchicalCache
 from dejakv.decide.plan import Decision, Plan
 from dejakv.engines.base import Completion, Engine, OnToken, Prepared
 from dejakv.errors import ModelChangedError
@@ -20,14 +21,241 @@ from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling, after_waiting, keeping
 from dejakv.store.age import now
 from dejakv.store.base import ChunkMeta
-from dejakv.trust.audits import SECONDS, Audit, Audits
 from dejakv.trust.differs import Differs, Seen
+from dejakv.trust.draw import Draw
 from dejakv.trust.features import certainty
+from dejakv.trust.gate import Gate
+
+if TYPE_CHECKING:
+    from dejakv.cache import HierarchicalCache
 
 logger = logging.getLogger("dejakv.trust")
 
 Run = Callable[[Prepared, Sequence[Plan], OnToken | None], tuple[Plan, Completion]]
 """Runs the first plan that the engine does not refuse; see `Pipeline.run_plans`."""
+
+
+MOST_LABELS, MOST_PROMOTIONS = 256, 64
+"""Would-be hits that wait for their label, and prompts that wait to be computed exactly, at once."""
+
+MOST_BYTES = 64 << 20
+"""Bytes of text and pictures of what waits, of each kind."""
+
+SECONDS = 600.0
+"""For which the runs of one label may take, together. It counts as wrong then: else slow requests would be left out."""
+
+PREFILL = Sampling(max_new_tokens=1)
+"""An answer of one token: it is the state that is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """A prompt that was answered approximately, by its exact key.
+
+    epoch  of the model that answered it
+    came   seconds since 1970 in which it was asked
+    ttl    seconds from then on for which it may wait and its state be used, 0 without a limit
+    """
+
+    key: str
+    request: Request
+    epoch: str
+    came: float
+    ttl: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        request = self.request
+        return len(request.prompt) + len(request.chunk) + sum(len(item.data) for item in request.media)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label(Promotion):
+    """A would-be hit that waits for its label, by the id of its draw: the way that was not taken is to run. A *shadow* was answered in
+    full, an *audit* approximately.
+
+    decision  how it was to be run
+    answer    what was answered, if that is one of the two answers to be compared; None: both must run
+    """
+
+    draw: Draw
+    decision: Decision
+    answer: Seen | None = None
+
+
+@dataclass(frozen=True)
+class QueueCounts:
+    """What waits now, `labels` None without an error bound, and promotions `dropped` since the start for want of room."""
+
+    labels: int | None = None
+    promotions: int = 0
+    dropped: int = 0
+
+
+W = TypeVar("W", bound=Promotion)
+
+
+class SettlingQueue:
+    """What waits to be settled, in bounds, and the removals that such work heeds. Thread-safe.
+
+    gate, differs  of an error bound, which learns from labels; without them nothing is labelled
+
+    The oldest label is made first, since labels count in the order of their draws. If there is no room the oldest is lost, a shadow before
+    any audit, since an audit that is lost counts as wrong: it stays or goes by what comes after it, and not by its own outcome. A request
+    that alone is too large waits alone. Of promotions the newest is made first, and the oldest are dropped: they stay approximate until
+    they come again.
+    """
+
+    def __init__(
+        self,
+        gate: Gate | None = None,
+        differs: Differs | None = None,
+        *,
+        most_labels: int = MOST_LABELS,
+        most_promotions: int = MOST_PROMOTIONS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.gate = gate
+        self.differs = differs
+        self.closed = False
+        """Whether nothing is to be labelled any more."""
+        self.on_label: Callable[[str, bool, Seen | None], None] = lambda _id, _wrong, _reused: None
+        """Told of each label: the id of its draw, whether the answer was wrong, and the approximate answer if it is known."""
+        self._most_labels, self._most_promotions, self._most_bytes = most_labels, most_promotions, most_bytes
+        self._labels: dict[str, Label] = {}
+        self._promotions: dict[str, Promotion] = {}
+        self._dropped = 0
+        self._removals = 0
+        self._removed: dict[str | None, int] = {}
+        self._lock = threading.Lock()
+
+    def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
+        """A labelled draw waits from before its request runs: a client who leaves when it sees the answer changes nothing."""
+        if not draw.labelled:
+            return
+        label = Label(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
+        waiting = self._labels
+        lost: list[Label] = []
+        with self._lock:
+            if self.closed:
+                lost = [label]
+            else:
+                waiting[draw.id] = label
+                while len(waiting) > 1 and self._full(waiting, self._most_labels):
+                    shadows = (id for id, other in waiting.items() if not other.draw.served and id != draw.id)
+                    lost.append(waiting.pop(next(shadows, next(iter(waiting)))))
+        self._lose(lost)
+
+    def answered(self, draw: Draw, answer: Seen | None, *, approximate: bool) -> None:
+        """What the request was answered, None where both answers must run; `approximate`: whether that was approximately. A plan to
+        reuse that ended in an exact answer is no approximate answer, and nothing that is labelled."""
+        with self._lock:
+            label = self._labels.get(draw.id)
+            if label is None:
+                return
+            if approximate == draw.served:
+                self._labels[draw.id] = replace(label, answer=answer)
+                return
+            del self._labels[draw.id]
+        self._lose(
+            [replace(label, draw=replace(draw, served=False))]
+        )  # nothing approximate was served that could be wrong
+
+    def take_label(self) -> Label | None:
+        """The oldest, which waits no longer; None if there is none. Its taker calls `learn` or `lose`."""
+        with self._lock:
+            return self._labels.pop(next(iter(self._labels))) if self._labels else None
+
+    def learn(
+        self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None, reused: Seen | None = None
+    ) -> None:
+        """The outcome of one that was taken. `tried`: what running its plan showed, for a late draw; `reused`: see `on_label`."""
+        assert self.gate is not None
+        self.gate.learn(label.draw, wrong, tried)
+        self.on_label(label.key, wrong, reused)
+
+    def lose(self, label: Label) -> None:
+        """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""
+        assert self.gate is not None
+        self.gate.lost(label.draw)
+
+    def promote(self, key: str, prepared: Prepared, ttl: float = 0.0) -> None:
+        """The prompt of this key was answered approximately. One that waits already becomes the newest."""
+        request = replace(prepared.request, sampling=PREFILL, metadata={})
+        waiting = self._promotions
+        with self._lock:
+            waiting.pop(key, None)
+            waiting[key] = Promotion(key=key, request=request, epoch=prepared.epoch, came=now(), ttl=ttl)
+            while self._full(waiting, self._most_promotions):
+                del waiting[next(iter(waiting))]
+                self._dropped += 1
+
+    def take_promotion(self) -> Promotion | None:
+        """The newest, which waits no longer; None if there is none. Its request may keep its state for the time that is left of its own."""
+        with self._lock:
+            while self._promotions:
+                _, item = self._promotions.popitem()
+                left = item.came + item.ttl - now()
+                if not item.ttl:
+                    return item
+                if left > 0:
+                    return replace(item, request=replace(item.request, ttl=left))
+            return None
+
+    def forget(self, key: str) -> None:
+        """The prompt of this key was computed exactly."""
+        with self._lock:
+            self._promotions.pop(key, None)
+
+    def removing(self, partition: str | None) -> None:
+        """A purge or clearing begins, of a partition or of all: work that began before it is not stored."""
+        with self._lock:
+            self._removals += 1
+            self._removed[partition] = self._removals
+
+    def mark(self) -> int:
+        """Now, for `removed_since`. Taken before it is known of which partition the work will be."""
+        return self._removals
+
+    def removed_since(self, mark: int, partition: str) -> bool:
+        """Whether a removal that may concern the partition has begun after the mark."""
+        with self._lock:
+            return max(self._removed.get(partition, 0), self._removed.get(None, 0)) > mark
+
+    def clear(self, partition: str | None) -> None:
+        """Forgets one partition's requests, None for all: labels are lost."""
+        with self._lock:
+            lost = _popped(self._labels, partition)
+            _popped(self._promotions, partition)
+        self._lose(lost)
+
+    def close(self) -> None:
+        """Whatever waits for its label is lost, and what comes later."""
+        with self._lock:
+            self.closed = True
+            lost = _popped(self._labels, None)
+        self._lose(lost)
+
+    @property
+    def counts(self) -> QueueCounts:
+        with self._lock:
+            labels = len(self._labels) if self.gate is not None else None
+            return QueueCounts(labels, len(self._promotions), self._dropped)
+
+    def __len__(self) -> int:
+        return len(self._labels) + len(self._promotions)
+
+    def _full(self, waiting: Mapping[str, Promotion], most: int) -> bool:
+        return len(waiting) > most or sum(item.nbytes for item in waiting.values()) > self._most_bytes
+
+    def _lose(self, labels: Sequence[Label]) -> None:
+        for label in labels:
+            self.lose(label)
+
+
+def _popped(waiting: dict[str, W], partition: str | None) -> list[W]:
+    gone = [key for key, item in waiting.items() if partition in (None, item.request.partition)]
+    return [waiting.pop(key) for key in gone]
 
 
 class _Unlabelled(Exception):
@@ -43,7 +271,7 @@ class _Stopped(Exception):
 
 
 class Settler:
-    """Settles what waits in a cache's `audits` and `promotions`, with an engine that is free.
+    """Settles what waits in a cache's queue, with an engine that is free.
 
     seconds  for which the runs of one label may take, by `clock`, which must not jump
     """
@@ -51,7 +279,7 @@ class Settler:
     def __init__(
         self,
         engine: Engine,
-        cache: HierarchicalCache,
+        cache: "HierarchicalCache",
         run: Run,
         *,
         seconds: float = SECONDS,
@@ -68,14 +296,14 @@ class Settler:
         return self.label_one() or self.promote_one()
 
     def promote_one(self) -> bool:
-        """Computes the newest prompt that waits in `promotions`, and stores its state. False if none waits.
+        """Computes the newest prompt that waits for its promotion, and stores its state. False if none waits.
 
         Prompts whose exact state has arrived meanwhile, or that another model answered, are passed over. A failure is counted and
         logged, and the prompt forgotten.
         """
         cache = self._cache
-        begun = cache.removals.mark()
-        while (waiting := cache.promotions.take()) is not None:
+        begun = cache.queue.mark()
+        while (waiting := cache.queue.take_promotion()) is not None:
             if cache.store.meta(waiting.key) is None and waiting.epoch == self._engine.epoch:
                 done, request = False, waiting.request
                 try:
@@ -95,16 +323,17 @@ class Settler:
         A label that could not be made is lost if its runs never began: the donor is gone, another model runs. If they began and
         failed, took too long or did not finish before the cache was closed, the answer counts as wrong, and the log says why.
         """
-        audits, begun = self._cache.audits, self._cache.removals.mark()
-        audit = audits.take() if audits is not None else None
-        if audits is None or audit is None:
+        queue = self._cache.queue
+        begun = queue.mark()
+        label = queue.take_label()
+        if label is None:
             return False
         tried: dict[str, float] = {}
         reused: Seen | None = None
         try:
-            wrong, reused = self._judged(audit, audits, tried, begun)
+            wrong, reused = self._judged(label, tried, begun)
         except (_Unlabelled, ModelChangedError):
-            audits.lose(audit)
+            queue.lose(label)
             return True
         except _Stopped:
             wrong = True
@@ -112,31 +341,30 @@ class Settler:
             logger.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
             wrong = True
         except BaseException:  # the process is being ended
-            audits.learn(audit, True)
+            queue.learn(label, True)
             raise
-        audits.learn(audit, wrong, tried, reused)
+        queue.learn(label, wrong, tried, reused)
         return True
 
-    def _judged(
-        self, audit: Audit[Decision], audits: Audits[Decision], tried: dict[str, float], begun: int
-    ) -> tuple[bool, Seen]:
+    def _judged(self, label: Label, tried: dict[str, float], begun: int) -> tuple[bool, Seen]:
         """Whether the approximate answer is wrong, and that answer. `tried` gets what the approximate plan's first token shows;
-        `begun`: `removals.mark()` when the hit was taken."""
-        trial, cache = audit.decision.trial, self._cache
+        `begun`: `queue.mark()` when the hit was taken."""
+        trial, cache, queue = label.decision.trial, self._cache, self._cache.queue
+        differs, served = queue.differs, label.draw.served
         assert trial is not None
-        differs, served = audits.differs, audit.draw.served
-        full = None if served else audit.answer
-        reused = audit.answer if served else _of_donor(trial.plan, audit.request, differs)
+        assert differs is not None
+        full = None if served else label.answer
+        reused = label.answer if served else _of_donor(trial.plan, label.request, differs)
         at_hand = all(cache.store.meta(donor.id) is not None for donor in trial.plan.donors)
-        if audit.epoch != self._engine.epoch or (reused is None and not at_hand):
+        if label.epoch != self._engine.epoch or (reused is None and not at_hand):
             raise _Unlabelled  # a plan without some of its donors is another plan
         until = self._clock() + self._seconds
-        removals, partition = cache.removals, audit.request.partition
+        partition = label.request.partition
 
         def go_on(_token: int, _text: str) -> None:
-            if removals.since(begun, partition):
+            if queue.removed_since(begun, partition):
                 raise _Unlabelled
-            if audits.closed:
+            if queue.closed:
                 raise _Stopped
             if self._clock() > until:
                 raise _OutOfTime(f"more than {self._seconds:g} seconds")
@@ -145,18 +373,18 @@ class Settler:
             tried.update(certainty(logs))
             return ""
 
-        request = after_waiting(audit.request, now() - audit.came)
+        request = after_waiting(label.request, now() - label.came)
         request = replace(request, sampling=Sampling(differs.tokens or request.sampling.max_new_tokens))
         with keeping(no_store=request.no_store, ttl=request.ttl):
-            prepared = replace(self._engine.prepare(request), epoch=audit.epoch)
+            prepared = replace(self._engine.prepare(request), epoch=label.epoch)
             if full is None:
                 decision, completion = self._exactly(prepared, go_on)
                 wanted = not request.no_store and cache.store.meta(decision.key) is None
                 if wanted and cache.keep_exact(prepared, decision, completion, begun=begun):
-                    cache.promotions.forget(decision.key)
+                    queue.forget(decision.key)
                 full = seen(completion)
             if reused is None:
-                prefix = audit.decision.found.prefix
+                prefix = label.decision.found.prefix
                 engine = self._engine.apart(prefix[0].tokens if prefix is not None else 0)
                 plan = replace(trial.plan, accept=look)
                 ran = engine.run(prepared, plan, cache.store, on_token=go_on)
@@ -164,7 +392,7 @@ class Settler:
                     raise _Unlabelled
                 reused = seen(ran)
         go_on(0, "")
-        return differs.wrong(audit.request, full, reused), reused
+        return differs.wrong(label.request, full, reused), reused
 
     def _exactly(self, prepared: Prepared, on_token: OnToken | None) -> tuple[Decision, Completion]:
         """Full computation, behind the exact prefix if there is one."""

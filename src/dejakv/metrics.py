@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from dejakv.decide.counts import CacheCounts
-from dejakv.decide.promotion import PromotionCounts
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
+from dejakv.idle import QueueCounts
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
 from dejakv.trust.report import TrustReport
@@ -127,8 +127,8 @@ class CacheCollector(Collector):
     encoder   `VisualKVCache.stats`
     stores    `Store.stats` by the name they are to have
     levels    counts of the levels, all partitions together
-    promotions  prompts that wait for idle time
-    trust     what is known of the error bound, None without one; `labels_waiting`: hits that wait for their label
+    waiting   prompts that wait for idle time
+    trust     what is known of the error bound, None without one
     requests  sums over records
     """
 
@@ -138,17 +138,15 @@ class CacheCollector(Collector):
         encoder: Callable[[], EncoderCacheStats] | None = None,
         stores: Mapping[str, Callable[[], StoreStats]] | None = None,
         levels: Callable[[], CacheCounts] | None = None,
-        promotions: Callable[[], PromotionCounts] | None = None,
+        waiting: Callable[[], QueueCounts] | None = None,
         trust: Callable[[], TrustReport | None] | None = None,
-        labels_waiting: Callable[[], int] | None = None,
         requests: RequestTotals | None = None,
     ) -> None:
         self._encoder = encoder
         self._stores = dict(stores or {})
         self._levels = levels
-        self._promotions = promotions
+        self._waiting = waiting
         self._trust = trust
-        self._labels_waiting = labels_waiting
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
@@ -159,15 +157,11 @@ class CacheCollector(Collector):
             yield from store_metrics({name: stats() for name, stats in self._stores.items()})
         if self._levels is not None:
             yield from level_metrics(self._levels())
-        if self._promotions is not None:
-            yield from promotion_metrics(self._promotions())
+        if self._waiting is not None:
+            yield from queue_metrics(self._waiting())
         report = self._trust() if self._trust is not None else None
         if report is not None:
             yield from trust_metrics(report)
-        if self._labels_waiting is not None:
-            yield GaugeMetricFamily(
-                "dejakv_trust_waiting", "Hits that wait for their label.", value=self._labels_waiting()
-            )
         if self._requests is not None:
             yield from self._requests.metrics()
 
@@ -220,14 +214,16 @@ def level_metrics(counts: CacheCounts) -> Iterator[Metric]:
     yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
 
 
-def promotion_metrics(counts: PromotionCounts) -> Iterator[Metric]:
+def queue_metrics(counts: QueueCounts) -> Iterator[Metric]:
     """The figures of the prompts that wait for idle time."""
     yield GaugeMetricFamily(
-        "dejakv_promotions_waiting", "Approximately answered prompts that wait for idle time.", value=counts.waiting
+        "dejakv_promotions_waiting", "Approximately answered prompts that wait for idle time.", value=counts.promotions
     )
     yield CounterMetricFamily(
         "dejakv_promotions_dropped", "Such prompts dropped for want of room.", value=counts.dropped
     )
+    if counts.labels is not None:
+        yield GaugeMetricFamily("dejakv_trust_waiting", "Hits that wait for their label.", value=counts.labels)
 
 
 def trust_metrics(report: TrustReport) -> Iterator[Metric]:

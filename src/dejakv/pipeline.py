@@ -119,7 +119,7 @@ class Pipeline:
     @property
     def waiting(self) -> int:
         """How many prompts wait to be settled."""
-        return self.cache.waiting if self.cache is not None else 0
+        return len(self.cache.queue) if self.cache is not None else 0
 
     def settle_one(self) -> bool:
         """Settles one prompt: labels a would-be hit, or else computes an approximately answered one exactly. False if none waits.
@@ -144,8 +144,8 @@ class Pipeline:
 
     def stop_settling(self) -> None:
         """Ends a label that is being made at its next token; from now on would-be hits are lost, and nothing is labelled."""
-        if self.cache is not None and self.cache.audits is not None:
-            self.cache.audits.close()
+        if self.cache is not None:
+            self.cache.queue.close()
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
@@ -153,7 +153,7 @@ class Pipeline:
         It waits for what idle time is computing, which is not kept: a label ends at its next token. Raises: StoreError.
         """
         if self.cache is not None and not dry_run:
-            self.cache.removals.note(selection.partition)
+            self.cache.queue.removing(selection.partition)
         with self._settling:
             purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
             registry = self.engine.encoder_cache

@@ -103,7 +103,7 @@ def test_closing_loses_what_waits(engine: Any, tmp_path: Path) -> None:
             client.post("/v1/generate", json=body(asked))
             stored(client)
         cache = client.app.state.service.worker.pipeline.cache  # pyright: ignore[reportAttributeAccessIssue]
-        assert len(cache.audits) == PILOT + 2
+        assert cache.queue.counts.labels == PILOT + 2
     assert cache.trust(None) is None  # it is closed
     gate = build_gate(told.cache(1))
     assert gate is not None

@@ -100,7 +100,7 @@ def test_nothing_is_promoted_between_requests_that_follow_each_other(pipeline: T
 
     asyncio.run(scenario())
     assert pipeline.order == ["answered", "answered"]
-    assert len(pipeline.cache.promotions) == 2
+    assert pipeline.cache.queue.counts.promotions == 2
 
 
 def test_the_server_promotes_when_it_is_idle_and_says_so(engine: Any) -> None:
@@ -130,4 +130,4 @@ def test_a_server_may_be_told_not_to(engine: Any) -> None:
             told = client.post("/v1/generate", json=body).json()
             stored(client)
         assert told["reuse"] == "blend"
-        assert len(client.app.state.service.worker.pipeline.cache.promotions) == 0
+        assert client.app.state.service.worker.pipeline.cache.queue.counts.promotions == 0

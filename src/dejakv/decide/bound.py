@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Decision, Method, Plan, Trial
 from dejakv.request import Prepared, Request
-from dejakv.trust.audits import Audits
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.features import LATE_BLEND, TIME_SHARE, certainty, features_of, orders
 from dejakv.trust.gate import Gate
+
+if TYPE_CHECKING:
+    from dejakv.idle import SettlingQueue
 
 BOUND = "error bound"
 """How the reason begins where the bound does not let an approximate plan run."""
@@ -24,13 +26,13 @@ class ErrorBound:
     """Draws for every approximate plan: whether it is served, and whether it is labelled in idle time.
 
     gate    knows how often plans were wrong, and draws
-    audits  where would-be hits wait for their labels; None: their draws are the caller's business
+    queue   where would-be hits wait for their labels; None: their draws are the caller's business
     """
 
-    def __init__(self, gate: Gate, config: SemanticCacheConfig, audits: Audits[Decision] | None = None) -> None:
+    def __init__(self, gate: Gate, config: SemanticCacheConfig, queue: "SettlingQueue | None" = None) -> None:
         self._gate = gate
         self._config = config
-        self._audits = audits
+        self._queue = queue
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
         """The decision with its trial, and without the approximate plan where that is not served.
@@ -67,10 +69,10 @@ class ErrorBound:
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
         """Hands the answer to the label that waits: one of the two that are compared is known then."""
-        trial, audits = decision.trial, self._audits
-        if trial is not None and trial.draw is not None and audits is not None:
-            answer = _greedy(prepared.request, ran, audits.differs)
-            audits.answered(trial.draw, answer, approximate=plan.approximate)
+        trial, queue = decision.trial, self._queue
+        if trial is not None and trial.draw is not None and queue is not None and queue.differs is not None:
+            answer = _greedy(prepared.request, ran, queue.differs)
+            queue.answered(trial.draw, answer, approximate=plan.approximate)
 
     def _tries(self, prepared: Prepared, setting: str, known: Mapping[str, float]) -> bool:
         """Whether a blend of which this is known (`TIME_SHARE`) may be served once it was tried."""
@@ -104,8 +106,8 @@ class ErrorBound:
 
     def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
         """The label waits from before anybody has seen a token."""
-        if self._audits is not None:
-            self._audits.note(draw, prepared.request, prepared.epoch, decision)
+        if self._queue is not None:
+            self._queue.label(draw, prepared.request, prepared.epoch, decision)
 
 
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:

@@ -255,8 +255,8 @@ def shortened(request: Request) -> Request:
 
 def _labels_whole_answers(pipeline: Pipeline) -> bool:
     """Whether an error bound is learned from more than the first token: then a short answer would teach it wrongly."""
-    audits = pipeline.cache.audits if pipeline.cache is not None else None
-    return audits is not None and audits.differs.tokens != 1
+    differs = pipeline.cache.queue.differs if pipeline.cache is not None else None
+    return differs is not None and differs.tokens != 1
 
 
 def _idle(pipeline: Pipeline) -> None:

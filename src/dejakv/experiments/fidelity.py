@@ -56,8 +56,8 @@ class Labels:
     def __init__(self, pipelines: Mapping[str, Pipeline]) -> None:
         self._told: dict[str, tuple[bool, Seen | None]] = {}
         for pipeline in pipelines.values():
-            if pipeline.cache is not None and pipeline.cache.audits is not None:
-                pipeline.cache.audits.on_label = self._note
+            if pipeline.cache is not None:
+                pipeline.cache.queue.on_label = self._note
 
     def _note(self, draw: str, wrong: bool, reused: Seen | None) -> None:
         self._told[draw] = wrong, reused

@@ -48,15 +48,13 @@ def metrics(service: AnyService) -> Response:
     registry = CollectorRegistry()  # of this server alone: nothing is registered globally
     registry.register(ServerCollector(service.worker))
     cache, encoder = service.cache, service.worker.pipeline.engine.encoder_cache
-    audits = cache.audits
     registry.register(
         CacheCollector(
             encoder=encoder.stats if encoder is not None else None,
             stores={"chunks": cache.store.stats},
             levels=lambda: cache.stats(None),
-            promotions=lambda: cache.promotions.counts,
+            waiting=lambda: cache.queue.counts,
             trust=lambda: cache.trust(None),
-            labels_waiting=audits.__len__ if audits is not None else None,
             requests=service.worker.totals,
         )
     )

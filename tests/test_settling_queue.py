@@ -1,0 +1,210 @@
+"""What waits to be settled, within bounds: each draw is learned or lost once, each promotion waits once."""
+
+from typing import Any
+
+from tests.trust.gates import gate_of, hit, opened, pilot
+
+from dejakv.engines.base import Prepared
+from dejakv.idle import PREFILL, QueueCounts, SettlingQueue
+from dejakv.request import Media, Request
+from dejakv.trust.differs import Seen, differs_of
+from dejakv.trust.draw import Draw
+from dejakv.trust.gate import Gate
+
+ANSWER = Seen("a", (1,))
+
+
+def exploring() -> Gate:
+    """A closed gate that labels every hit."""
+    gate = gate_of()
+    pilot(gate)
+    return gate
+
+
+def labels(gate: Gate, most: int = 8, most_bytes: int = 1 << 20) -> SettlingQueue:
+    return SettlingQueue(gate, differs_of("first"), most_labels=most, most_bytes=most_bytes)
+
+
+def noted(waiting: Any, prompt: str = "p", partition: str = "a", media: tuple[Media, ...] = ()) -> Draw:
+    draw = hit(waiting.gate, 0.0, partition)
+    waiting.label(draw, Request("r", prompt, "", media, partition), "e", prompt)
+    return draw
+
+
+def lost(gate: Gate) -> int:
+    return gate.report(None).lost
+
+
+def test_the_oldest_comes_first_and_leaves() -> None:
+    waiting = labels(exploring())
+    for prompt in "abc":
+        noted(waiting, prompt)
+    taken = [waiting.take_label() for _ in range(3)]
+    assert [item and item.request.prompt for item in taken] == ["a", "b", "c"]
+    assert waiting.take_label() is None
+    assert len(waiting) == 0
+
+
+def test_only_labelled_draws_wait() -> None:
+    gate = gate_of(chance=0.9, explore_share=0.5)
+    pilot(gate)
+    waiting = labels(gate)
+    assert not noted(waiting).labelled
+    assert len(waiting) == 0
+
+
+def test_without_room_the_oldest_is_lost() -> None:
+    gate = exploring()
+    waiting = labels(gate, most=2)
+    for prompt in "abc":
+        noted(waiting, prompt)
+    assert [waiting.take_label().request.prompt, waiting.take_label().request.prompt] == ["b", "c"]  # pyright: ignore[reportOptionalMemberAccess]
+    assert lost(gate) == 1
+
+
+def test_bytes_are_bounded_and_one_large_request_waits_alone() -> None:
+    """It would otherwise never be labelled, and large requests may be wrong more often than others."""
+    gate = exploring()
+    waiting = labels(gate, most_bytes=100)
+    noted(waiting, "x" * 60)
+    noted(waiting, "small", media=(Media(b"y" * 500),))
+    assert (len(waiting), lost(gate)) == (1, 1)
+    noted(waiting, "z" * 60)
+    assert (len(waiting), lost(gate)) == (1, 2)
+    noted(waiting, "z" * 40)
+    assert (len(waiting), lost(gate)) == (2, 2)
+
+
+def test_an_answer_is_kept_only_of_the_way_that_was_drawn() -> None:
+    gate = exploring()
+    waiting = labels(gate)
+    waiting.answered(noted(waiting), ANSWER, approximate=False)
+    item = waiting.take_label()
+    assert item is not None
+    assert item.answer == ANSWER
+
+
+def test_a_served_hit_that_ran_exactly_in_the_end_is_lost() -> None:
+    """A blend may find too little to take. The bound is on answers that are approximate."""
+    gate = opened()
+    gate._random = lambda: 0.0
+    waiting = labels(gate)
+    draw = noted(waiting)
+    assert (draw.served, draw.labelled) == (True, True)
+    waiting.answered(draw, ANSWER, approximate=False)
+    assert (len(waiting), lost(gate)) == (0, 1)
+
+
+def test_an_answer_after_its_label_was_taken_is_of_no_use() -> None:
+    waiting = labels(exploring())
+    draw = noted(waiting)
+    assert waiting.take_label() is not None
+    waiting.answered(draw, ANSWER, approximate=False)
+    assert len(waiting) == 0
+
+
+def test_clearing_a_partition_loses_its_own_alone() -> None:
+    gate = exploring()
+    pilot(gate, "b")
+    waiting = labels(gate)
+    noted(waiting, "a")
+    noted(waiting, "b", "b")
+    waiting.clear("b")
+    assert (gate.report("a").lost, gate.report("b").lost, len(waiting)) == (0, 1, 1)
+
+
+def test_closing_loses_what_waits_and_what_comes() -> None:
+    gate = exploring()
+    waiting = labels(gate)
+    noted(waiting)
+    waiting.close()
+    noted(waiting)
+    assert (len(waiting), lost(gate), waiting.closed) == (0, 2, True)
+    assert waiting.take_label() is None
+
+
+def test_a_label_is_learned() -> None:
+    gate = exploring()
+    waiting = labels(gate)
+    for wrong in (True, False):
+        noted(waiting)
+        item = waiting.take_label()
+        assert item is not None
+        waiting.learn(item, wrong)
+    report = gate.report("a")
+    assert (report.explored, report.explored_wrong) == (2, 1)
+
+
+def asked(key: str, partition: str = "a", **more: Any) -> Prepared:
+    return Prepared(Request(key, f"prompt {key}", key, partition=partition, **more), (1, 2, 3), epoch="e")
+
+
+def promoting(prompts: SettlingQueue, keys: str, **more: Any) -> SettlingQueue:
+    for key in keys:
+        prompts.promote(key, asked(key, **more))
+    return prompts
+
+
+def taken(prompts: SettlingQueue) -> str:
+    found = ""
+    while (item := prompts.take_promotion()) is not None:
+        found += item.key
+    return found
+
+
+def test_the_newest_prompt_comes_first_and_each_once() -> None:
+    assert taken(promoting(SettlingQueue(), "12321")) == "123"
+    assert taken(SettlingQueue()) == ""
+
+
+def test_what_waits_is_the_prompt_and_not_what_a_caller_hung_on_it() -> None:
+    prompts = SettlingQueue()
+    prompts.promote("k", asked("k", metadata={"options": object()}))
+    item = prompts.take_promotion()
+    assert item is not None
+    assert (item.request.prompt, item.request.chunk, item.epoch) == ("prompt k", "k", "e")
+    assert (item.request.sampling, item.request.metadata) == (PREFILL, {})
+
+
+def test_a_prompt_that_was_computed_exactly_waits_no_longer() -> None:
+    prompts = promoting(SettlingQueue(), "12")
+    prompts.forget("2")
+    prompts.forget("2")
+    assert taken(prompts) == "1"
+
+
+def test_partitions_are_cleared_apart() -> None:
+    prompts = promoting(promoting(SettlingQueue(), "13"), "2", partition="b")
+    prompts.clear("a")
+    assert taken(prompts) == "2"
+
+
+def test_the_oldest_are_dropped_beyond_either_bound() -> None:
+    prompts = promoting(SettlingQueue(most_promotions=3), "12345")
+    assert prompts.counts == QueueCounts(promotions=3, dropped=2)
+    assert taken(prompts) == "543"
+    large = promoting(SettlingQueue(most_bytes=250), "123", media=(Media(bytes(100)),))
+    assert large.counts == QueueCounts(promotions=2, dropped=1)
+    assert taken(large) == "32"
+    assert taken(promoting(large, "4")) == "4"
+    too_large = promoting(SettlingQueue(most_bytes=50), "1", media=(Media(bytes(100)),))
+    assert too_large.counts == QueueCounts(promotions=0, dropped=1)
+
+
+def test_a_removal_concerns_the_work_of_its_partition_that_began_before() -> None:
+    queue = SettlingQueue()
+    begun = queue.mark()
+    queue.removing("a")
+    assert (queue.removed_since(begun, "a"), queue.removed_since(begun, "b")) == (True, False)
+    assert not queue.removed_since(queue.mark(), "a")
+    queue.removing(None)
+    assert queue.removed_since(begun, "b")
+
+
+def test_labels_and_promotions_have_room_of_their_own() -> None:
+    queue = promoting(labels(exploring(), most=1), "1")
+    noted(queue)
+    assert (queue.counts, len(queue)) == (QueueCounts(labels=1, promotions=1), 2)
+    queue.close()
+    assert queue.counts == QueueCounts(labels=0, promotions=1)
+    assert SettlingQueue().counts.labels is None
