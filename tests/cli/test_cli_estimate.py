@@ -32,26 +32,3 @@ def test_a_log_is_estimated_and_nothing_is_overwritten(
     assert ended.value.code == 2
     assert "exists and is not overwritten" in capsys.readouterr().err
     assert (tmp_path / "new" / "estimate.json").read_bytes() == written
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("estimate", "Missing argument"),
-        ("tune --prompts log.jsonl", "give the log to `dejakv estimate LOG`"),
-        ("estimate missing", "no file"),
-        ("estimate x --max-samples 0", "--max-samples"),
-    ],
-)
-def test_mistakes(
-    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dejakv", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        app()
-    only = [text for text in capsys.readouterr().err.splitlines() if text.strip()]
-    assert ended.value.code == 2
-    assert len(only) == 1
-    assert says in only[0]
-    assert not list(tmp_path.iterdir())

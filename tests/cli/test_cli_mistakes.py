@@ -109,6 +109,18 @@ MISTAKES = [
         "run --embedding-layer vision:512 --embedding-hook vision --image-encoder folder --max-samples 1",
         'or set image_encoder="model" (--image-encoder model)',
     ),
+    ("run --preset nope", "choose one of shapes"),
+    ("run --model no-such-model", "no-such-model"),
+    ("run --model folder", "config.json"),
+    ("run --similarity-threshold 2", "-1 to 1"),
+    ("run --embedding-layer prompt", "NAME:DIM"),
+    ("run --embedding-layer prompt:7:0.5 --embedding-layer vision:auto:0.5 --max-samples 2", "prompt:192"),
+    ("run --temperature -1", "give 0 or more"),
+    ("run --output /proc/nowhere --max-samples 2", "--output"),
+    ("run --arms none,all", "none, prefix, cache"),
+    ("run --cache-mode maybe", "live, dry-run, off"),
+    ("run --encoder-threads -1", "encoder_threads=-1 is negative"),
+    ("run --preset docs --quotas default", "give NAME=BYTES"),
     ("run --no-such", "No such option"),
     ("run --max-samples", "requires an argument"),
     ("run stray", "unexpected extra argument"),
@@ -140,12 +152,23 @@ MISTAKES = [
     ("cache purge --cache-dir folder --older-than -1", "older_than=-1"),
     ("cache purge --cache-dir folder --older-than nan", "no age"),
     ("cache purge --cache-dir folder --older-than soon", "valid number"),
+    ("explain", "Missing option --donor"),
+    ("explain a", "give either the id of a sample and --run"),
+    ("explain --run .", "give either the id of a sample and --run"),
+    ("explain a --run . --donor b", "give either the id of a sample and --run"),
+    ("explain a --run .", "no summary.json"),
+    ("estimate", "Missing argument"),
+    ("estimate missing", "no file"),
+    ("estimate ok.jsonl --max-samples 0", "--max-samples"),
+    ("tune --prompts ok.jsonl", "give the log to `dejakv estimate LOG`"),
+    ("models get nope", "no model 'nope' can be fetched: choose smollm2-135m"),
+    ("serve --host 0.0.0.0", "--api-keys-file"),
     ("version", "it is `dejakv --version`"),
     ("nope", "No such command"),
 ]
 
 
-STAGES = ("starting", "loading ", "warming up", "docs-lm, ")
+STAGES = ("starting", "loading ", "warming up", "docs-lm, ", "shapes-vlm, ")
 """What a run says on standard error while it goes on, before a mistake that only a model's configuration or the loaded
 model can show, and what it says after ten seconds on a busy machine."""
 

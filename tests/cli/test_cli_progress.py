@@ -113,6 +113,8 @@ def test_on_a_terminal_it_is_a_bar_and_samples_are_lines_when_asked_for() -> Non
     with watching(Console(file=out, width=200, force_terminal=True), log_samples=True) as watch:
         watch.stage("serving")
         watch.sample(1, 2, row(100.0))
+        watch.sample(2, 2, Row("long", "q", None, error="the prompt has too many tokens"))
         watch.sample(2, 2, None)
     assert "[s] miss" in out.getvalue()
+    assert "[long] could not run: the prompt has too many tokens" in out.getvalue()
     assert "1/2" in out.getvalue() or "2/2" in out.getvalue()

@@ -1,6 +1,5 @@
 """What runs and sweeps write, replace and delete: their own files and stores, and nothing else."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ from dejakv.errors import ConfigError, StoreError
 from dejakv.experiments.output import replace_file, write_run
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Outcome, Row, summarize
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, log_line, logged, open_log
-from dejakv.records import Record
+from dejakv.experiments.sweep_log import COLUMNS, logged, open_log
 from dejakv.testing import make_chunk
 
 SUMMARY = {"dejakv_version": "0.1.0", "samples": 1}
@@ -108,22 +105,6 @@ def test_purging_refuses_a_folder_that_is_no_store(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="holds other files"):
             sweep(one_run(**setting), tmp_path / "log.csv", purge=True)
     assert (home / "chunks" / "ab" / "thesis.tex").read_text() == "mine"
-
-
-def test_false_hits_are_unknown_where_nobody_judged(tmp_path: Path) -> None:
-    hit = Outcome(Record("1", method="adopt", level="semantic_text"), "red")
-    unjudged = summarize([Row("1", "q", "red", {"cache": hit})], "m", "d", {})
-    level = unjudged["by_level"]["semantic_text"]
-    assert (level["judged"], level["false_hits"], level["agreement"]) == (0, None, None)
-    settings = settings_from("docs", {}, {})
-    assert log_line("a", unjudged, "", settings)["false_hits"] is None
-    none = Outcome(Record("1"), "blue")
-    judged = summarize([Row("1", "q", "red", {"none": none, "cache": hit})], "m", "d", {})
-    assert judged["by_level"]["semantic_text"]["false_hits"] == 1
-    assert log_line("a", judged, "", settings)["false_hits"] == 1
-    without = summarize([Row("1", "q", "red", {"none": none})], "m", "d", {})
-    assert without["hit_rate"] is None
-    assert json.dumps(without)
 
 
 def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:

@@ -112,14 +112,6 @@ def test_a_run_in_which_none_can_run_is_an_error_that_names_the_first(docs_engin
             run(settings_for(path, cache_mode=mode), engine=docs_engine)
 
 
-def test_the_line_of_each_sample_names_it(tmp_path: Path) -> None:
-    line = ["run", "--model", "docs-lm", "--dataset", "jsonl", "--dataset-path", log(tmp_path), "--raw-prompts"]
-    done = CliRunner().invoke(typer_app, [*line, "--max-new-tokens", "1", "--log-samples"])
-    assert done.exit_code == 0, done.output
-    assert "[long] could not run: the prompt has" in done.stderr
-    assert "2 samples could not run" in done.stdout
-
-
 def test_raw_prompts_stand_as_they_are(docs_engine: Any, tmp_path: Path) -> None:
     import random
 

@@ -100,13 +100,6 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(engine: Any, tmp_path: 
     assert json.loads((parts / "summary.json").read_text())["samples"] == SAMPLES
 
 
-def test_resuming_a_finished_run_measures_nothing_again(engine: Any, tmp_path: Path) -> None:
-    run(settings_for(tmp_path), engine=engine)
-    before = (tmp_path / "samples.jsonl").read_bytes()
-    run(settings_for(tmp_path), engine=engine, resume=True)
-    assert (tmp_path / "samples.jsonl").read_bytes() == before
-
-
 def test_resume_refuses_other_settings_and_other_samples(engine: Any, tmp_path: Path) -> None:
     run(settings_for(tmp_path), StopAfter(3), engine=engine)
     with pytest.raises(ConfigError, match="max_new_tokens"):
@@ -138,19 +131,6 @@ def test_a_complete_line_that_lacks_its_end_is_measured_again(engine: Any, tmp_p
     path.write_bytes(path.read_bytes()[:-1])
     run(settings_for(tmp_path), engine=engine, resume=True)
     assert len(facts(tmp_path)) == SAMPLES
-
-
-def test_a_log_with_the_time_of_storing_is_gone_on_with(engine: Any, tmp_path: Path) -> None:
-    """As an earlier version wrote it."""
-    run(settings_for(tmp_path), StopAfter(5), engine=engine)
-    path = tmp_path / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        for arm in line["arms"].values():
-            arm["flush_ms"] = 1.0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run(settings_for(tmp_path), engine=engine, resume=True)
-    assert [json.loads(line) for line in path.read_text().splitlines()][:5] == lines
 
 
 class Meanwhile(Progress):

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.errors import DatasetError, InputError, ModelError
+from dejakv.errors import InputError, ModelError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 
@@ -86,16 +86,6 @@ def test_pictures_need_a_model(no_model: Path) -> None:
 def test_a_live_run_without_the_model_names_the_command(no_model: Path) -> None:
     with pytest.raises(ModelError, match="dejakv models get smollm2-135m"):
         run(settings_from("rag", {"max_samples": 2}, {}))
-
-
-def test_an_empty_log_says_so(no_model: Path) -> None:
-    path = log(no_model / "empty.jsonl")
-    with pytest.raises(DatasetError, match="has no samples"):
-        run(
-            settings_from(
-                None, {"model": "smollm2-135m", "dataset": "jsonl", "dataset_path": path, "cache_mode": "dry-run"}, {}
-            )
-        )
 
 
 def test_shares_are_counted_by_the_tokenizer_of_the_model_that_is_named(no_model: Path) -> None:

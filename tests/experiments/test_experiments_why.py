@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from rich.console import Console
 from tests.asking import COSTS as ASKED
 
-from dejakv.cli.main import app
 from dejakv.datasets.base import Sample
 from dejakv.datasets.docs import ask, make_document
 from dejakv.errors import ConfigError
@@ -85,29 +83,6 @@ def test_an_unknown_sample_and_a_folder_without_a_run(folder: Path, tmp_path: Pa
         why(tmp_path, "1")
     with pytest.raises(ConfigError, match="no folder"):
         why(tmp_path / "missing", "1")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("explain a", "give either the id of a sample and --run"),
-        ("explain --run .", "give either the id of a sample and --run"),
-        ("explain a --run . --donor b", "give either the id of a sample and --run"),
-        ("explain", "Missing option --donor"),
-        ("explain a --run .", "no summary.json"),
-    ],
-)
-def test_mistakes(
-    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dejakv", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        app()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert len(error.splitlines()) == 1
-    assert says in error
 
 
 def chain(**_options: object) -> list[Sample]:

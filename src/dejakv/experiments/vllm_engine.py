@@ -13,9 +13,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,25 +73,6 @@ ENCODER_CONNECTOR = {
 }
 
 
-@dataclass
-class _Shared:
-    """Common to the arms of one engine.
-
-    folder  holds the store where the settings name none
-    media   pictures by digest, to run a donor's prompt again
-    kept    the connector's ids of new text of blended prompts, by cache_salt, key of the prompt and place in it
-    """
-
-    llm: Any
-    epoch: str
-    folder: Any
-    settings: ConnectorSettings
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
-    media: FIFOCache[str, Media] = field(default_factory=lambda: FIFOCache(KEPT_MEDIA))
-    kept: LRUCache[tuple[str, str, int], str] = field(default_factory=lambda: LRUCache(KEPT_NAMES))
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-
 class VLLMEngine(Engine):
     """Serves one model with vLLM, one request at a time (a lock keeps others waiting).
 
@@ -101,11 +82,20 @@ class VLLMEngine(Engine):
     name = "vllm"
     holds_state = True
 
-    def __init__(self, shared: _Shared, arm: str = "cache") -> None:
-        self._shared = shared
-        self.arm = self._own = arm
+    def __init__(self, llm: Any, epoch: str, folder: Any, settings: ConnectorSettings) -> None:
+        """`folder`: a temporary one, which holds the store where the settings name none."""
+        self.epoch = epoch
+        self.arm = self._own = "cache"
         self._salts: set[str] = set()
-        self.epoch = shared.epoch
+        # Common to the arms, which are shallow copies:
+        self._llm: Any = llm
+        self._folder = folder
+        self._settings = settings
+        self._numbers = itertools.count()
+        self._media: FIFOCache[str, Media] = FIFOCache(KEPT_MEDIA)  # by digest, to run a donor's prompt again
+        # The connector's ids of new text of blended prompts, by cache_salt, key of the prompt and place in it.
+        self._kept: LRUCache[tuple[str, str, int], str] = LRUCache(KEPT_NAMES)
+        self._lock = threading.RLock()
 
     @classmethod
     def from_pretrained(
@@ -121,17 +111,17 @@ class VLLMEngine(Engine):
         The connector's store is a temporary folder unless `settings.store_dir` names one.
         Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
         """
-        return cls(_start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
+        return cls(*_start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
 
     @property
     def most_donors(self) -> int:
         """Of how many prompts a blend takes state at most."""
-        return self._shared.settings.blend_donors
+        return self._settings.blend_donors
 
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return int(self._shared.llm.llm_engine.vllm_config.model_config.max_model_len)
+        return int(self._llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
         """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
@@ -148,8 +138,8 @@ class VLLMEngine(Engine):
         if not request.prompt.strip():
             raise InputError("the prompt is empty: give a question")
         for medium in request.media:
-            self._shared.media[medium.digest] = medium
-        with self._shared.lock:
+            self._media[medium.digest] = medium
+        with self._lock:
             rendered = self._render({"prompt": request.prompt}, request.media)
         ids = tuple(rendered["prompt_token_ids"])
         self._check_length(len(ids))
@@ -172,7 +162,7 @@ class VLLMEngine(Engine):
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
         cached = self.arm == "cache"
         wish = {"mode": "exact" if cached else "off", "no_store": not cached}
-        with self._shared.lock:
+        with self._lock:
             return self._run(prepared, wish, on_token)
 
     def blend(
@@ -192,13 +182,15 @@ class VLLMEngine(Engine):
         Raises: InputError.
         """
         config = config or BlendConfig()
-        why = self._why_not(prepared, donors)
+        why = why_not(prepared, donors, self._settings, self.epoch)
+        if self.arm != "cache":
+            why = f"the arm {self.arm} reuses nothing of the connector's"
         if why:
             return Refusal(why, {"blend": BlendReport(len(prepared.token_ids), reason=why)})
         metas = [donor.meta for donor in donors[: self.most_donors]]
         salt = self._salt(prepared)
         ids = [self._id_of(meta, salt) for meta in metas]
-        with self._shared.lock:
+        with self._lock:
             _worker_side().blender.config = config  # nothing else runs beside it
             done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
         told = done.details["vllm"]
@@ -224,7 +216,7 @@ class VLLMEngine(Engine):
 
     def embed_text(self, text: str) -> NDArray[np.float32]:
         """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
-        ids = tuple(self._shared.llm.get_tokenizer().encode(text, add_special_tokens=False))
+        ids = tuple(self._llm.get_tokenizer().encode(text, add_special_tokens=False))
         if not ids:
             raise InputError("an empty text has no embedding: give a question")
         return normalized(self.embed_tokens(ids).mean(axis=0))
@@ -233,7 +225,7 @@ class VLLMEngine(Engine):
         """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
         import torch
 
-        placeholder = str(getattr(self._shared.llm.get_tokenizer(), "image_token", None) or "<image>")
+        placeholder = str(getattr(self._llm.get_tokenizer(), "image_token", None) or "<image>")
         (item,) = self._render({"prompt": placeholder}, (media,))["mm_kwargs"]["image"]
         values = {name: element.data for name, element in item.items()}
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
@@ -248,10 +240,10 @@ class VLLMEngine(Engine):
 
     def close(self) -> None:
         """Ends vLLM and removes the temporary store. Another engine may be made in this process then."""
-        self._shared.llm.llm_engine.engine_core.shutdown()
+        self._llm.llm_engine.engine_core.shutdown()
         _forget()
-        self._shared.llm = None
-        self._shared.folder.cleanup()
+        self._llm = None
+        self._folder.cleanup()
 
     def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
         from vllm import SamplingParams
@@ -283,6 +275,8 @@ class VLLMEngine(Engine):
         answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
         if self.arm == "cache":
             self._settle()
+        # Approximate state is nobody's to keep.
+        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
         return Completion(
             text=answer.text.strip(),
             token_ids=tuple(int(token) for token in answer.token_ids),
@@ -293,13 +287,13 @@ class VLLMEngine(Engine):
             latency_s=latency,
             inject_s=float(told.get("load_s", 0.0)),
             bytes_loaded=int(told.get("bytes_loaded", 0)),
-            capture=lambda: self._capture(told),
+            capture=lambda: _stored(key) if key else None,
             details={"vllm": told},
         )
 
     def _asked(self, rendered: Any, params: Any, began: float, on_token: OnToken | None) -> tuple[Any, float | None]:
         """Runs one request to its end, with nothing beside it: vLLM's last output, and the seconds to the answer's first token."""
-        engine, name = self._shared.llm.llm_engine, str(next(self._shared.numbers))
+        engine, name = self._llm.llm_engine, str(next(self._numbers))
         engine.add_request(name, rendered, params)
         output, first, seen, text = None, None, 0, ""
         try:
@@ -322,22 +316,16 @@ class VLLMEngine(Engine):
 
     def _settle(self) -> None:
         """Steps the engine until what the request ordered is done: the copy of its state may be the next steps'."""
-        core = self._shared.llm.llm_engine.engine_core.engine_core  # in this process
+        core = self._llm.llm_engine.engine_core.engine_core  # in this process
         while core.scheduler.has_requests():
             core.step_fn()
-
-    def _why_not(self, prepared: Prepared, donors: Sequence[Donor]) -> str:
-        """Why this prompt is not blended, as far as it is known before it is run; empty if it may be."""
-        if self.arm != "cache":
-            return f"the arm {self.arm} reuses nothing of the connector's"
-        return why_not(prepared, donors, self._shared.settings, self.epoch)
 
     def _id_of(self, donor: ChunkMeta, salt: str) -> str:
         """The connector's id of a donor of the pipeline's: it knows the partition as a digest of the `cache_salt`."""
         from dejakv.engines.vllm.keys import partition_of
 
         if donor.kind == ROWS:
-            return self._shared.kept.get((salt, donor.metadata[PROMPT], donor.position), donor.id)
+            return self._kept.get((salt, donor.metadata[PROMPT], donor.position), donor.id)
         return exact_key(partition_of(salt), self.epoch, donor.token_ids, ())
 
     def _rows(self, prepared: Prepared, told: dict[str, Any], salt: str, ours: dict[str, str]) -> ComputedRows | None:
@@ -347,7 +335,7 @@ class VLLMEngine(Engine):
             return None
         prompt = exact_key(prepared.request.partition, prepared.epoch, prepared.token_ids, ())
         names = {first: id for first, _, id in kept["runs"]}
-        self._shared.kept.update({(salt, prompt, first): id for first, id in names.items()})
+        self._kept.update({(salt, prompt, first): id for first, id in names.items()})
         return ComputedRows(
             tuple((first, stop) for first, stop, _ in kept["runs"]),
             tuple(ours[id] for id in kept["donors"]),
@@ -355,15 +343,10 @@ class VLLMEngine(Engine):
             lambda first, _: _stored(names[first]),
         )
 
-    def _capture(self, told: dict[str, Any]) -> Tensor | None:
-        """Says that the connector has stored this prompt's state, once it has. Approximate state is nobody's to keep."""
-        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
-        return _stored(key) if key else None
-
     def _salt(self, prepared: Prepared) -> str:
         """What keeps arms and partitions apart; in `none` each request is alone."""
         if self.arm == "none":
-            return f"{self._own}-{next(self._shared.numbers)}:{prepared.request.partition}"
+            return f"{self._own}-{next(self._numbers)}:{prepared.request.partition}"
         salt = f"{self._own}:{prepared.request.partition}"
         self._salts.add(salt)
         return salt
@@ -375,16 +358,16 @@ class VLLMEngine(Engine):
             pictures = [decoded(item) for item in media]
             prompt = {**prompt, "multi_modal_data": {"image": pictures}}
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
-            mark = f"{self.arm}-{next(self._shared.numbers)}" if self.arm == "none" else self._own
+            mark = f"{self.arm}-{next(self._numbers)}" if self.arm == "none" else self._own
             prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
         try:
-            return self._shared.llm._preprocess_cmpl_one(prompt)  # nothing public makes token ids with media expanded
+            return self._llm._preprocess_cmpl_one(prompt)  # nothing public makes token ids with media expanded
         except (ValueError, VLLMClientError) as error:
             raise InputError(f"vLLM cannot prepare this prompt: {error}") from error
 
     def _donor(self, prepared: Prepared) -> Any:
         """A donor's prompt from its token ids: its media are those that were seen under its spans' digests."""
-        known = [self._shared.media.get(span.digest) for span in prepared.spans]
+        known = [self._media.get(span.digest) for span in prepared.spans]
         media = tuple(item for item in known if item is not None)
         if len(media) < len(known):
             raise InputError("the donor's picture is not at hand any more: ask without reuse")
@@ -399,7 +382,7 @@ class VLLMEngine(Engine):
         import torch
 
         with torch.inference_mode():
-            (rows,) = self._shared.llm.apply_model(work)
+            (rows,) = self._llm.apply_model(work)
         return rows.float().cpu().numpy()
 
     def _check_length(self, count: int) -> None:
@@ -471,16 +454,11 @@ def why_not(prepared: Prepared, donors: Sequence[Donor], settings: ConnectorSett
     return ""
 
 
-def _extra(settings: ConnectorSettings) -> dict[str, Any]:
-    """What differs from the defaults, as `kv_connector_extra_config` takes it."""
-    plain, values = ConnectorSettings(), asdict(settings)
-    return {item.name: values[item.name] for item in fields(settings) if values[item.name] != getattr(plain, item.name)}
-
-
 def _start(
     model: str, dtype: str, trust_remote_code: bool, settings: ConnectorSettings, options: dict[str, Any]
-) -> _Shared:
-    """Starts vLLM in this process. `options` win over what is chosen here."""
+) -> tuple[Any, str, Any, ConnectorSettings]:
+    """Starts vLLM in this process, with `options` over what is chosen here: it, its epoch, a temporary folder, and the settings with a store
+    in that folder if they name none."""
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -507,6 +485,8 @@ def _start(
         raise ModelError(f"vLLM reads no GGUF files ({where}): use --engine transformers, or a folder of safetensors")
     folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
     settings = settings if settings.store_dir else replace(settings, store_dir=f"{folder.name}/kv")
+    plain = vars(ConnectorSettings())
+    changed = {name: value for name, value in vars(settings).items() if value != plain[name]}
     made: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8}
     if current_platform.is_cpu():
         made["block_size"] = CPU_BLOCK_TOKENS
@@ -523,11 +503,11 @@ def _start(
                 enable_prefix_caching=True,
                 disable_log_stats=True,
                 mm_processor_cache_gb=0,  # a prompt may be prepared and never run
-                kv_transfer_config=KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=_extra(settings)),
+                kv_transfer_config=KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=changed),
                 worker_extension_cls=EXTENSION,
                 **made | options,
             )
-        return _Shared(llm, server_epoch(llm.llm_engine.vllm_config), folder, settings)
+        return llm, server_epoch(llm.llm_engine.vllm_config), folder, settings
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
         _forget()
         folder.cleanup()

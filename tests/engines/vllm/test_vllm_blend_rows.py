@@ -44,7 +44,7 @@ def rows(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]
 
 def leave(tail: int, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has vLLM compute the last `tail` rows by itself."""
-    side: Any = engine._shared.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler_side
+    side: Any = engine._llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler_side
     monkeypatch.setattr(side, "settings", replace(side.settings, blend_tail=tail))
 
 

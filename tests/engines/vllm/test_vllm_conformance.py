@@ -30,7 +30,7 @@ def test_an_answer_that_is_stopped_leaves_nothing_running() -> None:
         prepared = plain.prepare(Request("r", "<s> Ann lives in Paris . <q> Where does Ann live ? <a>", ""))
         with pytest.raises(Leaves):
             plain.run(prepared, on_token=leaves)
-        assert not engine._shared.llm.llm_engine.has_unfinished_requests()
+        assert not engine._llm.llm_engine.has_unfinished_requests()
         assert plain.run(prepared).token_ids == engine.for_arm("none").run(prepared).token_ids
     finally:
         engine.close()

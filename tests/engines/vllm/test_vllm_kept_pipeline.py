@@ -26,7 +26,7 @@ def engine() -> Iterator[VLLMEngine]:
 
 def words(engine: VLLMEngine, seed: int, count: int) -> str:
     """Sentences of random words, so that no two texts have runs in common."""
-    decode = engine._shared.llm.get_tokenizer().decode
+    decode = engine._llm.get_tokenizer().decode
     return " ".join(f"{decode(tokens(9, 100 * seed + number))} ." for number in range(count // 10))
 
 
