@@ -169,6 +169,9 @@ def test_every_find_counts_one_lookup_and_its_rejections() -> None:
         made.find(ASKED, Ask(mode))
     counts = made.stats("p")
     assert (counts.lookups, counts.rejections, counts.hits) == (4, {"threshold": 4}, {})
+    made.finder.guards = (ThresholdGuard({"semantic_text": 0.05}),)
+    made.find(ASKED, Ask("adopt"))
+    assert (made.stats("p").hits, made.stats("p").misses) == ({"semantic_text": 1}, 4)
 
 
 def test_media_keep_spaces_apart_however_they_are_known() -> None:

@@ -135,6 +135,7 @@ def test_the_reason_names_what_each_plan_would_take() -> None:
 
 def test_a_plan_that_a_guard_refuses_does_not_run_however_cheap() -> None:
     found = Found(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
+    assert planned(100, found, Ask("blend"), costs=ROWS, min_gain=5).plan.most == 0.95, "of the rows, found out later"
     refused = planned(100, found, Ask("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
     rows = planned(100, replace(found, copied=10, held=((0, 10),)), Ask("blend"), costs=ROWS)

@@ -107,4 +107,4 @@ def test_what_a_search_uses_stays_among_the_holders(store: Store, copied: Copied
     search(copied, [*WORDS, *range(50)])
     for number in range(100):
         copied.add(stored(store, [5_000 + number, *WORDS]))
-    assert search(copied, [*WORDS, *range(20)]).donors == (first.id,)
+    assert search(copied, [*WORDS, 0]).donors == (first.id,)
