@@ -74,14 +74,17 @@ def test_harmful_files(server: Running, name: str) -> None:
         "data:image/png;base64,@@@@",
         "data:image/png;base64,\u00e9",
         "data:image/svg+xml;base64,PHN2Zy8+",
-        data_url(GOOD).replace("data:image/png", "data:text/html"),
-        data_url(GOOD).replace("data:image/png;base64", "http://127.0.0.1:1/a.png"),
         "",
     ],
 )
 def test_other_urls(server: Running, url: str) -> None:
     says = refusal(server, url)
     assert "data URLs" in says or "base64" in says or "readable" in says
+
+
+@pytest.mark.parametrize("address", ["data:text/html;base64", "data:image/png", "http://127.0.0.1:1/a.png"])
+def test_a_good_picture_under_another_address(server: Running, address: str) -> None:
+    assert "data URLs" in refusal(server, data_url(GOOD).replace("data:image/png;base64", address))
 
 
 def test_the_work_of_a_request_is_bounded(server: Running) -> None:
