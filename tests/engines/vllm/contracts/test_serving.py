@@ -200,7 +200,7 @@ def test_a_prompt_that_is_being_stored_is_found(toy: Start, tmp_path: Path, disk
 
 
 def test_a_slow_store_is_not_waited_for(toy: Start, held: Any) -> None:
-    engine = toy({}, prefix=False, budget=512, blocks=100)
+    engine = toy({"lookup_timeout_s": 600}, prefix=False, budget=512, blocks=100)  # longer than the store is held
     for _ in range(2):  # what a token takes to compute is known from these on
         for number in range(3):
             engine.add(tokens(200, 30 + number), no_store=True)
