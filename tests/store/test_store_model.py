@@ -55,8 +55,9 @@ class StoreMachine(RuleBasedStateMachine):
             victims = {order[0][0].meta.id}
         assert self.store.put(chunk) is True
         self.forget(victims)
+        hits = sum(uses for one, uses in self.model if one.meta.id == id)
         self.model = [item for item in self.model if item[0].meta.id != id]
-        self.model.append([chunk, 0])
+        self.model.append([chunk, hits])
 
     @rule(number=NUMBERS, partition=PARTITIONS)
     def get(self, number: int, partition: str) -> None:

@@ -363,12 +363,13 @@ class Catalog:
         due: float,
         pieces: Sequence[Piece],
     ) -> Gone:
-        """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces."""
-        before = sql.execute("SELECT n FROM records WHERE id = ?", (columns[0],)).fetchone()
-        held = [n for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", before[:1])] if before else []
-        if before:
-            self._delete_records(sql, [before[0]])
-        values = (*columns, len(about), created, due, _tick(sql), 0, about)
+        """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces, whose
+        uses it takes over."""
+        before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
+        query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
+        held = dict(sql.execute(query, (before,)).fetchall())
+        self._delete_records(sql, [before])
+        values = (*columns, len(about), created, due, _tick(sql), hits, about)
         sql.execute(
             "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
             values,
@@ -378,6 +379,8 @@ class Catalog:
         # What a prompt has all of is its own text too, and stays as long as it does.
         whole = [(due, p.n) for p in pieces if p.stop == p.end]
         sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
+        query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
+        sql.executemany(query, ((max(held.values(), default=0), p.n) for p in pieces))
         loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
         return self._delete_segments(sql, loose)
 

@@ -269,19 +269,21 @@ class Store:
             return (waiting,)
         try:
             prefix = _prefix_of(id)
-            record, meta = (0, self._named(id, *prefix)) if prefix else self._described(id)
+            record, meta = 0, None
             for again in (True, False):
+                if prefix:
+                    meta, pieces = self._named(id, *prefix)
+                else:
+                    record, meta = self._described(id)
+                    pieces = self._catalog.pieces(record)
                 if meta is None:
                     break
-                pieces = self._catalog.chain(*prefix, self._clock()) if prefix else self._catalog.pieces(record)
                 parts = self._load(meta, pieces, rows, again) if pieces else None
                 if parts is not None:
                     self._counters.hit(meta.partition)
                     self._used(id, [piece.n for piece in pieces])
                     return parts
-                if prefix is None and again:  # another process may have replaced it
-                    self._forget(id)
-                    record, meta = self._described(id)
+                self._forget(id)  # another process may have replaced it
             if meta is not None and self._condemned:
                 with self._lock:  # what replaces the record takes its id out again, once that is committed
                     if any(piece.n in self._condemned for piece in self._catalog.pieces(record)):
@@ -327,12 +329,13 @@ class Store:
         return PrefixHit(meta.id, tokens), meta
 
     def meta(self, id: str) -> ChunkMeta | None:
-        """The description of a chunk."""
+        """The description of a chunk; of a prefix that `find` named, as far as it is known."""
         item = self._usable(id)
         if item is not None:
             return item.meta
         try:
-            return self._described(id)[1]
+            prefix = _prefix_of(id)
+            return self._named(id, *prefix)[0] if prefix else self._described(id)[1]
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             return None
@@ -712,11 +715,13 @@ class Store:
             self._counters.corrupt(partition)
         self._settle(wait=False)
 
-    def _named(self, id: str, tokens: int, key: bytes) -> ChunkMeta | None:
-        """The description of a prefix, as far as it is known."""
-        query = "SELECT s.partition, s.epoch FROM blocks b JOIN segments s ON s.n = b.n WHERE b.key = ?"
-        found = self._catalog.read(query, (key,))
-        return ChunkMeta(id, found[0][0], found[0][1], (0,) * tokens, "", "") if found else None
+    def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
+        """The description of a prefix, as far as it is known, and the pieces that it consists of."""
+        pieces = self._catalog.chain(tokens, key, self._clock())
+        place = (
+            self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (pieces[-1].n,)) if pieces else []
+        )
+        return (ChunkMeta(id, *place[0], (0,) * tokens, "", "") if place else None), pieces
 
     def _settle(self, *, wait: bool) -> None:
         """Writes the changes left pending by reads."""

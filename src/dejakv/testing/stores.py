@@ -166,6 +166,22 @@ class StoreTests(MadeStore):
         assert {meta.id for meta in store.metas()} == {chunks[number].meta.id for number in (0, 1, 3)}
         store.close()
 
+    @pytest.mark.parametrize("limit", ["max_entries", "max_bytes"])
+    def test_lfu_counts_the_uses_of_an_entry_that_is_put_again(self, tmp_path: Path, limit: str) -> None:
+        probe = self.make_store(tmp_path / "probe")
+        most = 3 if limit == "max_entries" else 3 * size_in(probe, make_chunk(0)) + 512
+        probe.close()
+        store = self.make_store(tmp_path / "store", policy="lfu", **{limit: most})
+        chunks = [make_chunk(number) for number in range(4)]
+        for chunk in chunks[:3]:
+            store.put(chunk)
+        for number in (0, 0, 0, 0, 1, 1, 2, 2):
+            store.get(chunks[number].meta.id)
+        assert store.put(make_chunk(0, seed=9))
+        assert store.put(chunks[3])
+        assert store.get(chunks[0].meta.id) is not None, "it was used most"
+        store.close()
+
     def test_max_bytes_holds_and_evicts_as_many_as_it_takes(self, tmp_path: Path) -> None:
         probe = self.make_store(tmp_path / "probe")
         small, large = make_chunk(0, nbytes=4096), make_chunk(9, nbytes=12000)

@@ -114,6 +114,20 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
     view.close()
 
 
+def test_a_prefix_of_a_prompt_that_is_not_there_is_found_if_every_rank_has_it(tmp_path):
+    ranks, long = [open_store(tmp_path / str(rank)) for rank in range(2)], prompt_chunk(range(100))
+    view, part = EveryRank(ranks), deliveries(long, (64, 100))[0]
+    assert ranks[0].put(part)
+    assert view.find("p", "e", long.meta.token_ids) is None
+    assert ranks[1].put(part)
+    found = view.find("p", "e", long.meta.token_ids)
+    assert found is not None
+    assert found[0].tokens == 64
+    ranks[1].clear()
+    assert view.meta(found[0].donor) is None
+    view.close()
+
+
 def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
     """One that has no room yet makes all repeat the part, which the others take as stored; one that fails ends it for all."""
     ranks = [open_store(tmp_path / str(rank)) for rank in range(2)]
