@@ -93,6 +93,21 @@ def test_a_served_hit_that_ran_exactly_in_the_end_is_lost() -> None:
     assert (draw.served, draw.labelled) == (True, True)
     waiting.answered(draw, ANSWER, approximate=False)
     assert (len(waiting), lost(gate)) == (0, 1)
+    assert gate.report("a").wrong == 0
+
+
+def test_without_room_a_shadow_is_lost_before_any_audit() -> None:
+    """An audit that is lost counts as wrong."""
+    gate = opened()
+    gate._random = lambda: 0.0
+    waiting = labels(gate, most=2)
+    audit, shadow = noted(waiting), hit(gate, 0.99)
+    assert (audit.served, shadow.served, shadow.labelled) == (True, False, True)
+    waiting.label(shadow, Request("r", "shadow", "", (), "a"), "e", "shadow")  # pyright: ignore[reportArgumentType]
+    newest = noted(waiting)
+    left = [waiting.take_label(), waiting.take_label()]
+    assert [item and item.key for item in left] == [audit.id, newest.id]
+    assert (gate.report("a").lost, gate.report("a").wrong) == (1, 0)
 
 
 def test_an_answer_after_its_label_was_taken_is_of_no_use() -> None:
