@@ -718,10 +718,10 @@ class Store:
     def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
         """The description of a prefix, as far as it is known, and the pieces that it consists of."""
         pieces = self._catalog.chain(tokens, key, self._clock())
-        place = (
-            self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (pieces[-1].n,)) if pieces else []
-        )
-        return (ChunkMeta(id, *place[0], (0,) * tokens, "", "") if place else None), pieces
+        if not pieces:
+            return None, []
+        found = self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (pieces[-1].n,))
+        return (ChunkMeta(id, found[0][0], found[0][1], (0,) * tokens, "", "") if found else None), pieces
 
     def _settle(self, *, wait: bool) -> None:
         """Writes the changes left pending by reads."""
