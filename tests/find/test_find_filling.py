@@ -12,12 +12,12 @@ from tests.find.finders import ASKED, SIMILAR, WORDS, Busy, Likes, chunk_of, cop
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.finder import Finder
+from dejakv.decide.finder import Finder, space_of
 from dejakv.decide.guards.checks import ThresholdGuard
 from dejakv.decide.levels.base import Query
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import Ask, Decision
 from dejakv.request import Prepared
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
@@ -52,6 +52,16 @@ def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
 
     store.then = another
     assert donors(made) == {id_of(FIRST), id_of(SECOND)}
+
+
+def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> None:
+    store, item, found = Busy(), prompt(tuple(range(40)), "a question"), list[Decision]()
+    store.put(chunk_of(item, space=space_of(item, "exact")))
+    made = Finder(store, [ExactTextCache()])
+    store.then = lambda: found.append(made.find(item, Ask()))
+    made.fill()
+    assert found[0].plan.method == "exact"
+    assert found[0].statuses == made.find(item, Ask()).statuses == {"exact_text": "hit", "kv_cache": "hit"}
 
 
 def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:

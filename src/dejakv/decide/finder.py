@@ -163,8 +163,12 @@ class Finder:
         blended prompt for later blends alone."""
         with self._lock:
             self._left.discard(meta.id)
-        asked = self.levels if levels else [level for level in self.levels if isinstance(level, ExactTextCache)]
-        self._add(meta, asked)
+        self._add(meta, self.levels if levels else self._exact)
+
+    @property
+    def _exact(self) -> list[Level]:
+        """The levels that need no vectors."""
+        return [level for level in self.levels if isinstance(level, ExactTextCache)]
 
     def remove(self, donor: str) -> None:
         """Makes a chunk unfindable."""
@@ -197,6 +201,8 @@ class Finder:
 
     def _fill(self, levels: Sequence[Level]) -> None:
         """Has what is stored indexed by copied text and these levels: by a thread, if there may be one."""
+        with self._lock:
+            self._fillings += 1
         if not self._background:
             self._index(levels)
             return
@@ -212,8 +218,6 @@ class Finder:
         thread.start()
 
     def _index(self, levels: Sequence[Level]) -> None:
-        with self._lock:
-            self._fillings += 1
         try:
             listed = takewhile(lambda _: not self._stopped, self.store.metas())
             metas = sorted(listed, key=lambda meta: meta.created)  # the newest is found first
@@ -278,6 +282,8 @@ class Finder:
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         own = self._known(key, prepared)
+        if own is not None and self._fillings:
+            self._add(own, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
             return self._named(ask, own, prepared)
         if ask.piecewise and ask.similar and own is None and self.config.copied_text:
