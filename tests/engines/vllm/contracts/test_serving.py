@@ -252,7 +252,7 @@ def test_saves_behind_a_store_that_hangs_are_dropped(toy: Start, held: Any, part
     found = [method(engine, tokens(100, 20 + number), no_store=True) for number in range(3)]
     assert found[2] == "none"
     assert "exact" in found[:2]
-    assert parts or found[1] == "none"
+    assert parts or "none" in found[:2], "the one that was looked up last"
 
 
 def test_a_part_that_is_not_stored_leaves_a_prefix(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
