@@ -233,7 +233,7 @@ class VLLMEngine(Engine):
 
     def state_bytes(self) -> int:
         """Bytes of the state that the connector stored for this arm."""
-        from dejakv.engines.vllm.keys import partition_of
+        from dejakv.engines.vllm.identity import partition_of
 
         store = _worker_side().store
         return sum(store.stats(partition_of(salt)).bytes for salt in self._salts)
@@ -322,7 +322,7 @@ class VLLMEngine(Engine):
 
     def _id_of(self, donor: ChunkMeta, salt: str) -> str:
         """The connector's id of a donor of the pipeline's: it knows the partition as a digest of the `cache_salt`."""
-        from dejakv.engines.vllm.keys import partition_of
+        from dejakv.engines.vllm.identity import partition_of
 
         if donor.kind == ROWS:
             return self._kept.get((salt, donor.metadata[PROMPT], donor.position), donor.id)
@@ -474,10 +474,10 @@ def _start(
     from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.platforms import current_platform
 
-    from dejakv.engines.vllm import compat
-    from dejakv.engines.vllm.fingerprint import server_epoch
+    from dejakv.engines.vllm import upstream
+    from dejakv.engines.vllm.identity import server_epoch
 
-    compat.require_supported()
+    upstream.require_supported()
     if has_kv_transfer_group():  # vLLM keeps connectors in globals
         raise ConfigError("another vLLM engine runs in this process: close it first")
     where = str(resolve(model))

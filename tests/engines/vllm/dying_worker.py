@@ -13,9 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dejakv.engines.vllm import compat
+from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension
-from dejakv.engines.vllm.blend import Blender
+from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.loads import Loads
 from dejakv.store.catalog import Catalog
 from dejakv.store.objects import Folder
@@ -86,14 +86,14 @@ class DyingWorker(WorkerExtension):
         (folder / f"process-{os.getpid()}").touch()
 
         def die(number: int) -> None:
-            if compat.rank() == death.rank and number == death.number:
+            if upstream.rank() == death.rank and number == death.number:
                 while not (folder / f"there-{number}").exists():
                     time.sleep(0.01)
                 (folder / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def there(number: int) -> None:
-            if compat.rank() != death.rank:
+            if upstream.rank() != death.rank:
                 (folder / f"there-{number}").touch()
 
         _count(*moment.there, lambda result: moment.counts(result), there)

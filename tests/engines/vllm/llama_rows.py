@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dejakv.blend.offsets import correct, corrections
-from dejakv.engines.vllm.drafts import Draft
+from dejakv.engines.vllm.blend.drafts import Draft
 
 
 @torch.inference_mode()

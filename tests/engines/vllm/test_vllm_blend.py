@@ -9,10 +9,10 @@ import torch
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.blend.recomputed import highest
-from dejakv.engines.vllm.buffers import Buffers
-from dejakv.engines.vllm.model_check import ModelCheck
-from dejakv.engines.vllm.question import question_attention
-from dejakv.engines.vllm.rotary import Rotary
+from dejakv.engines.vllm.blend.blend import question_attention
+from dejakv.engines.vllm.blend.model_check import ModelCheck
+from dejakv.engines.vllm.blend.rotary import Rotary
+from dejakv.engines.vllm.pages import Buffers
 from dejakv.errors import ModelError
 from dejakv.store.base import KV, Chunk, Tensor
 

@@ -13,8 +13,8 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.slices import SLICED
 from dejakv.blend.token_map import Donors
 from dejakv.engines.tensors import to_store
-from dejakv.engines.vllm.buffers import Buffers
-from dejakv.engines.vllm.drafts import Drafting
+from dejakv.engines.vllm.blend.drafts import Drafting
+from dejakv.engines.vllm.pages import Buffers
 from dejakv.store.base import Chunk, ChunkMeta
 
 LAYERS, HEADS, WIDTH = 3, 2, 4

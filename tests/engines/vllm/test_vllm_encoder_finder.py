@@ -9,7 +9,7 @@ import torch
 
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.vllm.encoder_finder import EncoderFinder
-from dejakv.engines.vllm.keys import partition_of
+from dejakv.engines.vllm.identity import partition_of
 
 
 @pytest.fixture

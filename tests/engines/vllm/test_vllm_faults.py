@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from vllm_harness import running, segments, spoil, tokens
 
-from dejakv.engines.vllm import compat_callers
+from dejakv.engines.vllm import upstream
 from dejakv.errors import ConfigError, StoreError
 from dejakv.experiments.vllm_engine import KV_CONNECTOR
 
@@ -35,7 +35,7 @@ def test_multi_connector_survives_damage(tmp_path: Path) -> None:
 
 def test_a_connector_outside_of_a_scheduler_is_refused() -> None:
     with pytest.raises(ConfigError, match="no scheduler makes this connector"):
-        compat_callers.calling_scheduler()
+        upstream.calling_scheduler()
 
 
 def test_bad_settings_stop_the_start(tmp_path: Path) -> None:

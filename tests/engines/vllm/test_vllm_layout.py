@@ -7,8 +7,7 @@ import pytest
 import torch
 from vllm_harness import running, tokens, worker_side
 
-from dejakv.engines.vllm.layout import observed, read_packed, read_transposed, reader_for, slots_of
-from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.pages import PagedKV, observed, read_packed, read_transposed, reader_for, slots_of
 from dejakv.errors import ConfigError
 
 

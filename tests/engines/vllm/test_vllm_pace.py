@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dejakv.engines.vllm.pace import Pace, Timed
+from dejakv.engines.vllm.lookups import Pace
+from dejakv.engines.vllm.messages import Timed
 
 
 def step(*tokens: int, pictures: bool = False) -> Any:

@@ -12,10 +12,10 @@ from llama_rows import computed_rows
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm import bind
-from dejakv.engines.vllm.buffers import Buffers
-from dejakv.engines.vllm.mixing import Mixing
-from dejakv.engines.vllm.model_check import CHECKED_ROWS, ModelCheck
-from dejakv.engines.vllm.row_batch import Batch, PromptRows
+from dejakv.engines.vllm.blend.mixing import Mixing
+from dejakv.engines.vllm.blend.model_check import CHECKED_ROWS, ModelCheck
+from dejakv.engines.vllm.blend.rows import Batch, PromptRows
+from dejakv.engines.vllm.pages import Buffers
 
 A = tokens(401, 11)
 B = changed(A, 0.2, 12)

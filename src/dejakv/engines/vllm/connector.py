@@ -7,6 +7,7 @@
                        "kv_connector_extra_config": {"store_dir": "/var/lib/dejakv"}}'
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -19,19 +20,120 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from dejakv.engines.vllm import compat, compat_callers, compat_scheduler
-from dejakv.engines.vllm.assembly import blender_for, make_scheduler_side, make_worker_side
-from dejakv.engines.vllm.counts import ConnectorCounts
-from dejakv.engines.vllm.generations import UNCLEAN
+from dejakv.blend.sentences import sentence_ends
+from dejakv.cache import HierarchicalCache
+from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.adapters import Adapters
+from dejakv.engines.vllm.bind import bound_runner
+from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.lockstep import ALONE, Ranks
+from dejakv.engines.vllm.blend.rotary import Rotary
+from dejakv.engines.vllm.blend.rows import RowForward
+from dejakv.engines.vllm.generations import UNCLEAN, Watch, WeightDigests
+from dejakv.engines.vllm.identity import server_epoch
+from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
-from dejakv.engines.vllm.paged import PagedKV
+from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_unsupported
+from dejakv.engines.vllm.saves import PartSize
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
-from dejakv.engines.vllm.watch import Watch
-from dejakv.engines.vllm.weights import WeightDigests
-from dejakv.engines.vllm.worker import WorkerSide
+from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVPromMetrics, DejaKVStats
+from dejakv.engines.vllm.stores import open_store
+from dejakv.engines.vllm.worker import Saver, WorkerSide
+from dejakv.errors import ConfigError
+from dejakv.identity import BLOCK_TOKENS
+
+_RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset it for reuse"
+
+
+def make_scheduler_side(
+    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: ConnectorCounts
+) -> SchedulerSide:
+    """Raises ConfigError, StoreError or MissingExtraError."""
+    base = server_epoch(vllm_config)
+    adapters = Adapters(
+        base,
+        upstream.adapters_applied(vllm_config),
+        _RUNTIME if upstream.adapters_change_at_runtime() else "",
+        upstream.adapters_leak(vllm_config),
+    )
+    ranks = rank_count(vllm_config)
+    stores = [open_store(settings_of_rank(settings, rank, ranks), vllm_config) for rank in range(ranks)]
+    store = stores[0] if ranks == 1 else EveryRank(stores)
+    config = settings.cache_config()
+    lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
+    budget = vllm_config.scheduler_config.max_num_batched_tokens
+    tokens = upstream.hash_block_tokens(kv_cache_config)
+    size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
+    return SchedulerSide(
+        settings,
+        lookups,
+        tokens,
+        counts,
+        max_tokens=budget,
+        ranks=ranks,
+        size=size,
+        arithmetic=upstream.arithmetic(vllm_config),
+        bitwise=upstream.is_batch_invariant(),
+    )
+
+
+def part_size(settings: ConnectorSettings, kv_cache_config: Any) -> PartSize:
+    """Which prompts one rank stores in parts: those whose copy is larger than `max_pending_bytes`. A part is half of that, since its
+    state is put in order in memory of its own."""
+    row = upstream.bytes_per_token(kv_cache_config)
+    align = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
+    most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
+    tokens = settings.max_pending_bytes // 2 // row
+    return PartSize(max(align, tokens) if settings.max_pending_bytes else 0, align, most)
+
+
+def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
+    """Raises ConfigError or StoreError."""
+    settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
+    store = open_store(settings, vllm_config, writing=True)
+    return WorkerSide(
+        store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s, settings.max_pending_bytes
+    )
+
+
+def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender | None:
+    """What blends with the worker's model; None if no request may ask for it.
+
+    Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot be moved.
+    """
+    if not settings.may_blend:
+        return None
+    runner = bound_runner(vllm_config)
+    model = runner.get_model()
+    if vllm_config.lora_config is not None:
+        model = upstream.without_adapters(model)
+    rotary = Rotary.of(model, list(paged.layers.values()))
+    forward = RowForward(runner, model, paged.layers, paged.block_tokens)
+    ends = sentence_ends(tokenizer_of(vllm_config))
+    return Blender(
+        forward,
+        rotary,
+        paged,
+        settings.blend_config(),
+        vllm_config.model_config.max_model_len,
+        vllm_config.scheduler_config.max_num_batched_tokens,
+        ends,
+        Ranks(upstream.ranks_group()) if rank_count(vllm_config) > 1 else ALONE,
+    )
+
+
+def tokenizer_of(vllm_config: Any) -> Any:
+    """The server's tokenizer. Raises ConfigError where it was told to have none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if vllm_config.model_config.skip_tokenizer_init:
+        raise ConfigError(
+            "blend looks for the ends of sentences and needs the tokenizer: run without --skip-tokenizer-init"
+        )
+    return cached_tokenizer_from_config(vllm_config.model_config)
 
 
 class DejaKVConnector(KVConnectorBase_V1):
@@ -42,18 +144,18 @@ class DejaKVConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
-        compat.require_usable(blend=self.settings.may_blend)
+        upstream.require_usable(blend=self.settings.may_blend)
         refuse_unsupported(vllm_config, kv_cache_config)
         self._counts = ConnectorCounts()
         scheduling = role == KVConnectorRole.SCHEDULER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if scheduling:
-            scheduler = compat_callers.calling_scheduler()
-            compat_scheduler.recompute_failed_loads(scheduler)
+            scheduler = upstream.calling_scheduler()
+            upstream.recompute_failed_loads(scheduler)
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
-            self._scheduler.fail_loads = partial(compat_scheduler.fail_loads, scheduler)
-            self._scheduler.leave_room = partial(compat_scheduler.leave_room, scheduler)
+            self._scheduler.fail_loads = partial(upstream.fail_loads, scheduler)
+            self._scheduler.leave_room = partial(upstream.leave_room, scheduler)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 
@@ -90,7 +192,7 @@ class DejaKVConnector(KVConnectorBase_V1):
     def reset_cache(self) -> bool:
         """False if vLLM's own prefix cache still holds what was computed before the reset: nothing is stored or used until
         a reset finds no block in use."""
-        clean = compat.prefix_cache_is_empty(self._kv_cache_manager)
+        clean = upstream.prefix_cache_is_empty(self._kv_cache_manager)
         self.scheduler_side.reset("" if clean else UNCLEAN)
         return clean
 
@@ -107,9 +209,9 @@ class DejaKVConnector(KVConnectorBase_V1):
         return plan
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        layers = compat.attention_layers(self._vllm_config, kv_caches)
-        paged = PagedKV(layers, kv_caches, compat.block_tokens(self._kv_cache_config))
-        model = compat_callers.calling_model()
+        layers = upstream.attention_layers(self._vllm_config, kv_caches)
+        paged = PagedKV(layers, kv_caches, upstream.block_tokens(self._kv_cache_config))
+        model = upstream.calling_model()
         watch = Watch(None if model is None else WeightDigests(model))
         self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
 
@@ -155,4 +257,4 @@ class DejaKVConnector(KVConnectorBase_V1):
         return DejaKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-compat.register(DejaKVConnector)
+upstream.register(DejaKVConnector)

@@ -27,14 +27,12 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 
 from dejakv.config import LifetimeSettings
 from dejakv.encoder_cache import DiskTier, VisualKVCache
-from dejakv.engines.vllm import compat, compat_callers
+from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.encoder_finder import EncoderFinder, Sight, keeps_nothing
-from dejakv.engines.vllm.fingerprint import server_epoch
-from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.generations import Generations, Watch, WeightDigests
+from dejakv.engines.vllm.identity import server_epoch
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import Timeout
-from dejakv.engines.vllm.watch import Watch
-from dejakv.engines.vllm.weights import WeightDigests
 from dejakv.errors import ConfigError
 from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
 
@@ -113,7 +111,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        compat.require_supported()
+        upstream.require_supported()
         transfer = vllm_config.ec_transfer_config
         if transfer.ec_role != "ec_both":
             raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
@@ -130,7 +128,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
         self._closing = Event()
         if role == ECConnectorRole.SCHEDULER:
-            self._resets = compat.EncoderResets(compat_callers.calling_scheduler())
+            self._resets = upstream.EncoderResets(upstream.calling_scheduler())
         else:
             Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
 
@@ -189,7 +187,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Worker side
 
     def start_worker_services(self) -> None:
-        model = compat_callers.calling_model()
+        model = upstream.calling_model()
         self._watch = Watch(None if model is None else WeightDigests(model))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from cachetools import FIFOCache
 
 from dejakv.encoder_cache import EncoderView
-from dejakv.engines.vllm.keys import media_digest, partition_of
+from dejakv.engines.vllm.identity import media_digest, partition_of
 
 REMEMBERED = 10_000
 

@@ -5,10 +5,207 @@ other process has, until all workers said that their weights are those of the st
 whatever was stored under it is found. So a sleep costs nothing, and weights that are not on disk never meet those that are.
 """
 
+import hashlib
+import logging
 import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.identity import epoch_of
+
+_ROW = 1 << 16
+_ROWS = 32
+_SAMPLES = 64
+_TURNS = 8
+_WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a module holds a tensor or packed weights, and what it held at the last reading."""
+
+    owner: dict[str, Any]
+    name: str
+    held: Any
+
+
+class WeightDigests:
+    """The weights of one worker's model. Used by one thread at a time, between the writes of others.
+
+    A tensor that was replaced is kept alive until the next look.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._factors = _factors()
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._next_number = count()
+        self._turn = 0
+        self._start = self._latest = self._read()
+
+    def are_those_of_the_start(self) -> bool:
+        """Reads all weights; later looks compare with what they are now."""
+        self._latest = self._read()
+        return self._latest == self._start
+
+    def changed(self, *, waiting: bool) -> bool:
+        """Whether they are other weights than at the last reading. What only looks like a change is read in full.
+
+        waiting  values on another device are looked at too, for which the device must have finished its work
+        """
+        if self._unmoved() and self._same_samples(waiting):
+            return False
+        before, self._latest = self._latest, self._read()
+        return self._latest != before
+
+    def _read(self) -> bytes:
+        self._slots = list(self._found())
+        self._tensors = [slot.held for slot in self._slots if isinstance(slot.held, torch.Tensor)]
+        self._seen = [_mark(tensor) for tensor in self._tensors]
+        self._views = [self._strided(turn) for turn in range(_TURNS)]
+        self._samples = [_joined(views) for views in self._views]
+        return self._digest()
+
+    def _found(self) -> Iterator[_Slot]:
+        for module in self._model.modules():
+            packed = False
+            for owner in (module._parameters, module._buffers):
+                for name, tensor in owner.items():
+                    if tensor is not None:
+                        packed |= not tensor.numel()
+                        yield _Slot(owner, name, tensor)
+            if packed:
+                yield from (_Slot(vars(module), name, held) for name, held in vars(module).items() if callable(held))
+
+    def _unmoved(self) -> bool:
+        same = all(slot.owner.get(slot.name) is slot.held for slot in self._slots)
+        return same and self._seen == [_mark(tensor) for tensor in self._tensors]
+
+    def _same_samples(self, waiting: bool) -> bool:
+        if not waiting and any(tensor.device.type != "cpu" for tensor in self._tensors):
+            return True
+        self._turn = (self._turn + 1) % _TURNS
+        now, then = _joined(self._views[self._turn]), self._samples[self._turn]
+        return all(torch.equal(one, other) for one, other in zip(now, then, strict=True))
+
+    def _strided(self, turn: int) -> list[list[torch.Tensor]]:
+        """Views of a few values of each tensor, as integers, grouped by device and width."""
+        picked: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for tensor in self._tensors:
+            if tensor.is_contiguous():  # else a view of its words is a copy: its version is all that is looked at
+                words = _words(tensor)
+                step = max(1, words.numel() // _SAMPLES)
+                picked.setdefault((words.device, words.dtype), []).append(
+                    words[turn * step // _TURNS :: step][:_SAMPLES]
+                )
+        return list(picked.values())
+
+    def _digest(self) -> bytes:
+        """Names, types, shapes and contents. Contents by a sum of words times secret random factors modulo 2^64, which two
+        different rows share with a chance of at most 2^-32, at the speed of memory and on the device that holds them."""
+        sha = hashlib.sha256()
+        with torch.inference_mode():
+            for slot in self._slots:
+                if not isinstance(slot.held, torch.Tensor):
+                    sha.update(f"{slot.name}|{self._number(slot.held)}|".encode())
+                    continue
+                sha.update(f"{slot.name}|{slot.held.dtype}|{tuple(slot.held.shape)}|".encode())
+                for sums in self._sums(_words(slot.held)):
+                    sha.update(sums.cpu().numpy().tobytes())
+        return sha.digest()
+
+    def _number(self, holder: Any) -> int:
+        """What stands for a holder of packed weights: a new number for each new one."""
+        return self._numbers.setdefault(holder, next(self._next_number))
+
+    def _sums(self, words: torch.Tensor) -> Iterator[torch.Tensor]:
+        factors = self._factors(words.device)
+        whole = words.numel() // _ROW * _ROW
+        for rows in words[:whole].view(-1, _ROW).split(_ROWS):
+            yield (rows.to(torch.int64) * factors).sum(1)
+        if whole < words.numel():
+            rest = words[whole:]
+            yield (rest.to(torch.int64) * factors[: rest.numel()]).sum(0, keepdim=True)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _joined(groups: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat(views) for views in groups]
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes in the widest integers that divide them, one-dimensional; a view where it is contiguous."""
+    data = tensor.detach().contiguous().view(-1)
+    if not data.numel():
+        return data.to(torch.uint8)
+    data = data.view(torch.uint8)
+    width = next(width for width in _WORDS if data.numel() % width == 0)
+    return data.view(_WORDS[width])
+
+
+def _factors() -> Callable[[torch.device], torch.Tensor]:
+    """Random odd 64-bit factors of this process, kept on each device that asks."""
+    made = torch.frombuffer(bytearray(secrets.token_bytes(8 * _ROW)), dtype=torch.int64) | 1
+    kept: dict[torch.device, torch.Tensor] = {}
+    return lambda device: kept.setdefault(device, made.to(device))
+
+
+log = logging.getLogger("dejakv.vllm")
+
+CHANGED = "the weights were changed without a reset"
+
+
+class Watch:
+    """One worker's. Without `weights` nothing is noticed, and nobody can say that they are those of the start."""
+
+    def __init__(self, weights: WeightDigests | None) -> None:
+        self._weights = weights
+        self._generation = 0
+        self._said: list[tuple[int, bool]] = []
+        self._changed = False
+        self._told = False
+
+    @property
+    def problem(self) -> str:
+        """Why nothing may be stored or used now; empty if it may."""
+        return CHANGED if self._changed else ""
+
+    def step(self, generation: int, *, computing: bool, using: bool) -> None:
+        """Once a step, before anything is stored or used.
+
+        computing  prompt tokens are computed in this step, which may be stored later
+        using      state is stored or used in this step
+        """
+        if generation != self._generation:
+            same = self._weights is not None and self._weights.are_those_of_the_start()
+            self._generation, self._changed, self._told = generation, False, False
+            self._said.append((generation, same))
+        elif (
+            self._weights is not None
+            and not self._changed
+            and (computing or using)
+            and self._weights.changed(waiting=using)
+        ):
+            self._changed = True
+            log.warning("%s: nothing is stored or reused until the next reset of the prefix cache", CHANGED)
+
+    def take(self) -> tuple[list[tuple[int, bool]], bool]:
+        """News for the scheduler side: generations with whether their weights are those of the start, and whether a change
+        was noticed."""
+        said, self._said = self._said, []
+        news = self._changed and not self._told
+        self._told = self._told or news
+        return said, news
+
 
 UNCLEAN = "blocks from before the reset are in use: reset again when no request runs"
 

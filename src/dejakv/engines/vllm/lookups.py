@@ -4,25 +4,126 @@ The cache is that of the other engines, without levels: what is exact and what i
 """
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
+from dejakv.decide.costs import Costs, Rate
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
-from dejakv.engines.vllm.found import LookupResult, told
-from dejakv.engines.vllm.indexing import Indexing
-from dejakv.engines.vllm.keys import AnonymousMedia, prepare
-from dejakv.engines.vllm.messages import Kept
-from dejakv.engines.vllm.pace import Pace
+from dejakv.engines.vllm.identity import AnonymousMedia, prepare
+from dejakv.engines.vllm.messages import Kept, Timed
+from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.request import Request, keeping
 from dejakv.store.base import ChunkMeta
 
+LEAST_TOKENS = 256
+"""Tokens of a step that tells it. Fewer take a GPU about as long as one does: it reads all weights either way."""
+
+LEAST_EACH = 8
+"""Tokens that such a step has for each of its requests: where most of them decode, their states take the time."""
+
+
+@dataclass
+class Pace:
+    """Planned and heard in the engine loop; any thread may ask for `costs`."""
+
+    clock: Callable[[], float] = time.monotonic
+    _row: Rate | None = None
+    _last: float = 0.0
+
+    @property
+    def costs(self) -> Costs | None:
+        """A row's seconds, the median of the latest steps, and nothing else; None before the first such step."""
+        return None if self._row is None else Costs(row=self._row.value)
+
+    def planned(self, output: Any, *, alone: bool) -> Timed | None:
+        """A step of vLLM's scheduler, if it will tell what a row takes. `alone`: the worker does nothing beside it that takes long."""
+        tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        if not alone or output.scheduled_encoder_inputs or tokens < max(LEAST_TOKENS, LEAST_EACH * requests):
+            return None
+        return Timed(self.clock(), tokens)
+
+    def over(self, step: Timed | None) -> None:
+        """A step is over: one that `planned` gave out, or another one (None)."""
+        now = self.clock()
+        if step is not None:  # asynchronous scheduling plans a step while the one before it runs
+            self.seen((now - max(step.planned, self._last)) / step.tokens)
+        self._last = now
+
+    def seen(self, row: float) -> None:
+        """A step took so many seconds for each of its rows."""
+        if self._row is None:
+            self._row = Rate(row)
+        else:
+            self._row.add(row)
+
+
 log = logging.getLogger("dejakv.vllm")
+
+
+class Indexing:
+    """Keeps a cache's finder in step with a store that workers and other processes write to.
+
+    refresh_s  how often others' chunks are looked for; 0: never
+    """
+
+    def __init__(self, cache: HierarchicalCache, refresh_s: float) -> None:
+        self._cache = cache
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dejakv-index")
+        self._last: Future[None] | None = None
+        self._known: set[str] = {meta.id for meta in cache.store.metas()}
+        cache.store.on_evict(self._known.discard)  # it may be stored, here or elsewhere, when it comes again
+        self._stop = threading.Event()
+        if refresh_s:
+            threading.Thread(target=self._refresh, args=(refresh_s,), name="dejakv-refresh", daemon=True).start()
+
+    def __contains__(self, id: str) -> bool:
+        """Whether the chunk is stored, as far as is known here."""
+        return id in self._known
+
+    def stored(self, meta: ChunkMeta) -> None:
+        """A worker confirmed that this chunk is in the store. Lookups that are submitted from now on find it."""
+        self._last = self._pool.submit(self._add, meta)
+
+    def drop(self, id: str) -> None:
+        """Takes a chunk out of the store, since nobody is to find it."""
+        self._pool.submit(self._cache.store.delete, id)
+
+    @property
+    def last(self) -> "Future[None] | None":
+        """Done when everything that was confirmed so far can be found."""
+        return self._last
+
+    def close(self) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _add(self, meta: ChunkMeta) -> None:
+        try:
+            self._known.add(meta.id)
+            self._cache.stored(meta)
+            if self._cache.store.meta(meta.id) is None:  # evicted before it was confirmed
+                self._known.discard(meta.id)
+        except Exception:  # a chunk that cannot be found is a miss; later ones must be indexed nevertheless
+            log.exception("a stored prompt cannot be found")
+
+    def _refresh(self, seconds: float) -> None:
+        store, mark = self._cache.store, None
+        while not self._stop.wait(seconds):
+            try:
+                metas, mark = store.added(mark)
+                for meta in metas:
+                    if meta.id not in self._known:
+                        self._add(meta)
+            except Exception as error:  # a store that is out of reach is a store without news
+                log.debug("other processes' prompts cannot be looked for: %s", error)
 
 
 class Lookups:

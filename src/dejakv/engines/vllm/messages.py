@@ -6,11 +6,22 @@ from dataclasses import dataclass, field, replace
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from dejakv.engines.vllm.pace import Timed
 from dejakv.store.base import ChunkMeta
 
 IDLE_WAIT_S = 0.004
 """How long a step in which nothing can be computed waits for a lookup or a load; a request that comes in waits as long."""
+
+
+BACKLOG = "backlog: the store is slower than the prompts"
+"""Why a save was dropped that may be ordered again."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step whose time tells what a row takes: when it was planned, by the scheduler's clock, and its tokens."""
+
+    planned: float
+    tokens: int
 
 
 @dataclass(frozen=True)

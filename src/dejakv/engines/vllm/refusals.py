@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dejakv.engines.vllm.model_check import CHECKED_ROWS
+from dejakv.engines.vllm.blend.model_check import CHECKED_ROWS
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError

@@ -11,19 +11,16 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dejakv.engines.vllm.compat import rekey_tail, was_aborted
-from dejakv.engines.vllm.counts import ConnectorCounts
-from dejakv.engines.vllm.found import LookupResult
-from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.long_saves import PartSize
+from dejakv.engines.vllm.blend.underway import UnderWay
+from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
-from dejakv.engines.vllm.saves import Saves
+from dejakv.engines.vllm.request import LookupResult, Tracked
+from dejakv.engines.vllm.saves import PartSize, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.engines.vllm.tracked import Tracked
-from dejakv.engines.vllm.underway import UnderWay
-from dejakv.engines.vllm.watch import CHANGED
+from dejakv.engines.vllm.stats import ConnectorCounts
+from dejakv.engines.vllm.upstream import rekey_tail, was_aborted
 
 
 @dataclass
@@ -35,7 +32,7 @@ class SchedulerSide:
     max_tokens   tokens that vLLM computes in a step at most
     size         which prompts are stored in parts
     arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
-    bitwise      exact state has the same bits as if it were computed now (`compat.is_batch_invariant`)
+    bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it

@@ -1,17 +1,126 @@
 # pyright: reportMissingImports=false
-"""The one place to touch for a new vLLM release: supported versions, and every use of what vLLM does not promise.
+"""Every use of what vLLM does not promise, but the forward of blends (`blend/rows.py`), with the versions it was seen to work with.
 
 Adding a version: read the files named below in its source, run `tests/engines/vllm` on it, add it to `SUPPORTED`.
 """
 
 import copy
+import dataclasses
 import hashlib
+import importlib
+import inspect
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any
 
-from dejakv.engines.vllm.compat_probe import missing
 from dejakv.errors import ConfigError
+
+NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "vllm.v1.request",
+        "Request",
+        (
+            "request_id", "status", "prompt_token_ids", "prompt_embeds", "mm_features", "num_prompt_tokens",
+            "num_computed_tokens", "num_output_tokens", "sampling_params", "pooling_params", "cache_salt", "lora_request",
+            "kv_transfer_params", "skip_reading_prefix_cache", "resumable",
+        ),
+    ),
+    ("vllm.v1.core.sched.scheduler", "Scheduler", ("vllm_config", "_handle_failed_recving")),
+    (
+        "vllm.v1.core.sched.output",
+        "SchedulerOutput",
+        ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_cached_reqs", "preempted_req_ids"),
+    ),
+    ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "num_computed_tokens")),
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("block_pool", "get_block_ids")),
+    (
+        "vllm.v1.core.block_pool",
+        "BlockPool",
+        ("num_gpu_blocks", "get_num_free_blocks", "cached_block_hash_to_block"),
+    ),
+    ("vllm.config", "KVTransferConfig", ("kv_role", "kv_connector_extra_config", "kv_load_failure_policy")),
+    ("vllm.v1.outputs", "KVConnectorOutput", ("kv_connector_worker_meta",)),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.v1.base",
+        "KVConnectorTransferResults",
+        ("finished_sending", "finished_recving", "failed_recving"),
+    ),
+)  # fmt: skip
+"""Module, class, and attributes of its instances."""
+
+
+def missing() -> list[str]:
+    """What is not there, as `module.Class.name`; empty if `exact` may run."""
+    lost: list[str] = []
+    for module, name, attributes in NEEDED:
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            lost.append(f"{module}.{name}")
+            continue
+        lost += [f"{module}.{name}.{each}" for each in attributes if not _has(found, each)]
+    return lost
+
+
+def _has(kind: Any, attribute: str) -> bool:
+    """Whether instances have it: of the class, a field, or set by `__init__`."""
+    if hasattr(kind, attribute):
+        return True
+    if dataclasses.is_dataclass(kind):
+        return attribute in {field.name for field in dataclasses.fields(kind)}
+    makers = (getattr(each.__init__, "__code__", None) for each in kind.__mro__)
+    return any(code is not None and attribute in code.co_names for code in makers)
+
+
+def calling_scheduler() -> Any:
+    """The scheduler that is making this connector. A connector that wraps others, such as vLLM's MultiConnector, hands them
+    a copy of the configuration, so that nothing else leads to it. Raises ConfigError."""
+    from vllm.v1.core.sched.interface import SchedulerInterface
+
+    scheduler = _caller(lambda item: isinstance(item, SchedulerInterface))
+    if scheduler is None:
+        raise ConfigError("no scheduler makes this connector: it runs in vLLM's engine, alone or in a MultiConnector")
+    return scheduler
+
+
+def calling_model() -> Any:
+    """The model of the runner that is calling the worker's connector; None if there is none."""
+    runner = _caller(lambda item: hasattr(item, "model_config") and callable(getattr(item, "get_model", None)))
+    return None if runner is None else runner.get_model()
+
+
+def _caller(wanted: Callable[[Any], bool]) -> Any:
+    """The nearest object whose method waits for this call to return and that is wanted."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        item = frame.f_locals.get("self")
+        if item is not None and wanted(item):
+            return item
+        frame = frame.f_back
+    return None
+
+
+def recompute_failed_loads(scheduler: Any) -> None:
+    """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
+    policy right after it made the connector; vLLM's default is to fail the request)."""
+    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
+    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
+    scheduler._handle_failed_recving(request_ids)
+
+
+def leave_room(scheduler: Any, tokens: int) -> None:
+    """Keeps so many tokens of the next steps' budget free, but for those that running requests need to go on decoding
+    (`v1/core/sched/scheduler.py` reads the attribute at the beginning of each step). A prompt that is not computed in chunks needs the
+    whole budget, so that none is kept free there."""
+    config = scheduler.scheduler_config
+    whole = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+    most = whole - config.max_num_seqs if config.enable_chunked_prefill else 0
+    scheduler.max_num_scheduled_tokens = whole - max(0, min(tokens, most))
+
 
 log = logging.getLogger("dejakv.vllm")
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dejakv.engines.vllm.blend import Blender
-from dejakv.engines.vllm.drafts import Draft
-from dejakv.engines.vllm.mixing import Mixing
+from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.drafts import Draft
+from dejakv.engines.vllm.blend.mixing import Mixing
 from dejakv.errors import ModelError
 
 log = logging.getLogger("dejakv.vllm")

@@ -9,11 +9,10 @@ from dejakv.blend.offsets import Correction, corrected, corrections
 from dejakv.blend.slices import contiguous
 from dejakv.blend.token_map import long_runs
 from dejakv.decide.copied.fingerprints import GUARANTEED
-from dejakv.engines.vllm.drafts import Draft
-from dejakv.engines.vllm.layout import slots_of
+from dejakv.engines.vllm.blend.drafts import Draft
+from dejakv.engines.vllm.blend.rows import More, PromptRows
 from dejakv.engines.vllm.messages import Kept
-from dejakv.engines.vllm.row_batch import PromptRows
-from dejakv.engines.vllm.row_forward import More
+from dejakv.engines.vllm.pages import slots_of
 
 
 @dataclass

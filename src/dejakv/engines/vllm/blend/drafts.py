@@ -19,7 +19,7 @@ from dejakv.blend.slices import copy_part, ranges_of
 from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.vllm.buffers import Buffers, Lent
+from dejakv.engines.vllm.pages import Buffers, Lent
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.store.base import Chunk, ChunkMeta, Rows

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.vllm.lockstep import ALONE, Lockstep
-from dejakv.engines.vllm.paged import PagedKV
-from dejakv.engines.vllm.rotary import Rotary
-from dejakv.engines.vllm.row_batch import PromptRows
-from dejakv.engines.vllm.row_forward import RowForward
+from dejakv.engines.vllm.blend.lockstep import ALONE, Lockstep
+from dejakv.engines.vllm.blend.rotary import Rotary
+from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
+from dejakv.engines.vllm.pages import PagedKV
 from dejakv.store.base import Chunk
 
 CHECKED_ROWS = 64

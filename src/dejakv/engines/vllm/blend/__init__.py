@@ -1,0 +1,1 @@
+"""Blends inside vLLM's worker."""

@@ -1,0 +1,279 @@
+# pyright: reportMissingImports=false
+"""One ordinary forward of the served model over chosen rows of prompts whose KV lies in vLLM's blocks.
+
+The rows are sequences of the attention metadata (`row_batch`). All rows' K and V of a layer are written before the layer attends, so a
+row sees the fresh state of those before it. Any model, weight format and attention backend that vLLM runs in this way can be
+used; nothing here knows its layers.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dejakv.blend.slices import contiguous
+from dejakv.errors import ModelError
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of one prompt.
+
+    ids        their tokens `[k]`
+    places     where they are in the prompt `[k]`, ascending
+    block_ids  the prompt's blocks; no row lies behind them
+    shift      what the model is told to add to the places
+    """
+
+    ids: torch.Tensor
+    places: torch.Tensor
+    block_ids: Sequence[int]
+    shift: int = 0
+
+    @property
+    def runs(self) -> int:
+        return len(contiguous(self.places.cpu().numpy()))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a forward takes, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding
+    expect that.
+
+    ids, positions, slots  `[tokens]`
+    starts, lengths        of the sequences: `[sequences + 1]` and `[sequences]`, int32
+    blocks                 `[sequences, most blocks]` int32
+    of_prompt              which of the tokens are each prompt's rows, in the order of the rows
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    blocks: torch.Tensor
+    of_prompt: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "Batch":
+        places = np.concatenate([rows.places.cpu().numpy() for rows in prompts])
+        prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
+        tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)
+        for number, rows in enumerate(prompts):
+            tables[number, : len(rows.block_ids)] = rows.block_ids
+        bounds = np.array(contiguous(places, prompt))
+        sizes = bounds[:, 1] - bounds[:, 0]
+        runs = np.argsort(sizes, kind="stable")
+        tokens = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
+        places_then, prompt_then = places[tokens], prompt[tokens]
+        shifts = np.array([rows.shift for rows in prompts])
+        ends = bounds[runs, 1] - 1
+        return cls(
+            torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(tokens)],
+            torch.from_numpy(places_then + shifts[prompt_then]),
+            torch.from_numpy(
+                tables[prompt_then, places_then // block_tokens] * block_tokens + places_then % block_tokens
+            ),
+            torch.from_numpy(np.append(0, sizes[runs].cumsum()).astype(np.int32)),
+            torch.from_numpy((places[ends] + 1).astype(np.int32)),
+            torch.from_numpy(tables[prompt[ends]].astype(np.int32)),
+            tuple(
+                torch.from_numpy(tokens.argsort()[prompt == number]).to(rows.places.device)
+                for number, rows in enumerate(prompts)
+            ),
+        )
+
+
+NULL_BLOCK = 0
+"""The block that vLLM gives to no request: padding refers to it, and nothing in it counts (`v1/core/block_pool.py`)."""
+
+
+EMBEDDED_AT_ONCE = 4096
+"""Tokens whose embeddings are looked up at once where all are."""
+
+
+class RunnerInputs:
+    """Forwards of one model runner, whose KV caches are of one group.
+
+    runner  vLLM's model runner, either of the two that there are
+    model   what to call
+    names   of the attention layers
+
+    Raises: ModelError for a model that takes more than tokens and positions.
+    """
+
+    def __init__(self, runner: Any, model: Any, names: Sequence[str]) -> None:
+        self._runner = runner
+        self._model = model
+        self._names = names
+        self._config = runner.vllm_config.model_config
+        self._device = runner.device
+        if getattr(runner, "lookback_token_ids", None) is not None:
+            raise ModelError(
+                f"blend is not possible: {type(model).__name__} looks at tokens before the rows that it computes"
+            )
+        on_cpu = self._device.type == "cpu"
+        # FlashInfer and others keep buffers for so many sequences; the CPU backend keeps none.
+        self.most_sequences: int | None = None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Input embeddings of tokens, `[k, hidden]`."""
+        return self._model.embed_input_ids(ids.to(self._device))
+
+    @torch.inference_mode()
+    def embedding_table(self) -> torch.Tensor:
+        """All of them, `[vocabulary, hidden]` in host memory."""
+        ids = torch.arange(self._config.get_vocab_size())
+        return torch.cat([self.embed(some).cpu() for some in ids.split(EMBEDDED_AT_ONCE)])
+
+    def forward(self, batch: Batch) -> None:
+        """Runs the model. The connectors' own hooks around each attention layer, which belong to a step, are not called."""
+        from vllm.forward_context import set_forward_context
+
+        positions = batch.positions.to(self._device)
+        slots = batch.slots.to(self._device)
+        metadata = self._attention_metadata(batch, positions, slots)
+        ids: torch.Tensor | None = batch.ids.to(self._device)
+        embeddings: torch.Tensor | None = None
+        if self._config.supports_multimodal_inputs:  # such a model takes embeddings for text as well
+            ids, embeddings = None, self._model.embed_input_ids(ids)
+        if self._config.uses_mrope:  # text alone has the same position in all dimensions
+            positions = positions.expand(self._config.mrope_num_dims, -1)
+        context = set_forward_context(
+            metadata,
+            self._runner.vllm_config,
+            num_tokens=len(batch.ids),
+            slot_mapping=dict.fromkeys(self._names, slots),
+            skip_compiled=True,
+        )
+        with _without_layer_hooks(), context:
+            self._model(input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings)
+
+    def _attention_metadata(self, batch: Batch, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
+        from vllm.v1.attention.backend import CommonAttentionMetadata
+
+        counts = batch.starts.diff()
+        common = CommonAttentionMetadata(
+            query_start_loc=batch.starts.to(self._device),
+            query_start_loc_cpu=batch.starts,
+            seq_lens=batch.lengths.to(self._device),
+            seq_lens_cpu_upper_bound=batch.lengths,
+            num_reqs=len(batch.lengths),
+            num_actual_tokens=len(batch.ids),
+            max_query_len=int(counts.max()),
+            max_seq_len=int(batch.lengths.max()),
+            block_table_tensor=batch.blocks.to(self._device),
+            slot_mapping=slots,
+            causal=True,
+            is_prefilling=torch.ones(len(batch.lengths), dtype=torch.bool),
+            positions=positions,
+        )
+        made: dict[str, Any] = {}
+        for group in self._runner.attn_groups[0]:
+            made.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
+        return made
+
+
+@contextmanager
+def _without_layer_hooks() -> Generator[None]:
+    """vLLM calls a connector around each attention layer while it has a step's orders (`kv_transfer_utils.py`): a wrapped or
+    neighbouring connector would save rows that are no request's of this step."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    group: Any = get_kv_transfer_group()
+    orders, group._connector_metadata = group._connector_metadata, None
+    try:
+        yield
+    finally:
+        group._connector_metadata = orders
+
+
+More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""K (rotated) and V `[kv_heads, n, head_dim]` of other rows, and their slots `[n]`."""
+Written = Callable[[int, int, torch.Tensor, torch.Tensor], "More | None"]
+"""Sees, of a layer and a prompt by their numbers, the fresh K and V `[kv_heads, k, head_dim]` that are being written, and says
+what is to be written beside them."""
+Asked = Callable[[int, int, torch.Tensor], None]
+"""Sees, of a layer and a prompt by their numbers, the rotated queries `[k, heads, head_dim]` once K and V are written."""
+
+
+class _AllWritten(Exception):
+    """The last layer's K and V are written; what the model would make of them is not needed."""
+
+
+class RowForward:
+    """Forwards of one worker's model.
+
+    runner   vLLM's model runner
+    model    what to call: the runner's model, without its adapters
+    layers   attention layers by name, in order
+
+    Raises: ModelError for a backend or a model that it cannot run.
+    """
+
+    def __init__(self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int) -> None:
+        for layer in layers.values():
+            if layer.attn_backend.forward_includes_kv_cache_update:
+                raise ModelError(
+                    f"blend is not possible: {type(layer.impl).__name__} writes K and V while it attends. Choose another"
+                    " attention backend, or leave blend out of mode and modes"
+                )
+        self._inputs = RunnerInputs(runner, model, tuple(layers))
+        self._layers = list(layers.values())
+        self._block_tokens = block_tokens
+        self.most_runs = self._inputs.most_sequences
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Input embeddings `[k, hidden]`."""
+        return self._inputs.embed(ids)
+
+    def embedding_table(self) -> torch.Tensor:
+        """All input embeddings `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
+        return self._inputs.embedding_table()
+
+    def run(self, prompts: Sequence[PromptRows], written: Written | None = None, asked: Asked | None = None) -> None:
+        """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
+        batch = Batch.of(prompts, self._block_tokens)
+        with ExitStack() as stack:
+            for number, layer in enumerate(self._layers):
+                stack.enter_context(self._watched(number, layer.impl, batch, written, asked))
+            stack.enter_context(suppress(_AllWritten))
+            self._inputs.forward(batch)
+
+    @contextmanager
+    def _watched(
+        self, number: int, impl: Any, batch: Batch, written: Written | None, asked: Asked | None
+    ) -> Generator[None]:
+        """Has a layer's attention tell what it writes and asks, and the last one end the forward."""
+        update, forward = impl.do_kv_cache_update, impl.forward
+        last = number == len(self._layers) - 1
+
+        def updating(
+            layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+        ) -> None:
+            update(layer, key, value, cache, slots)
+            if written is not None:
+                for prompt, rows in enumerate(batch.of_prompt):
+                    more = written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+                    if more is not None:
+                        keys, values, where = more
+                        keys, values = keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
+                        update(layer, keys, values, cache, where)
+
+        def attending(layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            if asked is not None:
+                for prompt, rows in enumerate(batch.of_prompt):
+                    asked(number, prompt, query[rows])
+            if last:
+                raise _AllWritten
+            return forward(layer, query, *rest, **options)
+
+        impl.do_kv_cache_update, impl.forward = updating, attending
+        try:
+            yield
+        finally:
+            del impl.do_kv_cache_update, impl.forward  # the class's own are seen again

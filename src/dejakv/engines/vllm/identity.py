@@ -1,0 +1,147 @@
+"""From a vLLM server and its requests to the identities DejaKV keys by: epoch, partition, media.
+
+Weights are hashed by content. A file of a Hugging Face cache is named after its SHA-256 already, so a hub model costs
+nothing; a local folder is read once at start (about as long as loading it). What a client can choose never decides a
+partition or a medium.
+"""
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dejakv.engines.base import Prepared
+from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.ranks import rank_count
+from dejakv.identity import Span, digest_of, epoch_of
+from dejakv.request import DEFAULT_PARTITION, Request
+
+log = logging.getLogger("dejakv.vllm")
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def folder_fingerprint(folder: Path, patterns: tuple[str, ...] = (*WEIGHTS, "*.json")) -> str | None:
+    """SHA-256 over names and contents of a folder's files; None if there are none."""
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.match(pattern) for pattern in WEIGHTS for path in files):
+        return None
+    return digest_of(*(part for path in files for part in (path.name, _content(path))))
+
+
+def weights_fingerprint(model: str, revision: str | None, load_format: str, seed: int | None) -> str:
+    """What the model's weights are. Weights that cannot be found on disk get a name of their own for this process:
+    nothing of them is found again after a restart, which is safe, and said in the log."""
+    if load_format == "dummy":
+        return f"dummy:{seed}"
+    folder = model_folder(model, revision)
+    found = folder_fingerprint(folder) if folder else None
+    if found is None:
+        log.warning("no weight files of %s were found to fingerprint: its KV will not be found after a restart", model)
+        return f"unknown:{secrets.token_hex(16)}"
+    return found
+
+
+def server_epoch(vllm_config: Any) -> str:
+    """The epoch of a server without adapters, 32 hexadecimal digits."""
+    model = vllm_config.model_config
+    parts: Mapping[str, object] = {
+        "engine": "vllm",
+        "version": upstream.vllm_version(),
+        "weights": weights_fingerprint(
+            str(model.model), model.revision, str(vllm_config.load_config.load_format), model.seed
+        ),
+        "config": model.hf_config.to_json_string(use_diff=False),
+        "dtype": str(model.dtype),
+        "kv_dtype": str(vllm_config.cache_config.cache_dtype),
+        "device": upstream.device_name(),
+        "attention": upstream.attention_backend(vllm_config),
+        "batch_invariant": upstream.is_batch_invariant(),
+        "quantization": str(model.quantization),
+        "layout": "2,layers,kv_heads,tokens,head_dim",
+        "tensor_parallel": rank_count(vllm_config),  # other heads in a chunk, and sums in another order
+    }
+    return epoch_of(parts)
+
+
+def _content(path: Path) -> str:
+    name = path.resolve().name
+    if _SHA256.fullmatch(name):
+        return name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_folder(model: str, revision: str | None) -> Path | None:
+    """Where a model's files lie on this disk: the folder itself, or a hub model's snapshot; None if they do not."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+
+
+def partition_of(cache_salt: str | None) -> str:
+    """The tenant behind a `cache_salt`. The salt may be a secret, so only its digest is kept."""
+    return DEFAULT_PARTITION if not cache_salt else "salt-" + digest_of("cache_salt", cache_salt)[:32]
+
+
+def media_digest(item: Any) -> str:
+    """SHA-256 of what the processor made of one medium: the tensors that the encoder gets.
+
+    vLLM's own identifier is not used: a client may choose it (`uuid`), and two media under one uuid must not be taken for
+    one another here.
+    """
+    sha = hashlib.sha256()
+    for name in sorted(item):
+        _update(sha, name, item[name].data)
+    return sha.hexdigest()
+
+
+def _update(sha: Any, name: str, value: Any) -> None:
+    if isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            _update(sha, f"{name}[{index}]", part)
+        return
+    if isinstance(value, torch.Tensor):
+        header = f"{name}|{value.dtype}|{tuple(value.shape)}"
+        flat = value.detach().cpu().contiguous().flatten()
+        data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    else:
+        data = np.frombuffer(repr(value).encode(), np.uint8)
+        header = f"{name}|{type(value).__name__}"
+    sha.update(len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little"))
+    sha.update(np.ascontiguousarray(data).data)
+
+
+class AnonymousMedia(Exception):
+    """A medium whose pixels are not at hand, so that nothing proves which medium it is."""
+
+
+def spans_of(features: Any) -> tuple[Span, ...]:
+    """Where each medium stands and what it is. Raises AnonymousMedia if a medium's data is not at hand."""
+    spans: list[Span] = []
+    for feature in features:
+        if feature.data is None:
+            raise AnonymousMedia("the media's data does not reach the scheduler in this configuration")
+        spans.append(Span(feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)))
+    return tuple(spans)
+
+
+def prepare(request: Any, text: str, epoch: str, ttl: float | None = None) -> Prepared:
+    """A vLLM request as the cache takes it. `text` is the prompt for the levels that compare text; `ttl` the request's own limit of
+    what is kept of it, in seconds."""
+    token_ids = tuple(request.prompt_token_ids)
+    ours = Request(id=request.request_id, prompt=text, chunk=text, partition=partition_of(request.cache_salt), ttl=ttl)
+    return Prepared(ours, token_ids, spans_of(request.mm_features), epoch=epoch)

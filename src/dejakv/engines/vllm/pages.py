@@ -1,0 +1,242 @@
+"""vLLM's paged KV cache as the connector's worker side uses it: gather a prompt's state, put a prompt's state in."""
+
+import math
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dejakv.errors import ConfigError
+
+_LEAST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A tensor of the asked shape, contents undefined, and the memory behind it."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+
+
+class Buffers:
+    """Thread-safe. What is not given back is simply freed by Python, so an error path need not bother.
+
+    keep_bytes  what may lie here unused; the smallest buffers go first
+    """
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep = keep_bytes
+        self._free: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Lent:
+        """A contiguous tensor in host memory: the smallest free buffer that is large enough, or a new one."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            fitting = [index for index, memory in enumerate(self._free) if memory.numel() >= nbytes]
+            memory = self._free.pop(fitting[0]) if fitting else None
+        with torch.inference_mode(False):  # threads outside that mode write to it too
+            if memory is None:  # sizes are powers of two, so that prompts of other lengths find them again
+                memory = torch.empty(max(_LEAST, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
+            return Lent(memory[:nbytes].view(dtype).view(shape), memory)
+
+    def take_back(self, lent: Lent) -> None:
+        """Nothing may read or write the tensor from now on."""
+        with self._lock:
+            self._free.append(lent.memory)
+            self._free.sort(key=torch.Tensor.numel)
+            held = sum(memory.numel() for memory in self._free)
+            while held > self._keep:
+                held -= self._free.pop(0).numel()
+
+
+Reader = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Views of K and V, `[..., kv_heads, block_tokens, head_dim]`, in contiguous copies of blocks."""
+
+
+def read_transposed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM's CPU backend: each head's page holds K transposed `[head_dim, tokens]`, then V `[tokens, head_dim]`."""
+    *where, tokens, width = pages.shape
+    keys, values = pages.view(*where, 2, tokens * width // 2).unbind(-2)
+    return keys.unflatten(-1, (width // 2, tokens)).mT, values.unflatten(-1, (tokens, width // 2))
+
+
+def read_packed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashAttention, Triton and others: K and V side by side on the last axis."""
+    keys, values = pages.chunk(2, dim=-1)
+    return keys, values
+
+
+READERS: tuple[Reader, ...] = (read_transposed, read_packed)
+
+
+def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | None:
+    """A reader for any layout that only puts a block's elements in another order (vLLM's bf16 on a CPU with AMX); None for
+    others. Writes to a block and clears it again."""
+    _, heads, tokens, width = cache.shape
+    if tokens != block_tokens:
+        return None
+    shape = (2, heads, tokens, width // 2)
+    numbers = torch.arange(2 * heads * tokens * (width // 2)).view(shape)
+    slots = slots_of([1], tokens, torch.arange(tokens)).to(cache.device)
+    found = torch.zeros(numbers.numel(), dtype=torch.int64, device=cache.device)
+    scale = 1
+    try:
+        while scale < numbers.numel():  # digit by digit: every dtype of a cache holds 0 to 255 exactly
+            keys, values = (numbers // scale % 256).to(cache.dtype)
+            write_rows(layer, cache, keys, values, slots)
+            found += cache[1].flatten().to(torch.int64) * scale
+            scale *= 256
+    finally:
+        cache[1] = 0
+    ordered, place = found.sort()
+    if not torch.equal(ordered.cpu(), numbers.flatten()):
+        return None
+    of_keys, of_values = place.view(2, -1)
+
+    def read_observed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = pages.flatten(-3)
+        keys, values = (flat[..., there.to(pages.device)] for there in (of_keys, of_values))
+        return keys.unflatten(-1, shape[1:]), values.unflatten(-1, shape[1:])
+
+    return read_observed
+
+
+def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+    """Writes `[kv_heads, tokens, head_dim]` K (rotated) and V to `slots` (block * block_tokens + offset)."""
+    keys = keys.transpose(0, 1).to(cache.device).contiguous()
+    values = values.transpose(0, 1).to(cache.device).contiguous()
+    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def slots_of(block_ids: Sequence[int], block_tokens: int, places: torch.Tensor) -> torch.Tensor:
+    """Slots of a request's tokens at `places`, int64."""
+    places = places.cpu()
+    return torch.tensor(block_ids, dtype=torch.int64)[places // block_tokens] * block_tokens + places % block_tokens
+
+
+def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:
+    """The reader that gives back, bit for bit and in every layer, what `do_kv_cache_update` wrote.
+
+    To be called while nothing is cached: it writes to two blocks and clears them again.
+    Raises: ConfigError if no reader passes.
+    """
+    for reader in _candidates(layers, caches, block_tokens):
+        if all(_round_trip(reader, layers[name], cache, block_tokens) for name, cache in caches.items()):
+            return reader
+    kinds = sorted({type(layer.impl).__name__ for layer in layers.values()})
+    raise ConfigError(
+        f"the KV layout of {', '.join(kinds)} could not be read back: a write-read round trip failed."
+        " Choose another attention backend, or run without DejaKVConnector"
+    )
+
+
+def _candidates(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Generator[Reader]:
+    yield from READERS
+    name = next(iter(caches))
+    reader = observed(layers[name], caches[name], block_tokens)
+    if reader is not None:
+        yield reader
+
+
+def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: int) -> bool:
+    blocks, heads, tokens, width = cache.shape
+    if tokens != block_tokens or blocks < 3:
+        return False
+    picked = [blocks - 1, 1]
+    count = 2 * tokens - 3
+    generator = torch.Generator().manual_seed(0)
+    shape = (heads, count, width // 2)
+    keys, values = (torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2))
+    slots = slots_of(picked, tokens, torch.arange(count)).to(cache.device)
+    write_rows(layer, cache, keys, values, slots)
+    index = torch.tensor(picked, device=cache.device)
+    try:
+        got = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
+        return all(torch.equal(read, written) for read, written in zip(got, (keys, values), strict=True))
+    finally:
+        cache[index] = 0
+
+
+class PagedKV:
+    """All layers' caches. Made before any request runs, since finding the reader writes to the cache.
+
+    Raises: ConfigError if this backend's layout cannot be read back.
+    """
+
+    def __init__(self, layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> None:
+        self.layers = layers
+        self.caches = caches
+        self.block_tokens = block_tokens
+        self.reader: Reader = reader_for(layers, caches, block_tokens)
+        self._named = list(caches.items())
+        first = next(iter(caches.values()))
+        _, self.kv_heads, _, width = first.shape
+        self.head_dim = width // 2
+        self.dtype, self.device = first.dtype, first.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * len(self.caches) * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Of a chunk's tensor: `[2, layers, kv_heads, tokens, head_dim]`."""
+        return (2, len(self.caches), self.kv_heads, tokens, self.head_dim)
+
+    def pages_shape(self, tokens: int) -> tuple[int, ...]:
+        """Of the blocks that hold so many tokens: `[layers, blocks, kv_heads, block_tokens, 2 * head_dim]`."""
+        return (len(self.caches), -(-tokens // self.block_tokens), self.kv_heads, self.block_tokens, 2 * self.head_dim)
+
+    def copy_pages(self, block_ids: Sequence[int], tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The blocks of the first `tokens` tokens as they are, on the cache's device: all that has to be done while they
+        cannot change."""
+        shape = self.pages_shape(tokens)
+        index = torch.tensor(block_ids[: shape[1]], dtype=torch.int64, device=self.device)
+        pages = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
+        for layer, cache in enumerate(self.caches.values()):
+            torch.index_select(cache, 0, index, out=pages[layer])
+        return pages
+
+    def unpack(self, pages: torch.Tensor, tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What `copy_pages` copied, in a chunk's shape. In any thread."""
+        state = torch.empty(self.shape(tokens), dtype=self.dtype, device=pages.device) if out is None else out
+        whole = tokens // self.block_tokens
+        full, rest = whole * self.block_tokens, tokens % self.block_tokens
+        for into, read in zip(state, self.reader(pages), strict=True):
+            blocks = read.transpose(1, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
+            into[:, :, :full].unflatten(2, (whole, self.block_tokens)).copy_(blocks[:, :, :whole])
+            if rest:
+                into[:, :, full:] = blocks[:, :, whole, :rest]
+        return state
+
+    def gather(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
+        """A copy of the first `tokens` tokens' state on the cache's device, in a chunk's shape."""
+        return self.unpack(self.copy_pages(block_ids, tokens), tokens)
+
+    def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
+        """Writes a state `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
+        slots = slots_of(block_ids, self.block_tokens, torch.arange(start, start + state.shape[3])).to(self.device)
+        for layer, (name, cache) in enumerate(self.caches.items()):
+            write_rows(self.layers[name], cache, state[0, layer], state[1, layer], slots)
+
+    def attention(self, layer: int) -> Any:
+        """The attention module of a layer."""
+        return self.layers[self._named[layer][0]]
+
+    def keys(self, block_ids: Sequence[int], layer: int, tokens: int) -> torch.Tensor:
+        """A layer's rotated K of the first `tokens` tokens, `[kv_heads, tokens, head_dim]`: a copy."""
+        index = torch.tensor(block_ids[: -(-tokens // self.block_tokens)], device=self.device)
+        keys, _ = self.reader(self._named[layer][1].index_select(0, index))
+        return keys.transpose(0, 1).flatten(1, 2)[:, :tokens]
+
+
+def to_host(pages: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """A copy in pinned memory, made behind the engine's back, and the event to wait for before it is read."""
+    host = torch.empty(pages.shape, dtype=pages.dtype, pin_memory=True)
+    host.copy_(pages, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event
