@@ -10,12 +10,13 @@ import pytest
 from tests.asking import request
 
 from dejakv import open_store
-from dejakv.build import build_cache
+from dejakv.build import build_cache, build_fusion
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.levels.fusion import FusionState
+from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError
 from dejakv.pipeline import Pipeline
+from dejakv.request import Prepared, Request
 from dejakv.store.selection import Selection
 
 QUESTION = "Where does Ann live?"
@@ -82,6 +83,25 @@ def test_a_purge_takes_the_states_of_its_own_partition_alone(docs_engine: Any, t
     cache.close()
     with closing(open_store(tmp_path / "fusion-states")) as kept:
         assert {meta.partition for meta in kept.metas()} == {"b"}
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_states_in_memory_have_a_budget_of_their_own_that_partitions_divide(partitions: int) -> None:
+    fusing = build_fusion(config(encoder_bytes=8000, partitions=partitions), None)
+    assert fusing is not None
+
+    def cache(partition: str) -> FusionCache:
+        return fusing._of(Prepared(Request("r", "x", "x", partition=partition), (1, 2), epoch="e"))
+
+    names = [str(number) for number in range(9)]
+    for partition in "ba":
+        for name in names[: 1 if partition == "b" else 9]:
+            assert cache(partition).save(FusionState(name, {"rows": np.ones((10, 20), np.float32)}))
+    held = [name for name in names if cache("a").load(name) is not None]
+    assert held
+    assert held == names[-len(held) :]
+    assert len(held) * 800 <= 8000 / partitions
+    assert (cache("b").load("0") is not None) == (partitions == 2)
 
 
 def test_a_provider_that_fails_costs_nothing_but_its_states(served: Any) -> None:

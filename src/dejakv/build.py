@@ -16,11 +16,10 @@ from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import PlanGuard
-from dejakv.encoder_cache import VisualKVCache
 from dejakv.identity import epoch_of
 from dejakv.settings import made_by
 from dejakv.store.open import open_store, store_of
-from dejakv.store.store import Store
+from dejakv.store.store import Budget, Store
 from dejakv.trust.evidence import fingerprint
 from dejakv.trust.gate import Gate
 from dejakv.trust.ledger import Ledger
@@ -104,16 +103,16 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
 
 
 def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | None:
-    """The states of fusion modules as the config's provider reads them, beside the engine's encoder outputs; None without one."""
+    """The states of fusion modules as the config's provider reads them, in a store of their own; None without one."""
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "fusion_provider (--fusion-provider)", ("capture", "inject"))
-    registry = getattr(engine, "encoder_cache", None) or VisualKVCache(
-        max_vram_bytes=config.encoder_bytes, ttl=config.lifetime(config.ttl_encoder)
-    )
-    folder = config.fusion_states_dir
-    store = open_store(folder) if folder else None
-    return FusionStates(provider, engine, registry, store, config.lifetime(config.ttl_fusion))
+    if folder := config.fusion_states_dir:
+        store = open_store(folder)
+    else:
+        most = max(1, config.encoder_bytes)
+        store = Store(budget=Budget(most, parts=config.parts.scaled(most)))
+    return FusionStates(provider, engine, store, config.lifetime(config.ttl_fusion))
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:

@@ -189,7 +189,7 @@ class KeepSettings(BudgetSettings):
     enable_fusion_cache  keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir` or `fusion_provider`
     fusion_provider      reader and writer of the model's own fusion modules, `package.module:factory`
     fusion_cache_dir     folder of encoder outputs; None: memory
-    encoder_bytes        largest size of encoder outputs in bytes
+    encoder_bytes        largest size of encoder outputs in bytes; of a provider's states in memory as much again
     image_root           folder of pictures that samples name
     """
 

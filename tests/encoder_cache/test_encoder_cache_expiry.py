@@ -72,7 +72,7 @@ def test_a_time_that_is_none(ttl: float) -> None:
 
 def test_fusion_states(clock: Ahead, tmp_path: Path) -> None:
     store = open_store(tmp_path, clock=clock, background=False)
-    cache = FusionCache(None, VisualKVCache(), "e", "p", store, 60.0)
+    cache = FusionCache(None, store, "e", "p", 60.0)
     cache.save(FusionState("chunk", {"rows": OUTPUT}))
     assert cache.load("chunk") is not None
     clock.seconds = 61

@@ -73,17 +73,14 @@ class Modules:
 
 @pytest.mark.parametrize(("selection", "left"), [(Selection(donors=("one",)), ["other"]), (Selection("p"), [])])
 def test_fusion_states(selection: Selection, left: list[str], tmp_path: Path) -> None:
-    registry = VisualKVCache()
-    fusing = FusionStates(Modules(), None, registry, open_store(tmp_path))
+    fusing = FusionStates(Modules(), None, open_store(tmp_path))
     prepared = Prepared(Request("r", "x", "x", partition="p"), (1, 2), epoch="e")
     for key in ("one", "other"):
         assert fusing._of(prepared).capture(llm=None, request_id="r", chunk_id=key)
     purged = fusing.purge(selection)
-    registry.purge(selection)
     assert purged.encoder_outputs == 2 - len(left)
     cache = fusing._of(prepared)
     assert [key for key in ("one", "other") if cache.load(key) is not None] == left
-    assert registry.stats().entries == len(left)
     assert len(list(tmp_path.glob("segments/*/*"))) == len(left)
     fusing.close()
 

@@ -1,4 +1,4 @@
-"""Fusion states by chunk: through the registry, through a store, and around a provider that fails."""
+"""Fusion states by chunk: through a store, and around a provider that fails."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dejakv.decide.levels.fusion import FusionCache, FusionState
-from dejakv.encoder_cache import VisualKVCache
+from dejakv.errors import InputError
+from dejakv.request import keeping
 from dejakv.store.open import open_store
 
 
@@ -52,36 +53,45 @@ def equal(state: FusionState | None, value: float) -> bool:
 
 def test_capture_then_inject() -> None:
     provider = Provider()
-    cache = FusionCache(provider, VisualKVCache(), "model")
+    cache = FusionCache(provider, open_store(), "model")
     assert cache.capture(llm=None, request_id="7", chunk_id="c")
     assert equal(cache.load("c"), 7)
     assert cache.inject(llm=None, request_id="8", chunk_id="c") == "hit"
     assert provider.taken[0].metadata == {"request": "7"}
     assert cache.inject(llm=None, request_id="8", state=cache.load("c")) == "hit"
     assert cache.inject(llm=None, request_id="8", chunk_id="unknown") == "miss"
-    assert len(cache) == 1
+    cache.remove("c")
+    cache.remove("c")
+    assert cache.load("c") is None
 
 
 def test_a_provider_that_fails_or_refuses_is_a_miss() -> None:
     provider = Provider()
-    cache = FusionCache(provider, VisualKVCache(), "model")
+    cache = FusionCache(provider, open_store(), "model")
     assert not cache.capture(llm=None, request_id="text only", chunk_id="c")
     assert not cache.capture(llm=None, request_id="broken", chunk_id="c")
-    assert not cache.capture(llm=None, request_id="nan", chunk_id="c")  # the registry refuses NaN
+    assert not cache.capture(llm=None, request_id="nan", chunk_id="c")  # NaN is refused
     cache.save(FusionState("c", tensors(1)))
     assert cache.inject(llm=None, request_id="broken", chunk_id="c") == "miss"
     provider.refuse = True
     assert cache.inject(llm=None, request_id="1", chunk_id="c") == "miss"
 
 
+def test_nothing_is_captured_of_a_request_that_asks_for_it() -> None:
+    cache = FusionCache(Provider(), open_store(), "model")
+    with keeping(no_store=True):
+        assert not cache.capture(llm=None, request_id="7", chunk_id="c")
+    assert cache.load("c") is None
+
+
 def test_without_a_provider_everything_is_skipped() -> None:
-    cache = FusionCache(None, VisualKVCache(), "model")
+    cache = FusionCache(None, open_store(), "model")
     assert not cache.capture(llm=None, request_id="1", chunk_id="c")
     assert cache.inject(llm=None, request_id="1", chunk_id="c") == "skip"
 
 
 def test_what_is_saved_is_a_copy() -> None:
-    cache = FusionCache(Provider(), VisualKVCache(), "model")
+    cache = FusionCache(Provider(), open_store(), "model")
     mine = tensors(1)
     cache.save(FusionState("c", mine))
     mine["fusion_output"][:] = 9
@@ -89,37 +99,28 @@ def test_what_is_saved_is_a_copy() -> None:
 
 
 def test_models_and_partitions_do_not_see_each_other() -> None:
-    registry, store = VisualKVCache(), open_store()
-    FusionCache(None, registry, "model", "a", store).save(FusionState("c", tensors(1)))
-    assert equal(FusionCache(None, registry, "model", "a", store).load("c"), 1)
-    assert FusionCache(None, registry, "model", "b", store).load("c") is None
-    assert FusionCache(None, registry, "another model", "a", store).load("c") is None
+    store = open_store()
+    FusionCache(None, store, "model", "a").save(FusionState("c", tensors(1)))
+    assert equal(FusionCache(None, store, "model", "a").load("c"), 1)
+    assert FusionCache(None, store, "model", "b").load("c") is None
+    assert FusionCache(None, store, "another model", "a").load("c") is None
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_evicted_from_the_registry_it_comes_from_the_store_if_there_is_one(keep: bool) -> None:
-    registry = VisualKVCache(max_entries=4)
-    cache = FusionCache(None, registry, "model", store=open_store() if keep else None)
-    cache.save(FusionState("one", tensors(1)))
-    cache.save(FusionState("two", tensors(2)))
-    assert equal(cache.load("two"), 2)
-    if keep:
-        assert equal(cache.load("one"), 1)
-    else:
-        assert cache.load("one") is None
-        assert len(cache) == 1
-    cache.remove("two")
-    cache.remove("two")
-    assert cache.load("two") is None
+@pytest.mark.parametrize("bad", [np.ones((0, 4)), np.array([np.inf])])
+def test_a_state_that_would_spoil_every_later_request_is_refused(bad: np.ndarray) -> None:
+    cache = FusionCache(None, open_store(), "model")
+    with pytest.raises(InputError, match="'rows'"):
+        cache.save(FusionState("c", {"rows": bad}))
+    assert cache.load("c") is None
 
 
 def test_survives_a_restart(tmp_path: Any) -> None:
     store = open_store(tmp_path)
-    FusionCache(None, VisualKVCache(), "model", store=store).save(FusionState("c", tensors(3), {"picture": "x"}))
+    FusionCache(None, store, "model").save(FusionState("c", tensors(3), {"picture": "x"}))
     store.flush()
     store.close()
     again = open_store(tmp_path)
-    state = FusionCache(None, VisualKVCache(), "model", store=again).load("c")
+    state = FusionCache(None, again, "model").load("c")
     assert equal(state, 3)
     assert state is not None
     assert state.metadata == {"picture": "x"}

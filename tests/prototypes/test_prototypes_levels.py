@@ -19,7 +19,7 @@ from dejakv import (
     PrunableDynamicCache,
     SemanticCacheConfig,
     SemanticTextCache,
-    VisualKVCache,
+    open_store,
 )
 from dejakv.blend.token_store import CacheItem, make_item
 from dejakv.decide.levels.fusion import FusionProvider
@@ -101,7 +101,7 @@ def test_fusion(tmp_path: Any) -> None:
     config = SemanticCacheConfig(enable_fusion_cache=True, fusion_cache_dir=str(tmp_path / "fusion"))
     assert config.enable_fusion_cache
     provider: FusionProvider = Provider()
-    fusion_cache = FusionCache(provider, VisualKVCache(), "model")
+    fusion_cache = FusionCache(provider, open_store(), "model")
 
     class Llm:
         model = "a model"

@@ -54,10 +54,9 @@ class Selection:
 
     def takes(self, partition: str, epoch: str, created: float, now: float) -> bool:
         """Whether an entry is taken, as far as it does not depend on `donors`."""
-        fusing = f"fusion:{self.epoch}"
         return (
             self.partition in (None, partition)
-            and (self.epoch is None or epoch in (self.epoch, fusing))
+            and self.epoch in (None, epoch)
             and (self.older_than is None or is_older(created, self.older_than, now))
         )
 
