@@ -11,8 +11,7 @@ import torch
 import torch.distributed
 
 from dejakv.engines.vllm.blend.lockstep import ALONE, Ranks
-from dejakv.engines.vllm.blend.mixer import Blending, Mixer
-from dejakv.engines.vllm.blend.mixer import ELSEWHERE, TOKENS_A_ROW
+from dejakv.engines.vllm.blend.mixer import ELSEWHERE, TOKENS_A_ROW, Blending, Mixer
 from dejakv.engines.vllm.blend.underway import LEAST_ROWS, NOT_ALIKE, UnderWay
 from dejakv.errors import ModelError
 
