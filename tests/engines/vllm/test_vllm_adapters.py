@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
+from dejakv.engines.vllm.identity import Adapters, UnprovenAdapter
 
 
 def _files(folder, weights=b"1", config="{}"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.vllm.encoder_finder import EncoderFinder
+from dejakv.engines.vllm.encoder_connector import EncoderFinder
 from dejakv.engines.vllm.identity import partition_of
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed
 
-from dejakv.engines.vllm.blend.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.blend.mixer import ELSEWHERE, TOKENS_A_ROW, Blending, Mixer
 from dejakv.engines.vllm.blend.underway import LEAST_ROWS, NOT_ALIKE, UnderWay
+from dejakv.engines.vllm.ranks import ALONE, Ranks
 from dejakv.errors import ModelError
 
 

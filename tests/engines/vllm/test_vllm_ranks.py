@@ -8,12 +8,13 @@ import pytest
 
 from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.messages import BACKLOG, LoadResult, StepReport
-from dejakv.engines.vllm.ranks import EveryRank, settings_of_rank
+from dejakv.engines.vllm.ranks import settings_of_rank
 from dejakv.engines.vllm.request import LookupResult, Tracked
 from dejakv.engines.vllm.saves import PartSize
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
+from dejakv.engines.vllm.stores import EveryRank
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.open import open_store
 from dejakv.testing.prompts import check_whole, deliveries, prompt_chunk

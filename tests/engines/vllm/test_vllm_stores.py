@@ -9,9 +9,8 @@ import pytest
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
-from dejakv.engines.vllm.ranks import EveryRank
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.engines.vllm.stores import open_store
+from dejakv.engines.vllm.stores import EveryRank, open_store
 from dejakv.errors import ConfigError
 from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.store.age import now

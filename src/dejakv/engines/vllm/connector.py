@@ -23,24 +23,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.adapters import Adapters
 from dejakv.engines.vllm.bind import bound_runner
 from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.lockstep import ALONE, Ranks
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.engines.vllm.generations import UNCLEAN, Watch, WeightDigests
-from dejakv.engines.vllm.identity import server_epoch
+from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
-from dejakv.engines.vllm.ranks import EveryRank, rank_count, settings_of_rank
+from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_unsupported
 from dejakv.engines.vllm.saves import PartSize
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVPromMetrics, DejaKVStats
-from dejakv.engines.vllm.stores import open_store
+from dejakv.engines.vllm.stores import EveryRank, open_store
 from dejakv.engines.vllm.worker import Saver, WorkerSide
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS

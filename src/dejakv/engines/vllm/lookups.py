@@ -15,8 +15,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.decide.costs import Costs, Rate
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
-from dejakv.engines.vllm.adapters import Adapters, UnprovenAdapter
-from dejakv.engines.vllm.identity import AnonymousMedia, prepare
+from dejakv.engines.vllm.identity import Adapters, AnonymousMedia, UnprovenAdapter, prepare
 from dejakv.engines.vllm.messages import Kept, Timed
 from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish

@@ -2,18 +2,21 @@
 
 A chunk is there only if every rank has its part: it is indexed when the last one confirmed it, and what one lost is a miss for
 all. A load that fails on one rank fails as a whole (vLLM's `KVOutputAggregator` sees to the blocks).
+
+Forwards of blends meet in collectives, so that all ranks must compute the same rows in the same step. What one rank alone knows
+(a state that it could not read, weights that changed, an error) is told to all before it decides anything (`Lockstep`). A
+single rank agrees with itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed
 
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.identity import Span
-from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
-from dejakv.store.selection import Purged, Selection
-from dejakv.store.store import Store
 
 Answer = TypeVar("Answer")
 
@@ -56,75 +59,79 @@ class Answers(Generic[Answer]):
         return self._heard.pop(order) if len(heard) == self._ranks else None
 
 
-class EveryRank(Store):
-    """The scheduler's view of the ranks' stores: a chunk is there if every rank has its part.
+class Lockstep(Protocol):
+    """To be called by all ranks, in the engine loop, in the same order."""
 
-    Nothing is read or written through it, since no process holds the heads of all ranks; `delete` and `clear` go to all.
-    """
+    ranks: int
 
-    def __init__(self, stores: Sequence[Store]) -> None:
-        super().__init__()
-        self._stores = tuple(stores)
+    def each(self, fine: Sequence[bool]) -> list[bool]:
+        """Of each question, whether all ranks say yes."""
+        ...
 
-    def put(self, chunk: Chunk) -> bool:
-        """Refused: a rank's worker stores its own part."""
-        return False
+    def most(self, value: float) -> float:
+        """The greatest of the ranks' values; infinity if one has no number."""
+        ...
 
-    def get_parts(self, id: str, rows: Rows | None = None) -> None:
-        """None: a rank's worker reads its own part."""
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of the ranks' values, on the device of the given ones."""
+        ...
 
-    def find(
-        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
-    ) -> tuple[PrefixHit, ChunkMeta] | None:
-        """The prefix that every rank has, of a prompt that is there."""
-        found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
-        hits = [hit for hit in found if hit is not None and self.meta(hit[0].donor) is not None]
-        return min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+    def of_first(self, values: torch.Tensor) -> torch.Tensor:
+        """The first rank's values, on the device of the given ones."""
+        ...
 
-    def meta(self, id: str) -> ChunkMeta | None:
-        first, *others = self._stores
-        meta = first.meta(id)
-        return meta if meta is not None and all(store.meta(id) is not None for store in others) else None
 
-    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        first, *others = self._stores
-        held = [{meta.id for meta in store.metas(partition, epoch)} for store in others]
-        return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
+class Alone:
+    """One rank."""
 
-    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
-        """See `Store.added`. What only some ranks have yet is looked at once more with the next call."""
-        first, *others = self._stores
-        before, waiting = mark if mark is not None else (None, ())
-        new, after = first.added(before)
-        there = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in others)]
-        ids = {meta.id for meta in there}
-        return there, (after, tuple(meta for meta in new if meta.id not in ids))
+    ranks = 1
 
-    def delete(self, id: str) -> bool:
-        return max([store.delete(id) for store in self._stores])
+    def each(self, fine: Sequence[bool]) -> list[bool]:
+        return list(fine)
 
-    def clear(self, partition: str | None = None) -> int:
-        return max([store.clear(partition) for store in self._stores])
+    def most(self, value: float) -> float:
+        return value
 
-    def stats(self, partition: str | None = None) -> StoreStats:
-        """`bytes` are all ranks', `entries` those of the rank that has fewest."""
-        stats = [store.stats(partition) for store in self._stores]
-        return StoreStats(entries=min(one.entries for one in stats), bytes=sum(one.bytes for one in stats))
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
-    def on_evict(self, listener: Callable[[str], None]) -> None:
-        for store in self._stores:
-            store.on_evict(listener)
+    def of_first(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """What was removed from the first rank's store; it is removed from all."""
-        first, *_ = [store.purge(selection, dry_run=dry_run) for store in self._stores]
-        return first
 
-    def flush(self) -> None:
-        for store in self._stores:
-            store.flush()
+ALONE: Lockstep = Alone()
 
-    def close(self) -> None:
-        super().close()
-        for store in self._stores:
-            store.close()
+
+class Ranks:
+    """Several ranks. `group`: their process group, of CPU tensors."""
+
+    def __init__(self, group: Any) -> None:
+        self.ranks = torch.distributed.get_world_size(group)
+        self._group = group
+        self._first = torch.distributed.get_global_rank(group, 0)
+
+    def each(self, fine: Sequence[bool]) -> list[bool]:
+        flags = torch.tensor(list(fine), dtype=torch.int32)
+        self._all(flags, torch.distributed.ReduceOp.MIN)
+        return [bool(flag) for flag in flags.tolist()]
+
+    def most(self, value: float) -> float:
+        there = torch.tensor([value], dtype=torch.float64).nan_to_num(nan=torch.inf)
+        self._all(there, torch.distributed.ReduceOp.MAX)
+        return float(there)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        there = values.cpu()
+        self._all(there, torch.distributed.ReduceOp.SUM)
+        return there.to(values.device)
+
+    def of_first(self, values: torch.Tensor) -> torch.Tensor:
+        there = values.cpu().contiguous()
+        self._from_first(there)
+        return there.to(values.device)
+
+    def _all(self, values: torch.Tensor, how: Any) -> None:
+        torch.distributed.all_reduce(values, how, self._group)
+
+    def _from_first(self, values: torch.Tensor) -> None:
+        torch.distributed.broadcast(values, self._first, self._group)

@@ -1,13 +1,19 @@
-"""The store behind a connector. Scheduler side and worker side each open it; on disk they share the folder."""
+"""The store behind a connector. Scheduler side and worker side each open it; on disk they share the folder, and each rank of a
+tensor-parallel engine has one of its own.
+"""
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
+from dejakv.identity import Span
 from dejakv.store.admission import Admission
+from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
 from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
+from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Budget, Store
 
 
@@ -59,3 +65,77 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
         raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
     rules = Admission(0, config.second_sight, config.max_write_rate)
     return _memory.open(vllm_config.kv_transfer_config.engine_id, settings, rules)
+
+
+class EveryRank(Store):
+    """The scheduler's view of the ranks' stores: a chunk is there if every rank has its part.
+
+    Nothing is read or written through it, since no process holds the heads of all ranks; `delete` and `clear` go to all.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        super().__init__()
+        self._stores = tuple(stores)
+
+    def put(self, chunk: Chunk) -> bool:
+        """Refused: a rank's worker stores its own part."""
+        return False
+
+    def get_parts(self, id: str, rows: Rows | None = None) -> None:
+        """None: a rank's worker reads its own part."""
+
+    def find(
+        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
+    ) -> tuple[PrefixHit, ChunkMeta] | None:
+        """The prefix that every rank has, of a prompt that is there."""
+        found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
+        hits = [hit for hit in found if hit is not None and self.meta(hit[0].donor) is not None]
+        return min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+
+    def meta(self, id: str) -> ChunkMeta | None:
+        first, *others = self._stores
+        meta = first.meta(id)
+        return meta if meta is not None and all(store.meta(id) is not None for store in others) else None
+
+    def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
+        first, *others = self._stores
+        held = [{meta.id for meta in store.metas(partition, epoch)} for store in others]
+        return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
+
+    def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
+        """See `Store.added`. What only some ranks have yet is looked at once more with the next call."""
+        first, *others = self._stores
+        before, waiting = mark if mark is not None else (None, ())
+        new, after = first.added(before)
+        there = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in others)]
+        ids = {meta.id for meta in there}
+        return there, (after, tuple(meta for meta in new if meta.id not in ids))
+
+    def delete(self, id: str) -> bool:
+        return max([store.delete(id) for store in self._stores])
+
+    def clear(self, partition: str | None = None) -> int:
+        return max([store.clear(partition) for store in self._stores])
+
+    def stats(self, partition: str | None = None) -> StoreStats:
+        """`bytes` are all ranks', `entries` those of the rank that has fewest."""
+        stats = [store.stats(partition) for store in self._stores]
+        return StoreStats(entries=min(one.entries for one in stats), bytes=sum(one.bytes for one in stats))
+
+    def on_evict(self, listener: Callable[[str], None]) -> None:
+        for store in self._stores:
+            store.on_evict(listener)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+        """What was removed from the first rank's store; it is removed from all."""
+        first, *_ = [store.purge(selection, dry_run=dry_run) for store in self._stores]
+        return first
+
+    def flush(self) -> None:
+        for store in self._stores:
+            store.flush()
+
+    def close(self) -> None:
+        super().close()
+        for store in self._stores:
+            store.close()

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from dejakv.blend.settings import BlendConfig, first_asked
 from dejakv.engines.vllm.blend.drafts import Draft, Drafting, Read
-from dejakv.engines.vllm.blend.lockstep import ALONE, Lockstep
 from dejakv.engines.vllm.blend.mixing import BlendPart, Mixing
 from dejakv.engines.vllm.blend.model_check import ModelCheck
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import NULL_BLOCK, More, PromptRows, RowForward
 from dejakv.engines.vllm.pages import Buffers, PagedKV
+from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.errors import InputError, ModelError
 from dejakv.store.base import ChunkMeta
 

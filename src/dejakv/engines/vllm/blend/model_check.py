@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.vllm.blend.lockstep import ALONE, Lockstep
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
 from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.store.base import Chunk
 
 CHECKED_ROWS = 64
