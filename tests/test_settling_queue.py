@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot
 
 from dejakv.engines.base import Prepared
@@ -21,8 +22,8 @@ def exploring() -> Gate:
     return gate
 
 
-def labels(gate: Gate, most: int = 8, most_bytes: int = 1 << 20) -> SettlingQueue:
-    return SettlingQueue(gate, differs_of("first"), most_labels=most, most_bytes=most_bytes)
+def labels(gate: Gate) -> SettlingQueue:
+    return SettlingQueue(gate, differs_of("first"))
 
 
 def noted(waiting: Any, prompt: str = "p", partition: str = "a", media: tuple[Media, ...] = ()) -> Draw:
@@ -53,19 +54,21 @@ def test_only_labelled_draws_wait() -> None:
     assert len(waiting) == 0
 
 
-def test_without_room_the_oldest_is_lost() -> None:
+def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.idle.MOST_LABELS", 2)
     gate = exploring()
-    waiting = labels(gate, most=2)
+    waiting = labels(gate)
     for prompt in "abc":
         noted(waiting, prompt)
     assert [waiting.take_label().request.prompt, waiting.take_label().request.prompt] == ["b", "c"]  # pyright: ignore[reportOptionalMemberAccess]
     assert lost(gate) == 1
 
 
-def test_bytes_are_bounded_and_one_large_request_waits_alone() -> None:
+def test_bytes_are_bounded_and_one_large_request_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would otherwise never be labelled, and large requests may be wrong more often than others."""
+    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 100)
     gate = exploring()
-    waiting = labels(gate, most_bytes=100)
+    waiting = labels(gate)
     noted(waiting, "x" * 60)
     noted(waiting, "small", media=(Media(b"y" * 500),))
     assert (len(waiting), lost(gate)) == (1, 1)
@@ -96,11 +99,12 @@ def test_a_served_hit_that_ran_exactly_in_the_end_is_lost() -> None:
     assert gate.report("a").wrong == 0
 
 
-def test_without_room_a_shadow_is_lost_before_any_audit() -> None:
+def test_without_room_a_shadow_is_lost_before_any_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit that is lost counts as wrong."""
     gate = opened()
     gate._random = lambda: 0.0
-    waiting = labels(gate, most=2)
+    monkeypatch.setattr("dejakv.idle.MOST_LABELS", 2)
+    waiting = labels(gate)
     audit, shadow = noted(waiting), hit(gate, 0.99)
     assert (audit.served, shadow.served, shadow.labelled) == (True, False, True)
     waiting.label(shadow, Request("r", "shadow", "", (), "a"), "e", "shadow")  # pyright: ignore[reportArgumentType]
@@ -194,15 +198,18 @@ def test_partitions_are_cleared_apart() -> None:
     assert taken(prompts) == "2"
 
 
-def test_the_oldest_are_dropped_beyond_either_bound() -> None:
-    prompts = promoting(SettlingQueue(most_promotions=3), "12345")
+def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.idle.MOST_PROMOTIONS", 3)
+    prompts = promoting(SettlingQueue(), "12345")
     assert prompts.counts == QueueCounts(promotions=3, dropped=2)
     assert taken(prompts) == "543"
-    large = promoting(SettlingQueue(most_bytes=250), "123", media=(Media(bytes(100)),))
+    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 250)
+    large = promoting(SettlingQueue(), "123", media=(Media(bytes(100)),))
     assert large.counts == QueueCounts(promotions=2, dropped=1)
     assert taken(large) == "32"
     assert taken(promoting(large, "4")) == "4"
-    too_large = promoting(SettlingQueue(most_bytes=50), "1", media=(Media(bytes(100)),))
+    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 50)
+    too_large = promoting(SettlingQueue(), "1", media=(Media(bytes(100)),))
     assert too_large.counts == QueueCounts(promotions=0, dropped=1)
 
 
@@ -217,7 +224,7 @@ def test_a_removal_concerns_the_work_of_its_partition_that_began_before() -> Non
 
 
 def test_labels_and_promotions_have_room_of_their_own() -> None:
-    queue = promoting(labels(exploring(), most=1), "1")
+    queue = promoting(labels(exploring()), "1")
     noted(queue)
     assert (queue.counts, len(queue)) == (QueueCounts(labels=1, promotions=1), 2)
     queue.close()

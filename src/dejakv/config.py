@@ -260,7 +260,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
             )
 
     def _check_bound(self) -> None:
-        self.check_groups()
+        self.groups()
         differs_of(self.differs)
         if self.error_bound is not None and self.prune != "none":
             raise ConfigError(

@@ -20,7 +20,6 @@ from dejakv.errors import ModelChangedError
 from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling, after_waiting, keeping
 from dejakv.store.age import now
-from dejakv.store.base import ChunkMeta
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.features import certainty
@@ -42,7 +41,7 @@ MOST_BYTES = 64 << 20
 """Bytes of text and pictures of what waits, of each kind."""
 
 SECONDS = 600.0
-"""For which the runs of one label may take, together. It counts as wrong then: else slow requests would be left out."""
+"""How long the runs of one label may take, together. It counts as wrong then: else slow requests would be left out."""
 
 PREFILL = Sampling(max_new_tokens=1)
 """An answer of one token: it is the state that is wanted."""
@@ -106,27 +105,17 @@ class SettlingQueue:
     they come again.
     """
 
-    def __init__(
-        self,
-        gate: Gate | None = None,
-        differs: Differs | None = None,
-        *,
-        most_labels: int = MOST_LABELS,
-        most_promotions: int = MOST_PROMOTIONS,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
+    def __init__(self, gate: Gate | None = None, differs: Differs | None = None) -> None:
         self.gate = gate
         self.differs = differs
         self.closed = False
         """Whether nothing is to be labelled any more."""
         self.on_label: Callable[[str, bool, Seen | None], None] = lambda _id, _wrong, _reused: None
         """Told of each label: the id of its draw, whether the answer was wrong, and the approximate answer if it is known."""
-        self._most_labels, self._most_promotions, self._most_bytes = most_labels, most_promotions, most_bytes
         self._labels: dict[str, Label] = {}
         self._promotions: dict[str, Promotion] = {}
         self._dropped = 0
-        self._removals = 0
-        self._removed: dict[str | None, int] = {}
+        self._removals: list[str | None] = []
         self._lock = threading.Lock()
 
     def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
@@ -141,7 +130,7 @@ class SettlingQueue:
                 lost = [label]
             else:
                 waiting[draw.id] = label
-                while len(waiting) > 1 and self._full(waiting, self._most_labels):
+                while len(waiting) > 1 and _full(waiting, MOST_LABELS):
                     shadows = (id for id, other in waiting.items() if not other.draw.served and id != draw.id)
                     lost.append(waiting.pop(next(shadows, next(iter(waiting)))))
         self._lose(lost)
@@ -186,7 +175,7 @@ class SettlingQueue:
         with self._lock:
             waiting.pop(key, None)
             waiting[key] = Promotion(key=key, request=request, epoch=prepared.epoch, came=now(), ttl=ttl)
-            while self._full(waiting, self._most_promotions):
+            while _full(waiting, MOST_PROMOTIONS):
                 del waiting[next(iter(waiting))]
                 self._dropped += 1
 
@@ -209,18 +198,15 @@ class SettlingQueue:
 
     def removing(self, partition: str | None) -> None:
         """A purge or clearing begins, of a partition or of all: work that began before it is not stored."""
-        with self._lock:
-            self._removals += 1
-            self._removed[partition] = self._removals
+        self._removals.append(partition)
 
     def mark(self) -> int:
         """Now, for `removed_since`. Taken before it is known of which partition the work will be."""
-        return self._removals
+        return len(self._removals)
 
     def removed_since(self, mark: int, partition: str) -> bool:
         """Whether a removal that may concern the partition has begun after the mark."""
-        with self._lock:
-            return max(self._removed.get(partition, 0), self._removed.get(None, 0)) > mark
+        return any(removed in (None, partition) for removed in self._removals[mark:])
 
     def clear(self, partition: str | None) -> None:
         """Forgets one partition's requests, None for all: labels are lost."""
@@ -245,12 +231,13 @@ class SettlingQueue:
     def __len__(self) -> int:
         return len(self._labels) + len(self._promotions)
 
-    def _full(self, waiting: Mapping[str, Promotion], most: int) -> bool:
-        return len(waiting) > most or sum(item.nbytes for item in waiting.values()) > self._most_bytes
-
     def _lose(self, labels: Sequence[Label]) -> None:
         for label in labels:
             self.lose(label)
+
+
+def _full(waiting: Mapping[str, Promotion], most: int) -> bool:
+    return len(waiting) > most or sum(item.nbytes for item in waiting.values()) > MOST_BYTES
 
 
 def _popped(waiting: dict[str, W], partition: str | None) -> list[W]:
@@ -262,10 +249,6 @@ class _Unlabelled(Exception):
     """There is no label, for a reason that the outcome has no part in."""
 
 
-class _OutOfTime(Exception):
-    """The runs of a label take too long."""
-
-
 class _Stopped(Exception):
     """The cache was closed while a label was made. The answer counts as wrong: else slow answers would be left out."""
 
@@ -273,7 +256,7 @@ class _Stopped(Exception):
 class Settler:
     """Settles what waits in a cache's queue, with an engine that is free.
 
-    seconds  for which the runs of one label may take, by `clock`, which must not jump
+    clock  seconds that must not jump, for the time that a label takes
     """
 
     def __init__(
@@ -282,13 +265,11 @@ class Settler:
         cache: "HierarchicalCache",
         run: Run,
         *,
-        seconds: float = SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._cache = cache
         self._run = run
-        self._seconds = seconds
         self._clock = clock
 
     def settle_one(self) -> bool:
@@ -358,7 +339,7 @@ class Settler:
         at_hand = all(cache.store.meta(donor.id) is not None for donor in trial.plan.donors)
         if label.epoch != self._engine.epoch or (reused is None and not at_hand):
             raise _Unlabelled  # a plan without some of its donors is another plan
-        until = self._clock() + self._seconds
+        until = self._clock() + SECONDS
         partition = label.request.partition
 
         def go_on(_token: int, _text: str) -> None:
@@ -367,7 +348,7 @@ class Settler:
             if queue.closed:
                 raise _Stopped
             if self._clock() > until:
-                raise _OutOfTime(f"more than {self._seconds:g} seconds")
+                raise TimeoutError(f"more than {SECONDS:g} seconds")
 
         def look(logs: NDArray[np.float32]) -> str:
             tried.update(certainty(logs))
@@ -406,14 +387,11 @@ def seen(completion: Completion) -> Seen:
 
 
 def _of_donor(plan: Plan, request: Request, differs: Differs) -> Seen | None:
-    """The answer of an adopted donor, which is stored with it: the model would say the same again."""
+    """The answer of an adopted donor, if its greedy one of the wanted length is stored with it: the model would say the same again. Of
+    one token the text is left out."""
     if plan.method != "adopt" or differs.logits:
         return None
-    return _stored(plan.donors[0], differs.tokens or request.sampling.max_new_tokens)
-
-
-def _stored(donor: ChunkMeta, tokens: int) -> Seen | None:
-    """A donor's stored answer, if it is the greedy one of at most so many tokens; of one token the text is left out."""
+    donor, tokens = plan.donors[0], differs.tokens or request.sampling.max_new_tokens
     length, first = greedy_answer(donor.metadata)
     if length is None or donor.answer is None:
         return None

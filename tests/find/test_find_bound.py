@@ -14,7 +14,7 @@ from dejakv.decide.plan import Ask, Decision, Found, Plan
 from dejakv.engines.base import Prepared
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
-from dejakv.trust.features import LATE_BLEND
+from dejakv.trust.features import LATE_BLEND, features_of, risk_of
 from dejakv.trust.gate import Gate
 from dejakv.trust.settings import TrustSettings
 
@@ -123,6 +123,5 @@ def test_a_plan_is_drawn_for_under_its_own_class_and_features() -> None:
     assert draw is not None
     assert not draw.served
     assert draw.cls == ("e", "blend", setting_of("blend", BOUNDED), gate.settings.group_of("tenant"))
-    assert (draw.features["seams"], draw.features["generation"], draw.features["copied"]) == (1, 1, 0.6)
-    assert draw.features["longest_new"] == 0.4
+    assert draw.risk == risk_of("blend", features_of(plan, found, 100))
     assert gate.report("tenant").classes[0].counts.refused == 1

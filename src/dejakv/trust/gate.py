@@ -17,7 +17,7 @@ from dejakv.trust.draw import MOST_AUDITS, ClassKey, Draw, Pending
 from dejakv.trust.evidence import Counts, State, Terms, labels_needed
 from dejakv.trust.features import TIME_SHARE, risk_of
 from dejakv.trust.ledger import Ledger
-from dejakv.trust.report import TrustReport, class_report, whole_report
+from dejakv.trust.report import TrustReport, class_report, report_of
 from dejakv.trust.rules import PILOT, band_of
 from dejakv.trust.settings import TrustSettings
 
@@ -64,7 +64,7 @@ class Gate:
                 state = self._ledger.read(cls)
             except StoreError:
                 return False
-            return state is not None and not self._waits(cls) and _may_serve(state, features.get(TIME_SHARE, 0.0))
+            return state is not None and not self._waits(cls) and _serves(state, 0.0, features.get(TIME_SHARE, 0.0))
 
     def draw(
         self,
@@ -82,20 +82,17 @@ class Gate:
         late      the hit is not tried now (see `tries`); its label brings the features that decide its risk
         """
         cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
-        risk = risk_of(method, features)
-        known, id = dict(features), secrets.token_hex(16)
+        time = float(features.get(TIME_SHARE, 0.0))
+        asked = Draw(cls, 0.0 if late else risk_of(method, features), time, late=late, id=secrets.token_hex(16))
         with self._lock:
             try:
-                time = features.get(TIME_SHARE, 0.0)
-                drawn = self._draw_late(cls, time) if late else self._draw(cls, risk, time)
-                drawn = replace(drawn, features=known, id=id)
+                drawn = self._draw(asked)
                 if drawn.labelled:
                     self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
-                drawn = Draw(False, False, 0.0, None, f"gate closed: {error}", cls, risk, known, id)
-            counts = Counts(served=1) if drawn.served else Counts(refused=1)
-            self._uncounted[cls] = self._uncounted[cls].plus(counts)
+                drawn = replace(asked, reason=f"gate closed: {error}")
+            self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
             if drawn.labelled:
                 self._pending[cls].add(drawn)
         return drawn
@@ -113,13 +110,14 @@ class Gate:
                 f"the draw {draw.id} was not to be labelled: hand back the outcomes of labelled draws alone"
             )
         if draw.late and features:
-            known = {**draw.features, **features}
-            draw = replace(draw, features=known, risk=risk_of(draw.cls.method, known))
-        self._settle(draw, bool(wrong) if features or wrong or not draw.late else None)
+            draw = replace(draw, risk=risk_of(draw.cls.method, features))
+        elif draw.late and not wrong:
+            self.lost(draw)
+        self._settle(draw, bool(wrong))
 
     def lost(self, draw: Draw) -> None:
-        """Drops a label before anything of its outcome could be known. An audit counts as wrong all the same: otherwise a gate whose
-        audits are lost would serve for ever."""
+        """Drops a label for good, before anything of its outcome could be known. An audit counts as wrong all the same: otherwise a gate
+        whose audits are lost would serve for ever."""
         if draw.labelled:
             self._settle(draw, True if draw.served else None, lost=True)
 
@@ -132,8 +130,8 @@ class Gate:
                 if group in (None, cls.group):
                     known[cls] = known.get(cls, State()).counted(counts)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
-        classes = tuple(class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items())
-        return whole_report(self.settings, classes)
+        classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items()]
+        return report_of(self.terms, self.settings.confidence, classes)
 
     def known(self, partition: str | None = None) -> TrustReport | None:
         """The report; None, and a warning in the log, while the evidence cannot be read."""
@@ -169,7 +167,44 @@ class Gate:
         """Whether too many audits are awaited to serve more."""
         return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
 
-    def _state(self, cls: ClassKey) -> State | None:
+    def _draw(self, asked: Draw) -> Draw:
+        """Draws for a hit. The risk of a late one is 0, so that a wrong label that never tells it counts for every rule that serves
+        hits of this time; it is served by none."""
+        cls, risk, time = asked.cls, asked.risk, asked.time
+        state = self._state(cls)
+        if not state.cutoffs and not asked.late:
+            state = self._change(cls, lambda state: state.piloted(risk))
+            return replace(asked, reason=_reason(state, asked, self._least))
+        served = _serves(state, risk, time)
+        drawn = replace(asked, round=state.round, opened=state.opened, warned=state.warned)
+        if served and self._waits(cls):
+            return replace(drawn, reason=f"{MOST_AUDITS} served hits wait for their audits")
+        if served and asked.late:
+            return replace(drawn, reason="a rule has opened meanwhile")
+        share = self.terms.explore if not served else 1.0 if state.warned else self.terms.audit
+        labelled = self._random() < share
+        reason = _reason(state, asked, self._least)
+        return replace(drawn, served=served, labelled=labelled, share=share, reason=reason)
+
+    def _settle(self, draw: Draw, wrong: bool | None, *, lost: bool = False) -> None:
+        with self._lock:
+            pending = self._pending.get(draw.cls)
+            if self._closed or pending is None or not pending.awaits(draw):
+                return
+            pending.settle(draw, wrong)
+            if lost:
+                self._count(draw.cls, Counts(lost=1))
+            try:
+                self._write(draw.cls)
+            except StoreError as error:
+                logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
+
+    def _count(self, cls: ClassKey, counts: Counts) -> None:
+        """Adds to the counts that this process has not written yet."""
+        self._uncounted[cls] = self._uncounted[cls].plus(counts)
+
+    def _state(self, cls: ClassKey) -> State:
+        """The state of a class, with all labels that are ready."""
         self._own()
         if not self._resumed:
             missing = self._ledger.missing()
@@ -179,60 +214,18 @@ class Gate:
                 logger.warning("%d labels that an ended process did not tell count as wrong", len(missing))
             self._resumed = True
         self._write(cls)
-        return self._ledger.read(cls)
-
-    def _draw_late(self, cls: ClassKey, time: float) -> Draw:
-        """Draws for a hit that no open rule covers, whatever its risk turns out to be. A wrong label that never tells the risk counts for
-        every rule that serves hits of this time."""
-        state = self._state(cls) or self._change(cls, lambda state: state)
-        if _may_serve(state, time):
-            reason = _WAITS if self._waits(cls) else "a rule has opened meanwhile"
-            return Draw(False, False, 0.0, None, reason, cls, 0.0)
-        share, rule = self.terms.explore, state.opened - 1 if state.opened else None
-        too_long = f"{time:.0%} of the exact plan's time is more than open rules spend"
-        reason = too_long if state.opened else _reason(state, False, 1.0, self._least)
-        labelled = self._random() < share
-        return Draw(
-            False, labelled, share, rule, reason, cls, 0.0, round=state.round, late=True, warned=state.warned
-        )  # fmt: skip
-
-    def _draw(self, cls: ClassKey, risk: float, time: float) -> Draw:
-        state = self._state(cls)
-        if state is None or not state.cutoffs:
-            state = self._change(cls, lambda state: state.piloted(risk))
-            return Draw(False, False, 0.0, None, _reason(state, False, risk, self._least), cls, risk)
-        band = band_of(risk, state.cutoffs, time)
-        served = band < state.opened
-        if served and self._waits(cls):
-            return Draw(False, False, 0.0, state.opened - 1, _WAITS, cls, risk, round=state.round)
-        warned = state.warned
-        share = (1.0 if warned else self.terms.audit) if served else self.terms.explore
-        labelled = self._random() < share
-        rule = state.opened - 1 if state.opened else None
-        reason = _reason(state, served, risk, self._least)
-        return Draw(served, labelled, share, rule, reason, cls, risk, round=state.round, warned=warned)
-
-    def _settle(self, draw: Draw, wrong: bool | None, *, lost: bool = False) -> None:
-        with self._lock:
-            lost = lost or wrong is None
-            if self._closed or (lost and not self._pending[draw.cls].waits_for(draw)):
-                return
-            self._pending[draw.cls].settle(draw, wrong)
-            if lost:
-                self._uncounted[draw.cls] = self._uncounted[draw.cls].plus(Counts(lost=1))
-            try:
-                self._write(draw.cls)
-            except StoreError as error:
-                logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
+        return self._ledger.read(cls) or self._change(cls, lambda state: state)
 
     def _write(self, cls: ClassKey) -> None:
         """Counts the labels that are ready."""
-        for draw, wrong in self._pending[cls].ready():
+        if (pending := self._pending.get(cls)) is None:
+            return
+        for draw, wrong in pending.ready():
             if wrong is None:
                 self._ledger.drop(draw.id)
             else:
                 self._learned(draw, wrong)
-        if not self._pending[cls]:
+        if not pending:
             del self._pending[cls]
 
     def _learned(self, draw: Draw, wrong: bool) -> None:
@@ -240,50 +233,44 @@ class Gate:
         after = self._change(
             draw.cls,
             lambda state: state.learned(
-                draw.round,
-                draw.risk,
-                draw.opened,
-                wrong,
-                self.terms,
-                warned=draw.warned,
-                time=draw.features.get(TIME_SHARE, 0.0),
+                draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned, time=draw.time
             ),
-            once=draw.id,
+            told=draw,
         )
         if before is not None and after.counts.alarms > before.counts.alarms:
             said = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
             logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
 
-    def _change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
-        """Applies a change to a class, together with the counts that this process has not written yet."""
+    def _change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
+        """Applies a change to a class, together with the counts that this process has not written yet. `told`: see `Ledger.change`."""
         counts = self._uncounted.get(cls, Counts())
-        taken = False
+        written = False
 
         def changed(state: State) -> State:
-            nonlocal taken
-            taken = True
+            nonlocal written
+            written = True
             return change(state).counted(counts)
 
-        state = self._ledger.change(cls, changed, once=once)
-        if taken:
+        state = self._ledger.change(cls, changed, told=told)
+        if written:
             self._uncounted.pop(cls, None)
         return state
 
 
-_WAITS = f"{MOST_AUDITS} served hits wait for their audits"
+def _serves(state: State, risk: float, time: float) -> bool:
+    """Whether an open rule serves hits of this risk whose try takes this share of the exact plan's time."""
+    return state.opened > 0 and band_of(risk, state.cutoffs, time) < state.opened
 
 
-def _may_serve(state: State, time: float) -> bool:
-    """Whether an open rule serves hits whose try takes this share of the exact plan's time."""
-    return state.opened > 0 and band_of(0.0, state.cutoffs, time) < state.opened
-
-
-def _reason(state: State, served: bool, risk: float, least: int | None) -> str:
+def _reason(state: State, asked: Draw, least: int | None) -> str:
+    """Why a hit is served or not, in words for a record. `least`: labels that the strictest rule takes at least."""
     if not state.cutoffs:
         return f"gate closed: {len(state.pilot)} of {PILOT} hits seen that choose the rules"
     if not state.opened:
         tally = state.tallies[0]
         wrong = f", {tally.band_wrong} of them wrong" if tally.band_wrong else ""
         return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {least} at least"
-    cutoff = state.cutoffs[state.opened - 1]
-    return f"risk {risk:.3g} is {'within' if served else 'above'} the open rules' {cutoff:.3g}"
+    if asked.late:
+        return f"{asked.time:.0%} of the exact plan's time is more than open rules spend"
+    within = "within" if _serves(state, asked.risk, asked.time) else "above"
+    return f"risk {asked.risk:.3g} is {within} the open rules' {state.cutoffs[state.opened - 1]:.3g}"

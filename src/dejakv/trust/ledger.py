@@ -1,9 +1,8 @@
 """The ledger of evidence: a SQLite file in a cache folder, which several processes share, or memory.
 
-Each label is one `BEGIN IMMEDIATE` transaction under the id of its draw, so that none is counted twice and none overwrites another.
-
 A draw that is to be labelled is written down before its label is awaited, under the name of its process, which keeps a file of that name
-locked. A later process finds the labels that an ended one never told.
+locked. A later process finds the labels that an ended one never told. A label is one `BEGIN IMMEDIATE` transaction that takes its draw out,
+so that none is counted twice and none overwrites another.
 
 There is one answer to damage: an operation that cannot read or write raises StoreError, and the gate stays closed while that lasts. A row is
 stored with its digest, so that a row that was changed is noticed. Defences against somebody who may write to the folder are not attempted.
@@ -29,24 +28,20 @@ from urllib.parse import quote
 from dejakv.errors import StoreError
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, Tally
-from dejakv.trust.features import TIME_SHARE
 
 T = TypeVar("T")
 
 FILE = "trust.sqlite"
 """Name of the ledger in a cache folder."""
 
-APPLICATION, VERSION = 0x444B5654, 2
-"""SQLite's `application_id` ("DKVT") and `user_version` of our files. Evidence of version 1 begins anew."""
+APPLICATION, VERSION = 0x444B5654, 3
+"""SQLite's `application_id` ("DKVT") and `user_version` of our files. Evidence of earlier versions begins anew."""
 
 MOST_CLASSES = 10_000
 """Classes with evidence. The one that was changed longest ago leaves first, and would begin anew."""
 
 MOST_EPOCHS = 4
 """Models with evidence for one method, setting and group: those that were served last."""
-
-REMEMBERED = 10_000
-"""Changes whose names are remembered, so that none is made twice."""
 
 _WAIT_SECONDS = 1.0
 _KEY = "epoch, method, setting, owner, terms"
@@ -57,8 +52,10 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS turns ON classes (turn)",
     "CREATE TABLE IF NOT EXISTS drawn (id TEXT PRIMARY KEY, process TEXT NOT NULL, epoch TEXT NOT NULL, owner TEXT NOT NULL,"
     " terms TEXT NOT NULL, draw TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE)",
 )
+_NOTED = ("cls", "risk", "time", "served", "round", "opened", "warned")
+"""What is kept of a draw until its label is told."""
+_DROP = "DELETE FROM drawn WHERE id = ?"
 _PUT = "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(turn), 0) + 1 FROM classes), ?)"
 _OLD_EPOCHS = (
     "DELETE FROM classes WHERE method = ?1 AND setting = ?2 AND owner = ?3 AND terms = ?4 AND epoch IN (SELECT epoch FROM classes"
@@ -76,10 +73,11 @@ class Ledger:
     Methods raise StoreError while the file cannot be read or written; then nothing has changed.
 
     >>> ledger = Ledger()
-    >>> cls = ClassKey("model", "blend", "default", "group")
-    >>> ledger.change(cls, lambda state: state.counted(Counts(served=1)), once="draw 1").counts.served
+    >>> draw = Draw(ClassKey("model", "blend", "default", "group"), risk=0.5, id="1")
+    >>> ledger.note(draw)
+    >>> ledger.change(draw.cls, lambda state: state.counted(Counts(explored=1)), told=draw).counts.explored
     1
-    >>> ledger.change(cls, lambda state: state.counted(Counts(served=1)), once="draw 1").counts.served
+    >>> ledger.change(draw.cls, lambda state: state.counted(Counts(explored=1)), told=draw).counts.explored
     1
     """
 
@@ -90,8 +88,6 @@ class Ledger:
         self._folder = None if folder is None else Path(folder).resolve()
         self._connection: sqlite3.Connection | None = None
         self._closed = False
-        self._known: dict[ClassKey, State | None] = {}
-        self._seen: int | None = None
         self._process = ""
         self._sign = -1
         if self._folder is not None and not self._folder.is_dir():
@@ -100,53 +96,40 @@ class Ledger:
 
     def read(self, cls: ClassKey) -> State | None:
         """The state of a class; None of an unknown one."""
+        return self._using(lambda connection: self._row(connection, cls))
 
-        def reading(connection: sqlite3.Connection) -> State | None:
-            seen = connection.execute("PRAGMA data_version").fetchone()[0]  # another process has written
-            if seen != self._seen:
-                self._known, self._seen = {}, seen
-            if cls not in self._known:
-                self._known[cls] = self._row(connection, cls)
-            return self._known[cls]
+    def change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
+        """Applies a change to a class and returns the result.
 
-        return self._using(reading)
-
-    def change(self, cls: ClassKey, change: Callable[[State], State], *, once: str = "") -> State:
-        """Applies a change to a class and returns the result; the state as it is if a change named `once` was made before."""
+        told  the noted draw whose label this is. If it is noted no more, its label was counted or dropped, and the state stays as it is
+        """
 
         def changing(connection: sqlite3.Connection) -> State:
             known = self._row(connection, cls)
             state = known or State()
-            if not once or self._is_new(connection, once):
+            if told is None or connection.execute(_DROP, (told.id,)).rowcount:
                 state = change(state)
                 connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
                 if known is None:
                     connection.execute(_OLD_EPOCHS, (*cls[1:], self._terms, MOST_EPOCHS))
                     connection.execute(_OLD_CLASSES, (MOST_CLASSES,))
-                    self._known.clear()
-            connection.execute("DELETE FROM drawn WHERE id = ?", (once,))
             return state
 
-        with self.lock:
-            state = self._writing(changing)
-            self._known[cls] = state
-        return state
+        return self._writing(changing)
 
     def note(self, draw: Draw) -> None:
-        """Writes down a draw that is to be labelled, until a change of its id or `drop`."""
-        cls, time = draw.cls, float(draw.features.get(TIME_SHARE, 0.0))
-        values = {"cls": cls, "served": draw.served, "rule": draw.rule, "risk": draw.risk, "time": time}
-        text = _sealed({**values, "round": draw.round, "warned": draw.warned})
+        """Writes down a draw that is to be labelled, until its label is counted or dropped."""
+        text = _sealed({name: getattr(draw, name) for name in _NOTED})
 
         def noting(connection: sqlite3.Connection) -> None:
-            row = (draw.id, self._named(), cls.epoch, cls.group, self._terms, text)
+            row = (draw.id, self._named(), draw.cls.epoch, draw.cls.group, self._terms, text)
             connection.execute("INSERT OR IGNORE INTO drawn VALUES (?, ?, ?, ?, ?, ?)", row)
 
         self._writing(noting)
 
     def drop(self, id: str) -> None:
         """Forgets a draw that gets no label."""
-        self._writing(lambda connection: connection.execute("DELETE FROM drawn WHERE id = ?", (id,)))
+        self._writing(lambda connection: connection.execute(_DROP, (id,)))
 
     def missing(self) -> list[Draw]:
         """Draws that processes noted and never told, and that have ended since."""
@@ -182,9 +165,7 @@ class Ledger:
             connection.execute(f"DELETE FROM drawn WHERE {which}", (epoch,))
             return connection.execute(f"DELETE FROM classes WHERE {which}", (epoch,)).rowcount
 
-        with self.lock:
-            self._known.clear()
-            return self._writing(removing)
+        return self._writing(removing)
 
     def close(self) -> None:
         """Closes the file for good."""
@@ -212,7 +193,6 @@ class Ledger:
             try:
                 if self._connection is None:
                     self._connection = self._open()
-                    self._known, self._seen = {}, None
                 return work(self._connection)
             except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
                 raise StoreError(
@@ -263,13 +243,6 @@ class Ledger:
     def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
         row = connection.execute(f"SELECT state FROM classes WHERE {_IS_KEY}", (*cls, self._terms)).fetchone()
         return None if row is None else _state_of(row[0])
-
-    def _is_new(self, connection: sqlite3.Connection, name: str) -> bool:
-        """Whether no change of that name was made; it is from now on."""
-        if not connection.execute("INSERT OR IGNORE INTO made (name) VALUES (?)", (name,)).rowcount:
-            return False
-        connection.execute("DELETE FROM made WHERE number <= (SELECT max(number) FROM made) - ?", (REMEMBERED,))
-        return True
 
     def _named(self) -> str:
         """The name of this process. Call it in a transaction, so that no other process finds the name before its lock."""
@@ -333,7 +306,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        if (application, version) == (APPLICATION, 1):
+        if application == APPLICATION and 0 < version < VERSION:
             for name in ("classes", "changed", "drawn", "made"):
                 connection.execute(f"DROP TABLE IF EXISTS {name}")
         elif (application, version) != (APPLICATION, VERSION) and (application or version or tables):
@@ -377,19 +350,8 @@ def _state_of(row: object) -> State:
 
 def _draw_of(id: str, row: object) -> Draw:
     found = _unsealed(row)
-    return Draw(
-        served=found["served"],
-        labelled=True,
-        share=0.0,
-        rule=found["rule"],
-        reason="",
-        cls=ClassKey(*found["cls"]),
-        risk=found["risk"],
-        features={TIME_SHARE: found["time"]},
-        id=id,
-        round=found["round"],
-        warned=found["warned"],
-    )
+    found["cls"] = ClassKey(*found["cls"])
+    return Draw(**found, labelled=True, id=id)
 
 
 _ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()

@@ -1,12 +1,12 @@
 """Reports of a gate: its classes, their rules, and all of them together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
 from dejakv.trust.draw import ClassKey
 from dejakv.trust.evidence import Counts, State, Terms, evidence
 from dejakv.trust.rules import weights_of
-from dejakv.trust.settings import TrustSettings
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,20 @@ class ClassReport:
     pending: int
 
 
-@dataclass(frozen=True)
-class TrustReport:
-    """The classes of a partition's group, or of all groups, together.
+@dataclass(frozen=True, kw_only=True)
+class TrustReport(Counts):
+    """The counts of a partition's group, or of all groups, and what their gates do now.
 
-    gate                `open` if at least one class is
-    explored            would-be hits that were computed both ways while no rule covered them; `explored_wrong` of them
-    served, audited     hits that were served, and those of them that were computed in full as well; `wrong` of these
-    lost                drawn to be labelled, and dropped before that began; those that were served are `wrong` too
-    upper               upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
-    alarms              how often drift closed a class
+    gate   `open` if at least one class is
+    rules  rules that are open
+    upper  upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
     """
 
     delta: float
     confidence: float
     gate: str
     rules: int
-    explored: int
-    explored_wrong: int
-    served: int
-    audited: int
-    wrong: int
-    lost: int
     upper: float | None
-    alarms: int
     classes: tuple[ClassReport, ...] = ()
 
 
@@ -83,24 +73,17 @@ def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> Cla
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 
 
-def whole_report(settings: TrustSettings, classes: tuple[ClassReport, ...]) -> TrustReport:
+def report_of(terms: Terms, confidence: float, classes: Sequence[ClassReport]) -> TrustReport:
     """The report of some classes together."""
     total = Counts()
     for one in classes:
         total = total.plus(one.counts)
-    assert settings.error_bound is not None
     return TrustReport(
-        delta=settings.error_bound,
-        confidence=settings.confidence,
+        **vars(total),
+        delta=terms.delta,
+        confidence=confidence,
         gate="open" if any(one.gate == "open" for one in classes) else "closed",
         rules=sum(rule.open for one in classes for rule in one.rules),
-        explored=total.explored,
-        explored_wrong=total.explored_wrong,
-        served=total.served,
-        audited=total.audited,
-        wrong=total.wrong,
-        lost=total.lost,
         upper=max((one.upper for one in classes if one.upper is not None), default=None),
-        alarms=total.alarms,
-        classes=classes,
+        classes=tuple(classes),
     )

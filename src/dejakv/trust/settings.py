@@ -1,6 +1,5 @@
 """Settings of the error bound."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,24 +34,10 @@ class TrustSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.check_groups()
-
-    @property
-    def alpha(self) -> float:
-        """Probability with which the bound may fail."""
-        return 1 - self.confidence
-
-    @property
-    def needed(self) -> float:
-        """Log of the evidence that opens a rule."""
-        return -math.log(self.alpha)
-
-    def check_groups(self) -> None:
-        """Raises: ConfigError for a group that cannot be read, and for a partition in two of them."""
         self.groups()
 
     def groups(self) -> dict[str, str]:
-        """The group of each partition that is in one."""
+        """The group of each partition that is in one. Raises: ConfigError for a group that cannot be read, and for a partition in two."""
         found: dict[str, str] = {}
         for text in self.trust_groups:
             name, mark, members = text.partition("=")
