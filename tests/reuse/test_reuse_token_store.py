@@ -1,4 +1,4 @@
-"""The online store of prompts: order of leaving, limits, search, persistence."""
+"""The online store of prompts: order of leaving, search, refusals."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from dejakv.blend.token_store import CacheItem, LRUCacheStore, key_of
 from dejakv.errors import ConfigError, InputError
 from dejakv.store.base import Tensor
-from dejakv.store.open import open_store
 
 
 def item(number: int, tokens: int = 4, partition: str = "default", epoch: str = "e") -> CacheItem:
@@ -37,20 +36,6 @@ def test_the_least_recently_used_leaves_first(actions, limit):
             if one.key in model:
                 model = [k for k in model if k != one.key] + [one.key]
         assert [held.key for held in store.items()] == model
-        assert store.stats().entries == len(model)
-        assert store.stats().bytes == sum(held.nbytes for held in store.items())
-
-
-def test_bytes_are_a_limit_too():
-    size = item(1).nbytes
-    store = LRUCacheStore(10, max_bytes=2 * size)
-    for number in range(4):
-        store.put(item(number))
-    assert [held.prompt for held in store.items()] == ["prompt 2", "prompt 3"]
-    assert store.stats().evictions == 2
-    key = store.put(item(9, tokens=40))  # larger than all there is room for
-    assert store.get(key) is None
-    assert len(store) == 2
 
 
 def test_search_takes_the_nearest_above_the_threshold():
@@ -62,33 +47,15 @@ def test_search_takes_the_nearest_above_the_threshold():
     assert found is not None
     assert found[0].prompt == "prompt 1"
     assert found[1] == pytest.approx(0.98058, abs=1e-4)
+    assert [held.prompt for held in store.items()] == ["prompt 0", "prompt 2", "prompt 1"]
     assert store.search(near, 0.99) is None
     assert store.search(-near, -1.0) is not None
-    stats = store.stats()
-    assert (stats.hits, stats.misses) == (2, 1)
 
 
 def test_keys_look_like_p_and_differ_by_partition():
     assert key_of("a", (1, 2)).startswith("p")
     assert key_of("a", (1, 2)) != key_of("b", (1, 2))
     assert key_of("a", (1, 2)) == key_of("a", (1, 2))
-
-
-def test_items_outlive_a_restart_in_the_common_store():
-    common = open_store()
-    first = LRUCacheStore(1, store=common, epoch="e")
-    keys = [first.put(item(number)) for number in range(3)]
-    assert first.get(keys[0]) is not None  # beyond the one in memory
-    again = LRUCacheStore(8, store=common, epoch="e")
-    found = again.search(item(2).embedding, 0.9)
-    assert found is not None
-    assert found[0].token_ids == item(2).token_ids
-    assert np.array_equal(found[0].kv.data, item(2).kv.data)
-    other = LRUCacheStore(8, store=common, partition="someone else", epoch="e")
-    assert other.search(item(2).embedding, 0.0) is None
-    assert other.get(keys[2]) is None
-    assert again.clear() == 3
-    assert common.stats().entries == 0
 
 
 def test_bad_input_is_refused():
@@ -105,5 +72,3 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match="cannot be compared"):
         store.search(np.ones(3, dtype=np.float32), 0.5)
     assert store.get("p0000000000000000") is None
-    assert store.clear() == 1
-    assert store.stats().entries == 0

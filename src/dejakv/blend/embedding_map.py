@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap
 from dejakv.vectors.base import normalized
 
-BASE = 10_000.0
 BITS = 256
 """Of a signature."""
 
@@ -49,15 +48,6 @@ def _join(wanted: Ids, known: Ids, first: Ids) -> tuple[Ids, NDArray[np.float32]
     at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
     equal = known[at] == wanted
     return np.where(equal, first[at], -1).astype(np.int64), equal.astype(np.float32)
-
-
-def with_positions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Embeddings `[tokens, hidden]` with RoPE (halves layout) at their positions: the E-cache of arXiv 2509.24832."""
-    half = vectors.shape[1] // 2
-    angles = np.arange(len(vectors))[:, None] / BASE ** (np.arange(half) / half)
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    one, other = vectors[:, :half], vectors[:, half : 2 * half]
-    return np.concatenate([one * cos - other * sin, other * cos + one * sin], axis=1)
 
 
 def _finish(place: Ids, score: NDArray[np.float32]) -> TokenMap:
