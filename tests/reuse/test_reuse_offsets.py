@@ -1,7 +1,5 @@
 """Offsets: what computed rows show is carried on to their neighbours, and to nothing else."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -106,29 +104,11 @@ def test_rows_move_by_the_share_of_their_surroundings_that_changed():
     assert torch.allclose((part - before)[:, :, rest], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_piece_without_gaps_moves_as_its_rows_one_by_one_do(dtype):
-    runs = np.array([-1] * 3 + [0] * 40 + [1] * 20)
-    rows = torch.tensor([0, 5, 6, 20, 50])
-    held = state(6, 63).to(dtype)
-    fresh, changed = (held[:, :, rows].float() + 1.5).to(dtype), np.linspace(0, 1, 63, dtype=np.float32)
-    made = corrections(runs, rows, changed)
-    assert [part.span for part in made] == [(3, 43), (43, 63)]
-    at_once, by_row = held.clone(), held.clone()
-    correct(at_once, fresh, made)
-    correct(by_row, fresh, [replace(part, whole=None) for part in made])
-    # Both round once, to the nearest of the type.
-    assert (at_once.float() - by_row.float()).abs().max() <= (1e-5 if dtype == torch.float32 else 2**-6)
-    assert torch.equal(at_once[:, :, rows], held[:, :, rows])
-
-
-def test_a_piece_with_gaps_leaves_the_rows_between_alone():
+def test_rows_between_the_parts_of_a_piece_are_left_alone():
     runs = np.array([0] * 30)
     runs[10:14] = -1
     held = state(7, 30)
     before, rows = held.clone(), torch.tensor([2, 20])
-    (part,) = corrections(runs, rows)
-    assert part.whole is None
-    correct(held, held[:, :, rows] + 1.0, [part])
+    correct(held, held[:, :, rows] + 1.0, corrections(runs, rows))
     assert torch.equal(held[:, :, 10:14], before[:, :, 10:14])
     assert not torch.equal(held[:, :, 14:20], before[:, :, 14:20])

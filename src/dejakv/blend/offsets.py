@@ -8,7 +8,6 @@ all layers and heads. Keys are taken as they are rotated: neighbours are rotated
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,16 +32,12 @@ class Correction:
     rest     `[r]` rows of the prompt
     anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
     weights  `[r, s]` float32
-    span     first and stop of the piece, if its rows are all there are between them
-    whole    `[stop - first, s]`: the weights of these, 0 for the anchors; None without a span
     """
 
     rest: Tensor
     anchors: Tensor
     at: Tensor
     weights: Tensor
-    span: tuple[int, int] = (0, 0)
-    whole: Tensor | None = None
 
 
 def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
@@ -76,21 +71,14 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
         weights = np.linalg.solve(among, _covariance(anchors, rest)).T
         if changed is not None:
             weights *= changed[rest][:, None]
-        first, stop = int(piece[0]), int(piece[-1]) + 1
-        every = None
-        if stop - first == len(piece):
-            every = np.zeros((len(piece), len(anchors)))
-            every[rest - first] = weights
         at = np.searchsorted(rows, anchors)
-        tensor = partial(_tensor, device=computed.device)
-        whole = None if every is None else tensor(every.astype(np.float32))
-        rows_of = tensor(rest), tensor(anchors), tensor(at)
-        made.append(Correction(*rows_of, tensor(weights.astype(np.float32)), (first, stop), whole))
+        made.append(Correction(*(_tensor(part, computed.device) for part in (rest, anchors, at, weights))))
     return made
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    kind = np.float32 if array.dtype.kind == "f" else array.dtype
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=kind)).to(device)
 
 
 def _covariance(one: Ids, other: Ids) -> NDArray[np.float64]:
@@ -101,22 +89,13 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
     """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
     `held` still has the donor's state there."""
     for part in made:
-        if part.whole is None:
-            held.index_copy_(2, part.rest, corrected(held, fresh, part))
-        else:  # in one pass over the piece, without gathering its rows
-            first, stop = part.span
-            held[:, :, first:stop].add_(part.whole @ _shift(held, fresh, part))
+        held.index_copy_(2, part.rest, corrected(held, fresh, part))
 
 
 def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
     """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
-    shift = _shift(held, fresh, part)
+    shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
     before = held.index_select(2, part.rest)
     heads = before.flatten(0, 1)
     weights = part.weights.expand(len(heads), -1, -1)
     return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(held.dtype).view_as(before)
-
-
-def _shift(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
-    """How far the donors' state of the anchors is off: `[batch, kv_heads, s, head_dim]` float32."""
-    return fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()

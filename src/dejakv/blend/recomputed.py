@@ -100,7 +100,7 @@ def surroundings_of(target: Ids, donors: Donors, found: TokenMap) -> Surrounding
 def _in_place(target: Ids, donors: Donors, donor: int) -> Ids:
     """Tokens of the target that stand at the same position in the donor's prompt."""
     begin = donors.starts[donor]
-    position = donors.first[donor] if donors.first else 0
+    position = donors.first[donor]
     length = max(0, min(donors.lengths[donor], len(target) - position))
     same = donors.ids[begin : begin + length] == target[position : position + length]
     return position + np.flatnonzero(same)

@@ -27,7 +27,7 @@ class Donors:
     """The token ids of one or more donors, one behind the other.
 
     starts  index in `ids` of each donor's first token
-    first   position of each donor's first token in its own prompt; empty: 0 for all
+    first   position of each donor's first token in its own prompt
 
     >>> donors = Donors.of([5, 6, 7], [8, 9])
     >>> donors.starts, donors.lengths, donors.positions.tolist()
@@ -35,17 +35,18 @@ class Donors:
     """
 
     ids: Ids
-    starts: tuple[int, ...] = (0,)
-    first: tuple[int, ...] = ()
+    starts: tuple[int, ...]
+    first: tuple[int, ...]
 
     @classmethod
     def of(cls, *donors: Sequence[int] | Ids, first: Sequence[int] = ()) -> "Donors":
-        """Join donors. Raises: InputError without donors or with an empty one."""
+        """Join donors; `first`: 0 for all if it is empty. Raises: InputError without donors or with an empty one."""
         if not donors or any(len(donor) == 0 for donor in donors):
             raise InputError("a token map needs donors of at least one token each")
         lengths = [len(donor) for donor in donors]
         starts = tuple(int(x) for x in np.cumsum([0, *lengths[:-1]]))
-        return cls(np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors]), starts, tuple(first))
+        ids = np.concatenate([np.asarray(donor, dtype=np.int64) for donor in donors])
+        return cls(ids, starts, tuple(first) or (0,) * len(donors))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,23 +59,17 @@ class Donors:
     @property
     def positions(self) -> Ids:
         """Position of each token in the prompt that it was computed in."""
-        return self.rows + (np.repeat(np.asarray(self.first), self.lengths) if self.first else 0)
+        return self.rows + np.repeat(np.asarray(self.first), self.lengths)
 
     @property
     def openings(self) -> tuple[int, ...]:
         """Starts of the donors that hold their prompt from its first token on."""
-        return (
-            tuple(start for start, first in zip(self.starts, self.first, strict=True) if not first)
-            if self.first
-            else self.starts
-        )
+        return tuple(start for start, first in zip(self.starts, self.first, strict=True) if not first)
 
     @property
     def stops(self) -> list[int]:
         """Position behind each donor's last token."""
-        return [
-            first + length for first, length in zip(self.first or [0] * len(self.starts), self.lengths, strict=True)
-        ]
+        return [first + length for first, length in zip(self.first, self.lengths, strict=True)]
 
     @property
     def lengths(self) -> list[int]:

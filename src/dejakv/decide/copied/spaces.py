@@ -26,24 +26,22 @@ def fingerprints_of(meta: ChunkMeta) -> Fingerprints:
 class _Space:
     """The index of one space, and the token ids that its searches compared last."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self) -> None:
         self.index = CopiedIndex()
         self.generations: dict[str, int] = {}
-        self.tokens: LRUCache[str, Ids] = LRUCache(kept, getsizeof=lambda ids: max(1, ids.nbytes))
+        self.tokens: LRUCache[str, Ids] = LRUCache(KEPT_BYTES, getsizeof=lambda ids: max(1, ids.nbytes))
 
 
 class CopiedText:
     """Finds runs of a prompt in stored chunks of its partition and epoch.
 
-    store       where the chunks' token ids are
-    max_bytes   memory of one space's index. When it is reached, the chunks that were added first leave that index until an eighth is
-                free. They stay in the store and are found by other levels. A chunk that needs more than half of it alone is not indexed
-    kept_bytes  token ids kept of the segments that one space compared last
+    store      where the chunks' token ids are
+    max_bytes  memory of one space's index. When it is reached, the chunks that were added first leave that index until an eighth is
+               free. They stay in the store and are found by other levels. A chunk that needs more than half of it alone is not indexed
     """
 
-    def __init__(self, store: Store, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, store: Store, *, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._kept_bytes = kept_bytes
         self._store = store
         self._spaces: dict[tuple[str, str], _Space] = {}
         self._space_of: dict[str, tuple[str, str]] = {}
@@ -68,7 +66,7 @@ class CopiedText:
         if 2 * bytes_of(len(found)) > self.max_bytes:
             return False
         name = (meta.partition, meta.epoch)
-        space = self._spaces.get(name) or _Space(self._kept_bytes)
+        space = self._spaces.get(name) or _Space()
         if not space.index.add(meta.id, found):
             return False
         self._spaces[name] = space
