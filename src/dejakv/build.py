@@ -8,7 +8,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.finder import Embed, no_vectors
 from dejakv.decide.guards.base import Guard
-from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
+from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
@@ -127,7 +127,7 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     if config.media == "exact":
         guards.append(MediaGuard())
     elif config.media == "similar":
-        guards.append(VisionGuard(thresholds["embedding:vision"]))
+        guards.append(MediaGuard(thresholds["embedding:vision"]))
     guards.append(ContextGuard())
     if config.lexical_guard:
         guards.append(LexicalGuard())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dejakv.decide.guards.base import Guard, Verdict, judge
-from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard, VisionGuard
+from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
@@ -161,7 +161,7 @@ def test_another_picture_may_do_only_if_the_vision_layer_compared_them(
     other: bool, match: Match, decision: str, says: str
 ) -> None:
     asked, donor, _ = case(media=(PICTURE,), spans=(Span(0, 1, (OTHER if other else PICTURE).digest),))
-    verdict = VisionGuard(0.9).judge(asked, donor, match)
+    verdict = MediaGuard(0.9).judge(asked, donor, match)
     assert (verdict.decision, says in verdict.reason) == (decision, True)
 
 

@@ -149,7 +149,16 @@ def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["state || ' '", "''", "'{}'", "X'FF'", "7", "replace(state, '\"opened\": 1', '\"opened\": 2')"]
+    "damage",
+    [
+        "state || ' '",
+        "''",
+        "'{}'",
+        "X'FF'",
+        "CAST(X'FF' AS TEXT)",
+        "7",
+        "replace(state, '\"opened\": 1', '\"opened\": 2')",
+    ],
 )
 def test_a_damaged_row_closes_the_gate_of_its_class(tmp_path: Path, damage: str) -> None:
     opened(Ledger(tmp_path, "t")).close()
@@ -159,7 +168,7 @@ def test_a_damaged_row_closes_the_gate_of_its_class(tmp_path: Path, damage: str)
     gate = gate_of(Ledger(tmp_path, "t"))
     refused = hit(gate, 0.0)
     assert not refused.served
-    assert "a row differs" in refused.reason or "decode" in refused.reason
+    assert "a row differs" in refused.reason
     assert "choose the rules" in hit(gate, partition="b").reason
     gate.close()
 

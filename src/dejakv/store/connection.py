@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 _PASSING = {
@@ -74,7 +75,7 @@ class Connection:
         self._closed = False
         self.lock = threading.RLock()
         self.openings = 0
-        _all.add(self)
+        CLOSED_OVER_FORKS.add(self)
 
     @contextmanager
     def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
@@ -156,14 +157,16 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-_all: weakref.WeakSet[Connection] = weakref.WeakSet()
+CLOSED_OVER_FORKS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Users of SQLite files: each has a `lock` for its use, a `path` (None: memory, which stays open) and `disconnect`."""
+
 _one_fork = threading.Lock()
-_held: list[Connection] = []
+_held: list[Any] = []
 
 
 def _before_fork() -> None:
     _one_fork.acquire()
-    for connection in list(_all):
+    for connection in list(CLOSED_OVER_FORKS):
         connection.lock.acquire()
         _held.append(connection)
         if connection.path is not None:

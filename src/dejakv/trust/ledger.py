@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from dejakv.errors import StoreError
+from dejakv.store.connection import CLOSED_OVER_FORKS, connect
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, Tally
 
@@ -86,6 +86,7 @@ class Ledger:
         """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
         self._terms = terms
         self._folder = None if folder is None else Path(folder).resolve()
+        self.path = None if self._folder is None else self._folder / FILE
         self._connection: sqlite3.Connection | None = None
         self._closed = False
         self._process = ""
@@ -93,6 +94,7 @@ class Ledger:
         if self._folder is not None and not self._folder.is_dir():
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
         _ledgers.add(self)
+        CLOSED_OVER_FORKS.add(self)
 
     def read(self, cls: ClassKey) -> State | None:
         """The state of a class; None of an unknown one."""
@@ -171,14 +173,14 @@ class Ledger:
         """Closes the file for good."""
         with self.lock:
             self._closed = True
-            self.disconnect(memory=True)
+            self.disconnect()
             if self._folder is not None and self._sign >= 0:
                 (self._folder / _lock_name(self._process)).unlink(missing_ok=True)
             self.leave()
 
-    def disconnect(self, *, memory: bool = False) -> None:
-        """Closes the connection until the next use: SQLite's locks do not survive a fork. Memory needs none."""
-        if self._connection is not None and (memory or self._folder is not None):
+    def disconnect(self) -> None:
+        """Closes the connection until the next use: SQLite's locks do not survive a fork."""
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
 
@@ -194,9 +196,9 @@ class Ledger:
                 if self._connection is None:
                     self._connection = self._open()
                 return work(self._connection)
-            except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
+            except (OSError, sqlite3.Error) as error:
                 raise StoreError(
-                    f"evidence in {self._path} cannot be read or written ({error}): see that its disk has space and that no other program "
+                    f"evidence in {self.path or 'memory'} cannot be read or written ({error}): see that its disk has space and that no other program "
                     "keeps it locked; if it is damaged or not DejaKV's, stop the processes that use the folder and remove the file"
                 ) from error
 
@@ -209,30 +211,21 @@ class Ledger:
 
         return self._using(writing)
 
-    @property
-    def _path(self) -> Path | str:
-        return ":memory:" if self._folder is None else self._folder / FILE
-
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise sqlite3.ProgrammingError("the ledger is closed")
-        if self._folder is None:
+        if self._folder is None or self.path is None:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             _prepare(connection)
             return connection
         with _entrance(self._folder):
-            file = self._folder / FILE
-            with suppress(
-                FileExistsError
-            ):  # only SQLite opens a file that exists: closing it here would drop SQLite's locks
-                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            status = file.lstat()
+            # Only SQLite opens a file that exists: closing it here would drop SQLite's locks.
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            status = self.path.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise sqlite3.DatabaseError("it is not a file that only you may change")
-            uri = f"file:{quote(os.fsencode(file))}?mode=rw"
-            connection = sqlite3.connect(
-                uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
-            )
+            connection = connect(self.path, "rw", _WAIT_SECONDS)
             try:
                 _prepare(connection)
             except BaseException:
@@ -324,13 +317,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def _sealed(values: dict[str, Any]) -> str:
     """JSON behind its digest."""
     text = json.dumps(values, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16] + text
+    return _digest(text) + text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _unsealed(row: object) -> dict[str, Any]:
     """Raises: sqlite3.DatabaseError for a row that was changed."""
     text = row[16:] if isinstance(row, str) else ""
-    if not isinstance(row, str) or hashlib.sha256(text.encode()).hexdigest()[:16] != row[:16]:
+    if not isinstance(row, str) or _digest(text) != row[:16]:
         raise sqlite3.DatabaseError("a row differs from what was written")
     return json.loads(text)
 
@@ -355,28 +352,11 @@ def _draw_of(id: str, row: object) -> Draw:
 
 
 _ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-_one_fork = threading.Lock()
-_held: list[Ledger] = []
-
-
-def _before_fork() -> None:
-    _one_fork.acquire()
-    for ledger in list(_ledgers):
-        ledger.lock.acquire()
-        _held.append(ledger)
-        ledger.disconnect()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop().lock.release()
-    _one_fork.release()
 
 
 def _after_fork_in_child() -> None:
-    for ledger in _held:
+    for ledger in list(_ledgers):
         ledger.leave()
-    _after_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

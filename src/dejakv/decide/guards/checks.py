@@ -53,37 +53,24 @@ class ThresholdGuard(Guard):
 
 
 class MediaGuard(Guard):
-    """Rejects a donor with other media, whatever space it was found in: a second lock on `--media exact`.
+    """Rejects a donor with other media, whatever space it was found in: the same question about another picture is another question.
+    A second lock on `--media exact`. Not for `--media ignore`, which asks for other media.
 
-    The same question about another picture is another question. Not for `--media ignore`, which asks for other media.
+    least  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
     """
 
-    name = "media"
+    def __init__(self, least: float | None = None) -> None:
+        self.least = least
+        self.name = "media" if least is None else "vision"
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         here = list(dict.fromkeys(medium.digest for medium in request.media))
         there = list(dict.fromkeys(span.digest for span in donor.spans))
         if here == there:
             return Verdict("abstain", self.name, "the same media" if here else "no media")
-        return self.of_others(match, f"other media: {len(here)} here, {len(there)} there, not the same ones")
-
-    def of_others(self, match: Match, told: str) -> Verdict:
-        """Judges a donor with other media, of which `told` tells."""
-        return Verdict("reject", self.name, told)
-
-
-class VisionGuard(MediaGuard):
-    """Rejects a donor with other media unless the vision layer has compared them: for `--media similar`.
-
-    least  the vision layer's own threshold, a cosine in [-1, 1]
-    """
-
-    name = "vision"
-
-    def __init__(self, least: float) -> None:
-        self.least = least
-
-    def of_others(self, match: Match, told: str) -> Verdict:
+        if self.least is None:
+            reason = f"other media: {len(here)} here, {len(there)} there, not the same ones"
+            return Verdict("reject", self.name, reason)
         score = match.layers.get("vision")
         if score is None:
             return Verdict("reject", self.name, f"other media, and {match.level} has not compared them")
