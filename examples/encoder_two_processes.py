@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 
 from dejakv.datasets.shapes import ShapesDataset, prompt
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.request import Request
 
 
 def encode(folder: Path, questions: int) -> None:
     """The encoder process: tower and projector, no answers."""
-    with VisualKVCache(disk=DiskTier.open(folder)) as cache:
+    with VisualKVCache(disk=folder) as cache:
         engine = TransformersEngine.from_pretrained("shapes-vlm", encoder_cache=cache)
         pictures = {media.digest: media for sample in ShapesDataset(samples=questions) for media in sample.media}
         for media in pictures.values():
@@ -30,7 +30,7 @@ def encode(folder: Path, questions: int) -> None:
 
 def answer(folder: Path, questions: int) -> None:
     """The reader: waits for each picture's output and starts the language model from it."""
-    with VisualKVCache(disk=DiskTier.open(folder)) as cache:
+    with VisualKVCache(disk=folder) as cache:
         engine = TransformersEngine.from_pretrained("shapes-vlm", encoder_cache=cache)
         view = cache.view(engine.vision.epoch)
         runs = right = 0

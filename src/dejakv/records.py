@@ -10,10 +10,6 @@ from dejakv.decide.plan import Decision, Method, Plan, settled
 from dejakv.engines.base import Completion, OnToken
 from dejakv.request import Prepared, Sampling
 
-UNSOUND_LABEL = "[unsound reuse] "
-"""Stands before every text that an ordinary model made from another prompt's top layer."""
-
-
 LONGEST_REASON = 200
 
 

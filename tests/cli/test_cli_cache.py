@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.http.keys import ApiKeys
 from dejakv.identity import Span
 from dejakv.store import open_store
@@ -56,14 +56,14 @@ def test_a_partition(folder: Path) -> None:
 def test_a_donor_with_the_outputs_of_its_pictures(folder: Path, tmp_path: Path) -> None:
     import numpy as np
 
-    outputs = VisualKVCache(disk=DiskTier.open(tmp_path / "outputs"))
+    outputs = VisualKVCache(disk=tmp_path / "outputs")
     for partition, content in (("p", PICTURE), ("p", "b" * 64), ("q", PICTURE)):
         outputs.view("encoder", partition).store(content, "image", np.ones((2, 3), np.float32))
     outputs.close()
     said = purge("--cache-dir", folder, "--cache-dir", tmp_path / "outputs", "--donor", DONOR.meta.id)
     assert "1 prompts" in said
     assert "1 encoder outputs" in said
-    again = VisualKVCache(disk=DiskTier.open(tmp_path / "outputs"))
+    again = VisualKVCache(disk=tmp_path / "outputs")
     found = [
         again.view("encoder", p).lookup(c) is not None for p, c in (("p", PICTURE), ("p", "b" * 64), ("q", PICTURE))
     ]

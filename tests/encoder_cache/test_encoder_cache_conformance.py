@@ -2,7 +2,7 @@
 
 import pytest
 
-from dejakv.encoder_cache import DiskTier, EncoderView, VisualKVCache
+from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.testing.encoder_cache import EncoderViewTests
 
 
@@ -17,7 +17,7 @@ class TestView(EncoderViewTests):
 class TestViewWithDisk(EncoderViewTests):
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path):
-        with VisualKVCache(disk=DiskTier.open(tmp_path / "tier")) as self.cache:
+        with VisualKVCache(disk=tmp_path / "outputs") as self.cache:
             yield
 
     def make(self, encoder_epoch: str, partition: str) -> EncoderView:

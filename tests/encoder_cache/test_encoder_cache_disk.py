@@ -1,4 +1,4 @@
-"""The disk tier: restarts, damage, other epochs, other processes, slow disks."""
+"""Outputs on disk: restarts, damage, other epochs, other processes, slow disks."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.errors import StoreError
 from dejakv.store.base import Chunk
 from dejakv.store.objects import Memory
@@ -24,7 +24,7 @@ def picture(value=1.0, rows=4):
 
 
 def opened(folder, **settings):
-    return VisualKVCache(disk=DiskTier.open(folder), **settings)
+    return VisualKVCache(disk=folder, **settings)
 
 
 @pytest.mark.parametrize("make", [picture, lambda: torch.ones(4, 8, dtype=torch.bfloat16)], ids=["numpy", "torch"])
@@ -96,14 +96,13 @@ def test_a_damaged_entry_is_a_counted_miss_and_is_computed_again(tmp_path, damag
         assert cache.view("e", "p").get_or_compute("h", "image", pytest.fail)[0, 0] == 2
 
 
-@pytest.mark.parametrize("lie", [{"shape": [400, 8]}, {"content_hash": "another"}])
-def test_a_description_that_lies_is_a_counted_miss(tmp_path, lie):
-    tier = DiskTier.open(tmp_path / "c")
-    with VisualKVCache(disk=tier) as cache:
+def test_a_description_that_does_not_fit_is_a_counted_miss(tmp_path):
+    with opened(tmp_path / "c") as cache:
         cache.view("e", "p").store("h", "image", picture())
         cache.flush()
-        chunk = tier.store.get(next(tier.store.metas()).id)
-        tier.store.put(Chunk(replace(chunk.meta, metadata={**chunk.meta.metadata, **lie}), chunk.tensor))
+        chunk = cache.disk.get(next(cache.disk.metas()).id)
+        lie = {**chunk.meta.metadata, "shape": [400, 8]}
+        cache.disk.put(Chunk(replace(chunk.meta, metadata=lie), chunk.tensor))
         cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
@@ -120,7 +119,7 @@ def test_the_folder_is_private(tmp_path):
 def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError):
-        DiskTier.open(tmp_path / "file")
+        VisualKVCache(disk=tmp_path / "file")
 
 
 def test_clear_reaches_the_disk(tmp_path):
@@ -149,22 +148,37 @@ class SlowObjects(Memory):
 
 def test_a_slow_disk_keeps_nobody_waiting_and_takes_bounded_memory():
     objects = SlowObjects()
-    tier = DiskTier(Store(objects, queue=2))
-    cache = VisualKVCache(disk=tier)
+    store = Store(objects, queue=2)
+    cache = VisualKVCache(disk=store)
     cache.store("first", "image", picture())
     objects.hangs.wait()
     for name in "abcd":
         assert cache.get_or_compute(name, "image", picture) is not None
-    assert tier.dropped == 2
+    assert store.outcomes.dropped == 2
     objects.release.set()
     cache.flush()
-    assert tier.store.stats().entries == 3
+    assert store.stats().entries == 3
+    cache.close()
+
+
+def test_once_cleared_nothing_is_left_of_what_was_being_written():
+    objects = SlowObjects()
+    cache = VisualKVCache(disk=Store(objects))
+    cache.store("h", "image", picture())
+    objects.hangs.wait()
+    clearing = threading.Thread(target=cache.clear)
+    clearing.start()
+    clearing.join(0.1)
+    assert clearing.is_alive()
+    objects.release.set()
+    clearing.join(20)
+    assert list(objects.list()) == []
     cache.close()
 
 
 def test_an_output_can_be_loaded_before_it_is_written():
     objects = SlowObjects()
-    cache = VisualKVCache(disk=DiskTier(Store(objects)))
+    cache = VisualKVCache(disk=Store(objects))
     view = cache.view("e", "p")
     view.store("h", "image", picture())
     view.remove("h")
@@ -209,11 +223,10 @@ def test_a_task_finds_what_an_earlier_one_stored(tmp_path):
 
 
 def test_a_full_disk_costs_later_misses_only(tmp_path):
-    tier = DiskTier.open(tmp_path / "c", max_bytes=10)
-    with VisualKVCache(disk=tier) as cache:
+    with opened(tmp_path / "c", disk_bytes=10) as cache:
         assert cache.get_or_compute("h", "image", picture) is not None
         cache.flush()
-        assert tier.dropped == 1
+        assert cache.disk.outcomes.refused == 1
 
 
 def test_place_brings_what_comes_from_disk_where_it_is_needed(tmp_path):
@@ -230,8 +243,8 @@ def test_place_brings_what_comes_from_disk_where_it_is_needed(tmp_path):
 WRITER = """
 import sys, time
 import numpy as np
-from dejakv.encoder_cache import DiskTier, VisualKVCache
-with VisualKVCache(disk=DiskTier.open(sys.argv[1])) as cache:
+from dejakv.encoder_cache import VisualKVCache
+with VisualKVCache(disk=sys.argv[1]) as cache:
     print("open", flush=True)
     sys.stdin.readline()
     cache.view("e", "p").get_or_compute("h", "image", lambda: np.full((4, 8), 3, np.float32))

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dejakv.decide.levels.fusion import FusionCache, FusionState
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.errors import ConfigError
 from dejakv.request import keeping
 from dejakv.store.open import open_store
+from dejakv.store.store import Store
 from dejakv.testing.expiry import Ahead
 
 OUTPUT = np.ones((2, 3), np.float32)
@@ -19,12 +20,12 @@ CONTENT = "a" * 64
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.encoder_cache.outputs.now", clock)
+    monkeypatch.setattr("dejakv.encoder_cache.encode_once.clock", clock)
     return clock
 
 
-def tier_in(folder: Path, clock: Ahead) -> DiskTier:
-    return DiskTier(open_store(folder, clock=clock, background=False))
+def store_in(folder: Path, clock: Ahead) -> Store:
+    return open_store(folder, clock=clock, background=False)
 
 
 def test_an_expired_output_is_computed_again(clock: Ahead) -> None:
@@ -49,19 +50,19 @@ def test_a_requests_own_time_can_only_be_shorter(clock: Ahead) -> None:
 
 
 def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_path: Path) -> None:
-    first = VisualKVCache(ttl=60, disk=tier_in(tmp_path, clock))
+    first = VisualKVCache(ttl=60, disk=store_in(tmp_path, clock))
     first.view("e", "p").store(CONTENT, "image", OUTPUT)
     first.close()
     clock.seconds = 30
-    again = VisualKVCache(disk=tier_in(tmp_path, clock))
+    again = VisualKVCache(disk=store_in(tmp_path, clock))
     assert again.view("e", "p").lookup(CONTENT) is not None
     clock.seconds = 61
     assert again.view("e", "p").lookup(CONTENT) is None  # also in memory, where it came from the disk
     again.close()
-    tier = tier_in(tmp_path, clock)
-    assert tier.store.stats().entries == 0
+    store = store_in(tmp_path, clock)
+    assert store.stats().entries == 0
     assert list(tmp_path.glob("segments/*/*")) == []
-    tier.store.close()
+    store.close()
 
 
 @pytest.mark.parametrize("ttl", [-1, float("nan"), float("inf")])

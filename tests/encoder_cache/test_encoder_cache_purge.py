@@ -1,5 +1,6 @@
 """Purges of encoder outputs and fusion states, in memory and on disk."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from dejakv.decide.levels.fusion import FusionState, FusionStates
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared
 from dejakv.request import Request
 from dejakv.store.open import open_store
@@ -30,17 +31,16 @@ ONE, OTHER = "a" * 64, "b" * 64
     ],
 )
 def test_outputs(disk: bool, selection: Selection, left: list[tuple[str, str]], tmp_path: Path) -> None:
-    tier = DiskTier.open(tmp_path) if disk else None
-    cache = VisualKVCache(disk=tier)
+    cache = VisualKVCache(disk=tmp_path if disk else None)
     every = [("p", ONE), ("p", OTHER), ("q", ONE)]
     for partition, content in every:
         cache.view("e", partition).store(content, "image", OUTPUT)
     cache.flush()
-    held = tier.store.stats().bytes if tier is not None else 3 * OUTPUT.nbytes
+    held = cache.disk.stats().bytes if cache.disk is not None else 3 * OUTPUT.nbytes
     would = cache.purge(selection, dry_run=True)
     did = cache.purge(selection)
     assert would == did
-    rest = tier.store.stats().bytes if tier is not None else len(left) * OUTPUT.nbytes
+    rest = cache.disk.stats().bytes if cache.disk is not None else len(left) * OUTPUT.nbytes
     assert (did.encoder_outputs, did.bytes) == (3 - len(left), held - rest)
     assert [key for key in every if cache.view("e", key[0]).lookup(key[1]) is not None] == left
     if disk:
@@ -49,16 +49,57 @@ def test_outputs(disk: bool, selection: Selection, left: list[tuple[str, str]], 
     cache.close()
 
 
-def test_an_output_that_is_being_computed_is_delivered_and_not_kept() -> None:
-    cache = VisualKVCache()
+@pytest.mark.parametrize(
+    ("selection", "dry_run", "kept"),
+    [
+        (Selection("p"), False, False),
+        (Selection("p"), True, True),
+        (Selection("q"), False, True),
+        (Selection(older_than=0), False, False),
+        (Selection(older_than=60), False, True),
+        (Selection(media=frozenset({("p", ONE)})), False, False),
+        (Selection(media=frozenset({("p", OTHER)})), False, True),
+    ],
+)
+def test_an_output_that_is_being_computed_is_delivered_and_not_kept_if_it_is_selected(
+    selection: Selection, dry_run: bool, kept: bool, tmp_path: Path
+) -> None:
+    cache = VisualKVCache(disk=tmp_path)
     view = cache.view("e", "p")
 
     def compute() -> Any:
-        cache.purge(Selection("p"))
+        cache.purge(selection, dry_run=dry_run)
         return OUTPUT
 
     np.testing.assert_array_equal(view.get_or_compute(ONE, "image", compute), OUTPUT)
-    assert view.stats().entries == 0
+    assert view.stats().entries == kept
+    cache.flush()
+    assert len(list(tmp_path.glob("segments/*/*"))) == kept
+    cache.close()
+
+
+@pytest.mark.parametrize("clear", [lambda cache: cache.clear("p"), lambda cache: cache.purge(Selection("p"))])
+def test_a_caller_after_a_purge_has_the_encoder_run_anew(clear: Any) -> None:
+    """What runs already was begun before the purge: its output is not for those who come later."""
+    cache = VisualKVCache()
+    view = cache.view("e", "p")
+    later: list[Any] = []
+
+    def again() -> None:
+        later.append(view.get_or_compute(ONE, "image", lambda: 2 * OUTPUT))
+
+    def compute() -> Any:
+        clear(cache)
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        thread.join(20)
+        return OUTPUT
+
+    np.testing.assert_array_equal(view.get_or_compute(ONE, "image", compute), OUTPUT)
+    np.testing.assert_array_equal(later[0], 2 * OUTPUT)
+    block = view.lookup(ONE)
+    assert block is not None
+    np.testing.assert_array_equal(block.embedding, 2 * OUTPUT)
 
 
 class Modules:

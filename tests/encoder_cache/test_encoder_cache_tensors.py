@@ -46,10 +46,7 @@ def test_a_transposed_tensor_round_trip():
     np.testing.assert_array_equal(stored(array), array)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"framework": "jax"}, {"dtype": "object"}, {"dtype": "O"}, {"shape": [9, 9]}, {"shape": None}, {"dtype": "nn"}],
-)
+@pytest.mark.parametrize("change", [{"shape": [9, 9]}, {"dtype": "nn"}])
 @pytest.mark.parametrize("make", [torch.ones, np.ones], ids=["torch", "numpy"])
 def test_a_description_that_does_not_fit(change, make):
     tensor, described = to_raw(make((2, 4))), describe(make((2, 4)))

@@ -89,6 +89,25 @@ def test_the_controller_keeps_its_minimum_and_the_cache_does_not_hang():
     assert cache.stats().refusals == {"minimum": 1}
 
 
+def test_parts_share_the_minimum():
+    cache = VisualKVCache(6, parts=Parts(2), queueing_controller=Minimum(4))
+    for partition in "ab":
+        for number in range(2):
+            cache.view("e", partition).store(str(number), "image", picture())
+    cache.queueing_controller.blocks = 6
+    assert cache.view("e", "a").store("2", "image", picture()) is not None
+    assert cache.view("e", "a").store("3", "image", picture()) is None
+    cache.queueing_controller.blocks = 5
+    assert cache.view("e", "a").store("3", "image", picture()) is not None
+
+
+def test_an_eviction_counts_for_the_partition_whose_output_left():
+    cache = VisualKVCache(max_entries=1)
+    for partition in "pq":
+        cache.view("e", partition).store("h", "image", picture())
+    assert [cache.stats(partition).evictions for partition in "pq"] == [{"entries": 1}, {}]
+
+
 def test_an_eviction_that_would_not_suffice_evicts_nothing():
     """Room for the new one needs three to leave, the minimum allows two."""
     cache = VisualKVCache(max_vram_bytes=5 * 8, queueing_controller=Minimum(3))

@@ -12,7 +12,7 @@ from tests.security.tenants import EPOCHS, PARTITIONS, Tenants, cache_over, mark
 from tests.soak import rounds, soak_rounds, soak_seed
 
 from dejakv import open_store
-from dejakv.encoder_cache import DiskTier, VisualKVCache
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.errors import InputError
 from dejakv.identity import exact_key
 from dejakv.store.store import Store
@@ -101,8 +101,7 @@ def test_a_lone_surrogate_is_no_name(name: str) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
 def test_encoder_outputs(disk: bool, policy: Any, tmp_path: Path) -> None:
-    tier = DiskTier.open(tmp_path, 200_000) if disk else None
-    cache = VisualKVCache(60, 60 * 400, policy=policy, disk=tier)
+    cache = VisualKVCache(60, 60 * 400, policy=policy, disk=tmp_path if disk else None, disk_bytes=200_000)
     found, crossed = encoder_probes(cache, random.Random(soak_seed()), (400 if disk else 2000) * soak_rounds())
     assert found > 20
     assert crossed == []

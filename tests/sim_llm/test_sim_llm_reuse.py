@@ -1,5 +1,7 @@
 """Top-layer reuse in models: identical tasks, donors of other length, batches, refusals."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from dejakv.blend.token_map import Donors
 from dejakv.blend.top_layer import computed_rows, take_rows
 from dejakv.engines.transformers.top_layer import moved_rows
 from dejakv.errors import ConfigError, InputError, ModelError
-from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
 
 MOST = {"max_new_tokens": 6}
@@ -133,6 +134,21 @@ def test_sampling_follows_its_settings(inference):
     assert len(drawn) > 1
 
 
+def test_greedy_calls_with_settings_of_sampling_are_not_warned_of(inference):
+    """The interface of Sim-LLM passes them always."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        inference.generate(prompt(), temperature=0.3, top_p=0.7, top_k=3, **MOST)
+        inference.batch_generate([prompt(length=30)], temperature=0.4, top_p=0.8, top_k=4, **MOST)
+    finally:
+        logger.removeHandler(handler)
+    assert told == []
+
+
 def test_generate_with_kv_reuse_returns_prompt_and_answer(lckv, tokenizer):
     model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=4)
     model.make_manager()
@@ -153,29 +169,15 @@ def test_an_lckv_model_without_condensed_layers_is_refused(tokenizer):
         LlamaForCausalLMWithKVReuse(tiny("0_1_2_3_4"), tokenizer)
 
 
-def test_unsound_reuse_is_labelled(llama, tokenizer):
-    inference = SimLLMInference(LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=4))
-    first = inference.generate(prompt(), **MOST)
-    again = inference.generate(prompt(), **MOST)
-    assert not first.startswith(UNSOUND_LABEL)
-    assert again.startswith(UNSOUND_LABEL)
-    assert again.result.unsound
-    assert again.result.computed == 4
-
-
-def test_a_task_that_takes_nothing_of_its_donor_is_no_hit(llama, lckv, tokenizer):
-    """With a tail as long as the prompt: its answer is the model's own, and has no label."""
-    for model in (
-        LlamaForCausalLMWithKVReuse(llama, tokenizer, unsound=True, tail=40),
-        LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=40),
-    ):
-        inference = SimLLMInference(model, similarity_threshold=0.5)
-        inference.generate(prompt(), **MOST)
-        again = inference.generate(prompt((12, "w1")), **MOST)
-        assert (again.reused, again.result.computed) == (False, 40)
-        assert again == full(inference, prompt((12, "w1")))
-        counted = inference.get_statistics()
-        assert (counted["hits"], counted["misses"], counted["hit_rate"], counted["entries"]) == (0, 2, 0.0, 2)
+def test_a_task_that_takes_nothing_of_its_donor_is_no_hit(lckv, tokenizer):
+    """With a tail as long as the prompt: its answer is the model's own."""
+    inference = SimLLMInference(LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=40), similarity_threshold=0.5)
+    inference.generate(prompt(), **MOST)
+    again = inference.generate(prompt((12, "w1")), **MOST)
+    assert (again.reused, again.result.computed) == (False, 40)
+    assert again == full(inference, prompt((12, "w1")))
+    counted = inference.get_statistics()
+    assert (counted["hits"], counted["misses"], counted["hit_rate"], counted["entries"]) == (0, 2, 0.0, 2)
 
 
 def test_a_task_of_another_model_is_refused(lckv, tokenizer):

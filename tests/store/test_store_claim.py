@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.encoder_cache import DiskTier
 from dejakv.errors import StoreError
 from dejakv.store import purge_folder
 from dejakv.store.open import open_store
@@ -82,7 +81,7 @@ USERS = [
 
 
 @pytest.mark.parametrize("make", USERS)
-@pytest.mark.parametrize("use", [open_store, DiskTier.open, purge_folder])
+@pytest.mark.parametrize("use", [open_store, purge_folder])
 def test_a_users_folder_is_refused_and_left_as_it_is(
     tmp_path: Path, make: Callable[[Path], None], use: Callable[[Path], object]
 ) -> None:

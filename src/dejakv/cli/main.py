@@ -35,7 +35,7 @@ REMOVED = {
 REMOVED_OPTIONS = {
     "--prompts": "give the log itself: dejakv estimate LOG",
     "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
-    "--unsound": "an ordinary model is studied in Python, by LlamaForCausalLMWithKVReuse(unsound=True)",
+    "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",
 }
 """Options of earlier versions, and what took their place."""
 

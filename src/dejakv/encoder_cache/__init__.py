@@ -5,7 +5,6 @@ view = cache.view(encoder_epoch, partition)
 embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
 """
 
-from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.outputs import VisualEmbeddingBlock
 from dejakv.encoder_cache.stats import EncoderCacheStats
@@ -18,7 +17,6 @@ from dejakv.encoder_cache.visual_kv_cache import (
 )
 
 __all__ = [
-    "DiskTier",
     "DpModeRecommendation",
     "EncoderCacheStats",
     "EncoderView",

@@ -1,4 +1,5 @@
-"""The registry behind all views: outputs in memory and on disk, figures by partition, and at most one encoder run for a key.
+"""The registry behind all views: outputs in the store's memory tier and in a store on disk, figures by partition, and at most one
+encoder run for a key.
 
 A `EncoderRun` in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
 all, and the next caller tries again; or, where the thread or task that encodes is interrupted, which is not the picture's fault, with
@@ -17,16 +18,18 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any
 
-from dejakv.encoder_cache.disk import DiskTier
-from dejakv.encoder_cache.outputs import Entry, Key, Outputs, PolicyName, Resolution, VisualEmbeddingBlock, chunk_id
+from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, chunk_id, load, save
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
 from dejakv.errors import InputError
 from dejakv.request import kept_for, nothing_is_kept
+from dejakv.store.age import is_older, shortest
 from dejakv.store.age import now as clock
-from dejakv.store.age import shortest
-from dejakv.store.quotas import Part, Parts
+from dejakv.store.catalog import NoRoom, PolicyName
+from dejakv.store.memory import MemoryTier
+from dejakv.store.quotas import Parts
 from dejakv.store.selection import Purged, Selection
+from dejakv.store.store import Store
 
 Compute = Callable[[list[int]], Any]
 """Encodes the media of these indices; returns an embedding for each."""
@@ -70,30 +73,29 @@ class Wanted:
 class Registry:
     """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions.
 
-    budget   in memory, of all partitions; `parts` divides it, None: it is shared
+    parts    of the budget in memory; it is shared where they are not divided
     minimum  the fewest entries that evictions may leave
+    disk     what outlives the process, and what other processes have
     """
 
     def __init__(
         self,
-        budget: Part,
-        parts: Parts | None,
+        parts: Parts,
         policy: PolicyName,
         minimum: Callable[[], int],
-        disk: DiskTier | None,
+        disk: Store | None,
         *,
         check_finite: bool,
         ttl: float,
     ) -> None:
         self.disk = disk
-        self._budget = budget
         self._parts = parts
         self._policy: PolicyName = policy
         self._minimum = minimum
         self._check_finite = check_finite
         self._ttl = ttl
         self._lock = Lock()
-        self._memory: dict[str, Outputs] = {}
+        self._memory: dict[str, MemoryTier[Key, VisualEmbeddingBlock]] = {}
         self._runs: dict[Key, EncoderRun] = {}
         self._figures: defaultdict[str, EncoderCacheStats] = defaultdict(EncoderCacheStats)
         self._waiting: Counter[str] = Counter()
@@ -110,7 +112,7 @@ class Registry:
             if block is None:
                 self._figures[wanted.key[0]].misses += 1
             else:
-                self._in(wanted.key[0]).put(wanted.key, block)
+                self._hold(wanted.key, block)
                 self._served(wanted.key, block)
         return block
 
@@ -121,7 +123,7 @@ class Registry:
             block = self.take(wanted.key)
             if block is not None:
                 return block
-            there = self.disk is not None and self.disk.load(wanted.key)[0] is not None
+            there = self.disk is not None and load(self.disk, wanted.key)[0] is not None
             if there or time.monotonic() >= deadline:
                 return self.recall(wanted)
             time.sleep(poll_s)
@@ -183,22 +185,20 @@ class Registry:
             for name in list(self._figures) if partition is None else [partition]:
                 self._figures.pop(name, None)
         if self.disk is not None:
+            self.disk.flush()  # so that nothing is being written that leaves later
             self.disk.clear(partition)
 
     def remove(self, key: Key) -> bool:
         """Drops one entry from memory; False if it is not there."""
         with self._lock:
-            entry = self._in(key[0]).get(key)
-            if entry is not None:
-                self._in(key[0]).drop(entry)
-            return entry is not None
+            return self._held(key) is not None and self._in(key[0]).drop(key)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """See `VisualKVCache.purge`; outputs of selected runs in progress are delivered but not kept."""
         at = clock()
         with self._lock:
             gone = self._drop(lambda key, born: selection.takes_output(key, born, at), at, dry_run=dry_run)
-        purged = self.disk.store.purge(selection, dry_run=dry_run) if self.disk is not None else Purged()
+        purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else Purged()
         alone = [size for id, size in gone.items() if id not in purged.ids]
         return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone), ids=frozenset(gone))
 
@@ -211,45 +211,72 @@ class Registry:
         """The figures of one partition, or of all together."""
         with self._lock:
             stats = EncoderCacheStats.total(own for name, own in self._figures.items() if partition in (None, name))
-            for entry in self._entries():
-                if partition in (None, entry.key[0]):
+            for key, block in self._blocks():
+                if partition in (None, key[0]):
                     stats.entries += 1
-                    stats.bytes += entry.block.estimated_vram_bytes
+                    stats.bytes += block.estimated_vram_bytes
             stats.waiting_callers = sum(n for name, n in self._waiting.items() if partition in (None, name))
-        stats.max_entries, stats.max_bytes = self._budget.max_entries, self._budget.max_bytes
+        stats.max_entries, stats.max_bytes = self._parts.max_entries, self._parts.max_bytes
         return stats
 
-    def _in(self, partition: str) -> Outputs:
+    def _in(self, partition: str) -> MemoryTier[Key, VisualEmbeddingBlock]:
         """The memory that a partition's outputs are in."""
-        name = partition if self._parts is not None else ""
+        name = partition if self._parts.divided else ""
         if name not in self._memory:
-            budget = self._parts.of(partition) if self._parts is not None else self._budget
-            shares = self._parts.partitions if self._parts is not None else 1
-            self._memory[name] = Outputs(budget, self._policy, lambda: self._minimum() // shares, self._figures)
+            part = self._parts.of(partition)
+            self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self._policy)
         return self._memory[name]
 
-    def _entries(self) -> Iterator[Entry]:
-        return (entry for outputs in self._memory.values() for entry in outputs)
+    def _blocks(self) -> Iterator[tuple[Key, VisualEmbeddingBlock]]:
+        return (each for tier in self._memory.values() for each in tier)
+
+    def _held(self, key: Key) -> VisualEmbeddingBlock | None:
+        """The block in memory, without counting a use; one that has expired leaves."""
+        block = self._in(key[0]).get(key)
+        if block is not None and block.ttl and is_older(block.born, block.ttl, clock()):
+            self._in(key[0]).drop(key)
+            return None
+        return block
+
+    def _use(self, key: Key) -> None:
+        """Counts a use of what is in memory."""
+        block = self._in(key[0]).use(key)
+        if block is not None:
+            block.access_count += 1
+
+    def _hold(self, key: Key, block: VisualEmbeddingBlock) -> bool:
+        """Takes a block into memory, in place of one of the same key; False if it was refused."""
+        old = self._held(key)
+        try:
+            minimum = self._minimum() // self._parts.partitions
+            limit, left = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
+        except NoRoom as refusal:
+            self._figures[key[0]].refusals[str(refusal)] += 1
+            return False
+        if old is not None:
+            block.access_count = old.access_count
+            self._figures[key[0]].evictions["replaced"] += 1
+        for partition, *_ in left:
+            self._figures[partition].evictions[limit] += 1
+        return True
 
     def _drop(self, taken: Callable[[Key, float], bool], at: float, *, dry_run: bool = False) -> dict[str, int]:
         """Drops entries by their key and the time they were made; the bytes of each by id. Of runs in progress, which count as
         made now (`at`), the output is not kept."""
-        entries = [entry for entry in self._entries() if taken(entry.key, entry.block.born)]
+        chosen = [(key, block) for key, block in self._blocks() if taken(key, block.born)]
         if not dry_run:
-            for entry in entries:
-                self._in(entry.key[0]).drop(entry)
+            for key, _ in chosen:
+                self._in(key[0]).drop(key)
             for key in [key for key in self._runs if taken(key, at)]:
                 self._runs.pop(key).keep = False
-        return {chunk_id(entry.key): entry.block.estimated_vram_bytes for entry in entries}
+        return {chunk_id(key): block.estimated_vram_bytes for key, block in chosen}
 
     def _hit(self, key: Key) -> VisualEmbeddingBlock | None:
-        outputs = self._in(key[0])
-        entry = outputs.get(key)
-        if entry is None:
-            return None
-        outputs.touch(entry)
-        self._served(key, entry.block)
-        return entry.block
+        block = self._held(key)
+        if block is not None:
+            self._use(key)
+            self._served(key, block)
+        return block
 
     def _served(self, key: Key, block: VisualEmbeddingBlock) -> None:
         """Counts an output delivered without running the encoder."""
@@ -261,11 +288,9 @@ class Registry:
     def _arrived(self, run: EncoderRun, block: VisualEmbeddingBlock) -> VisualEmbeddingBlock:
         """Counts an output that another caller's run delivered."""
         with self._lock:
-            outputs = self._in(run.key[0])
             self._served(run.key, block)
             self._figures[run.key[0]].coalesced += 1
-            if (entry := outputs.get(run.key)) is not None:
-                outputs.touch(entry)
+            self._use(run.key)
         return block
 
     @contextmanager
@@ -375,7 +400,7 @@ class Registry:
     def _from_disk(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
         if self.disk is None:
             return None
-        block, corrupt = self.disk.load(wanted.key)
+        block, corrupt = load(self.disk, wanted.key)
         if block is not None and wanted.place is not None:
             block.embedding = wanted.place(block.embedding)
         with self._lock:
@@ -387,8 +412,8 @@ class Registry:
 
     def _keep(self, key: Key, block: VisualEmbeddingBlock, *, on_disk: bool = True) -> bool:
         if on_disk and self.disk is not None:
-            self.disk.save(key, block)
-        return self._in(key[0]).put(key, block)
+            save(self.disk, key, block)
+        return self._hold(key, block)
 
     def _block(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
         check_embedding(embedding, finite=self._check_finite)

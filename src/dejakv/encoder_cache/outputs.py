@@ -1,19 +1,17 @@
-"""Encoder outputs in memory: the block that is kept, and one budget with its order of eviction."""
+"""An encoder output: the block that is handed out, and the named entry of a store that it is on disk."""
 
-from collections.abc import Callable, Iterator, Mapping
+import time
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import Any, Literal, get_args
+from typing import Any, cast, get_args
 
-from dejakv.encoder_cache.stats import EncoderCacheStats
+from dejakv.encoder_cache.tensors import describe, from_raw, size_of, to_raw
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import Modality
-from dejakv.store.age import is_older, now
-from dejakv.store.quotas import Part
+from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.store import Store
 
 Resolution = tuple[int, int]
-PolicyName = Literal["lfu", "lru"]
 
 Key = tuple[str, str, str, str]
 """Partition, encoder epoch, modality, content hash."""
@@ -66,130 +64,59 @@ def check_key(modality: str, content_hash: str) -> None:
         raise InputError("the content hash is empty: pass compute_content_hash(raw_bytes) of the medium's bytes")
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A block with its place in the order: `(priority, tick)`. Ticks are unique."""
+def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
+    """Writes a block in the background; it can be loaded at once. Waits for nothing; a store that is full or slow drops it."""
+    partition, epoch, modality, content_hash = key
+    meta = ChunkMeta(
+        id=chunk_id(key),
+        partition=partition,
+        epoch=epoch,
+        token_ids=(),
+        prompt="",
+        chunk="",
+        kind=KIND,
+        created=block.born,
+        ttl=block.ttl,
+        metadata={
+            **describe(block.embedding),
+            "modality": modality,
+            "content_hash": content_hash,
+            "resolution": list(block.resolution) if block.resolution else None,
+            "encoder_model": block.encoder_model,
+            "encoder_seconds": block.encoder_seconds,
+        },
+    )
+    store.submit(meta, lambda: to_raw(block.embedding))
 
-    key: Key
-    block: VisualEmbeddingBlock
-    uses: int = 1
-    priority: float = 0.0
-    tick: int = 0
+
+def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
+    """The block of exactly this key, its embedding on the CPU and the caller's own; and whether it was damaged, so that there is
+    none."""
+    id = chunk_id(key)
+    if store.meta(id) is None:
+        return None, False
+    chunk = store.get(id)
+    if chunk is None:
+        return None, True
+    try:
+        return _block_of(chunk), False
+    except InputError:
+        store.delete(id)
+        return None, True
 
 
-class Outputs:
-    """Blocks within a budget. Every change is all or nothing. Not thread-safe: the registry has the lock.
-
-    The entry of the smallest priority leaves first, ties by recency: under "lru" all are equal, under "lfu" it is
-    `age + uses`, where `age` is the priority of the last entry evicted (LFU with dynamic ageing; Arlitt et al.,
-    "Evaluating content management techniques for Web proxy caches", 2000). A hit only raises a priority, so a heap keeps
-    hits unsorted: an entry that reaches the top with an old one sinks to its new place, once for all its hits.
-
-    minimum  called at each eviction: the fewest entries that evictions may leave
-    figures  of each partition, where evictions and refusals are counted
-    """
-
-    def __init__(
-        self, budget: Part, policy: PolicyName, minimum: Callable[[], int], figures: Mapping[str, EncoderCacheStats]
-    ) -> None:
-        self._budget = budget
-        self._policy = policy
-        self._minimum = minimum
-        self._figures = figures
-        self._bytes = 0
-        self._age = 0.0
-        self._tick = 0
-        self._entries: dict[Key, Entry] = {}
-        self._heap: list[tuple[float, int, Entry]] = []
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
-
-    def get(self, key: Key) -> Entry | None:
-        """The entry, without counting a use; one that has expired leaves."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.block.ttl and is_older(entry.block.born, entry.block.ttl, now()):
-            self.drop(entry)
-            return None
-        return entry
-
-    def touch(self, entry: Entry) -> None:
-        """Counts a use. O(1)."""
-        entry.uses += 1
-        entry.block.access_count += 1
-        self._rank(entry)
-
-    def put(self, key: Key, block: VisualEmbeddingBlock) -> bool:
-        """Stores the block, in place of one of the same key, whose uses it takes over; False if it was refused."""
-        old = self.get(key)
-        figures = self._figures[key[0]]
-        refusal = self._make_room(block.estimated_vram_bytes, old)
-        if refusal:
-            figures.refusals[refusal] += 1
-            return False
-        entry = Entry(key, block)
-        if old is not None:
-            entry.uses = old.uses
-            block.access_count = old.block.access_count
-            self.drop(old)
-            figures.evictions["replaced"] += 1
-        self._rank(entry)
-        self._entries[key] = entry
-        self._bytes += block.estimated_vram_bytes
-        self._push(entry)
-        if len(self._heap) > 64 + 2 * len(self._entries):  # most places are of entries that left
-            self._heap = [(entry.priority, entry.tick, entry) for entry in self]
-            heapify(self._heap)
-        return True
-
-    def drop(self, entry: Entry) -> None:
-        """Removes an entry; its place in the heap is dropped when it reaches the top."""
-        del self._entries[entry.key]
-        self._bytes -= entry.block.estimated_vram_bytes
-
-    def _make_room(self, nbytes: int, old: Entry | None) -> str:
-        """Evicts entries to make room for `nbytes`, with `old` replaced. Where that is not enough it evicts nothing and tells
-        the reason."""
-        if nbytes > self._budget.max_bytes:
-            return "oversized"
-        count = len(self._entries) + (old is None) - self._budget.max_entries
-        excess = self._bytes - (old.block.estimated_vram_bytes if old else 0) + nbytes - self._budget.max_bytes
-        if count <= 0 and excess <= 0:
-            return ""
-        reason = "entries" if count > 0 else "bytes"
-        may_leave = len(self._entries) - self._minimum()
-        popped: list[Entry] = []
-        victims: list[Entry] = []
-        while count > 0 or excess > 0:
-            if len(victims) >= may_leave:
-                for entry in popped:
-                    self._push(entry)
-                return "minimum"
-            popped.append(victim := self._pop())
-            if victim is not old:  # which leaves anyway
-                victims.append(victim)
-                count -= 1
-                excess -= victim.block.estimated_vram_bytes
-        for victim in victims:
-            self._age = max(self._age, victim.priority)
-            self.drop(victim)
-            self._figures[victim.key[0]].evictions[reason] += 1
-        return ""
-
-    def _rank(self, entry: Entry) -> None:
-        self._tick += 1
-        entry.tick = self._tick
-        entry.priority = self._age + entry.uses if self._policy == "lfu" else 0.0
-
-    def _push(self, entry: Entry) -> None:
-        heappush(self._heap, (entry.priority, entry.tick, entry))
-
-    def _pop(self) -> Entry:
-        """Takes the first entry to evict out of the heap."""
-        while True:
-            _, tick, entry = heappop(self._heap)
-            if self._entries.get(entry.key) is not entry:
-                continue
-            if tick == entry.tick:
-                return entry
-            self._push(entry)
+def _block_of(chunk: Chunk) -> VisualEmbeddingBlock:
+    about = chunk.meta.metadata
+    embedding = from_raw(chunk.tensor, about)
+    return VisualEmbeddingBlock(
+        content_hash=about["content_hash"],
+        modality=about["modality"],
+        resolution=cast(Resolution, tuple(about["resolution"])) if about["resolution"] else None,
+        embedding=embedding,
+        encoder_model=about["encoder_model"],
+        created_at=time.monotonic(),
+        estimated_vram_bytes=size_of(embedding),
+        encoder_seconds=about["encoder_seconds"],
+        born=chunk.meta.created,
+        ttl=chunk.meta.ttl,
+    )

@@ -4,18 +4,24 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, get_args
 
-from dejakv.encoder_cache.disk import DiskTier
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.encode_once import Compute, Registry, Wanted, alone
-from dejakv.encoder_cache.outputs import Key, PolicyName, Resolution, VisualEmbeddingBlock, check_key
+from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.store.quotas import Part, Parts
+from dejakv.store.catalog import PolicyName
+from dejakv.store.open import open_store
+from dejakv.store.quotas import Parts
 from dejakv.store.selection import Purged, Selection
+from dejakv.store.store import Store
+
+_QUEUE = 256
+"""Outputs that may wait to be written to disk: a clip's frames come at once."""
 
 
 class QueueingController:
@@ -87,7 +93,7 @@ class EncoderView:
     def wait_for(
         self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
     ) -> VisualEmbeddingBlock | None:
-        """The block as soon as it is available, also from another process that shares the disk tier; None after the timeout.
+        """The block as soon as it is available, also from another process that shares the disk; None after the timeout.
 
         For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
         """
@@ -222,8 +228,10 @@ class VisualKVCache(EncoderView):
     max_entries, max_vram_bytes  the budgets, for all partitions together; no admission filter: every output that fits is kept
     queueing_controller          gives the fewest entries that evictions may leave (see QueueingController)
     policy                       eviction order: "lfu" (least used first, with ageing) or "lru" (least recently used); ties by
-                                 recency. See outputs.py
-    disk                         storage that outlives the process (`disk.DiskTier`), none by default
+                                 recency. See `MemoryTier`
+    disk                         a folder, or a `Store`, whose outputs outlive the process and are shared by all processes that use
+                                 it (on /dev/shm: shared memory); None: memory alone
+    disk_bytes                   budget of that folder, for all processes together; 0: none
     ttl                          seconds for which an output may be used from its computation on, 0 without a limit
     parts                        what each partition has of the budgets in proportion, so that a full one evicts its own entries
                                  alone; None: one budget for all
@@ -245,7 +253,8 @@ class VisualKVCache(EncoderView):
         queueing_controller: QueueingController | None = None,
         policy: PolicyName = "lfu",
         *,
-        disk: DiskTier | None = None,
+        disk: Store | str | Path | None = None,
+        disk_bytes: int = 0,
         check_finite: bool = True,
         ttl: float = 0.0,
         parts: Parts | None = None,
@@ -263,9 +272,11 @@ class VisualKVCache(EncoderView):
         self.max_vram_bytes = max_vram_bytes
         self.policy = policy
         self.queueing_controller = queueing_controller
-        divided = parts.scaled(max_vram_bytes, max_entries) if parts is not None and parts.divided else None
-        budget = Part(max_vram_bytes, max_entries)
-        registry = Registry(budget, divided, policy, self._minimum, disk, check_finite=check_finite, ttl=ttl)
+        if disk is not None and not isinstance(disk, Store):
+            disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE)
+        self.disk = disk
+        budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)
+        registry = Registry(budget, policy, self._minimum, disk, check_finite=check_finite, ttl=ttl)
         super().__init__(registry, "", DEFAULT_PARTITION)
 
     def view(
@@ -300,14 +311,14 @@ class VisualKVCache(EncoderView):
         return self.stats(partition).as_dict()
 
     def flush(self) -> None:
-        """Returns when everything stored so far is on disk. Nothing to do without a disk tier."""
-        if self._registry.disk is not None:
-            self._registry.disk.store.flush()
+        """Returns when everything stored so far is on disk. Nothing to do without a disk."""
+        if self.disk is not None:
+            self.disk.flush()
 
     def close(self) -> None:
-        """Flushes and closes the disk tier. What is in memory stays usable."""
-        if self._registry.disk is not None:
-            self._registry.disk.store.close()
+        """Flushes and closes the store on disk. What is in memory stays usable."""
+        if self.disk is not None:
+            self.disk.close()
 
     def __enter__(self) -> Self:
         return self

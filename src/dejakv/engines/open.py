@@ -5,7 +5,6 @@ from typing import Any
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.encoder_cache.disk import DiskTier
 from dejakv.engines.choice import EngineName, ModelChoice
 
 
@@ -40,10 +39,10 @@ def connector_folder(cache_dir: str) -> str:
 
 def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
     """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process."""
-    tier = DiskTier.open(config.fusion_cache_dir) if config.enable_fusion_cache and config.fusion_cache_dir else None
+    disk = config.fusion_cache_dir if config.enable_fusion_cache else None
     lifetime = config.lifetime(config.ttl_encoder)
     return VisualKVCache(
-        max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=tier, ttl=lifetime, parts=config.parts
+        max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=disk, ttl=lifetime, parts=config.parts
     )
 
 

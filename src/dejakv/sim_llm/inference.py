@@ -8,7 +8,6 @@ from typing import Any
 
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.scoring import wilson
-from dejakv.records import UNSOUND_LABEL
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
 from dejakv.sim_llm.tasks import InterTaskKVManager
 
@@ -16,13 +15,13 @@ _TOTALS = ("prompts", "prompt_tokens", "computed_tokens", "new_tokens", "seconds
 
 
 class TaskAnswer(str):
-    """The answer, with how it came about in `result`. An unsound one begins with its label."""
+    """The answer, with how it came about in `result`."""
 
     result: TaskResult
 
     @classmethod
     def of(cls, text: str, result: TaskResult) -> "TaskAnswer":
-        answer = cls((UNSOUND_LABEL if result.unsound else "") + text)
+        answer = cls(text)
         answer.result = result
         return answer
 
@@ -105,10 +104,10 @@ class SimLLMInference:
         device: str = "auto",
         **model_kwargs: Any,
     ) -> "SimLLMInference":
-        """`model_kwargs`: similarity, encoder, matching, tail, unsound (see `LlamaForCausalLMWithKVReuse`); store, partition,
+        """`model_kwargs`: similarity, encoder, matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
         seed (see `InterTaskKVManager`); adaptive; all others go to transformers.
 
-        Raises: ModelError for a model that is missing, or ordinary and not `unsound`; ConfigError for a setting out of range
+        Raises: ModelError for a model that is missing, or ordinary; ConfigError for a setting out of range
         """
         kept = ("store", "partition", "seed", "adaptive")
         own = {name: model_kwargs.pop(name) for name in kept if name in model_kwargs}

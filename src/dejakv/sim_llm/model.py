@@ -21,15 +21,13 @@ from dejakv.models import load
 from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache, held
 from dejakv.models.lckv.layout import layout_of
 from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry, TaskSimilarity
-from dejakv.sim_llm.unsound import filled_below
 
 
 @dataclass(frozen=True)
 class TaskResult:
     """tokens    the answer's token ids, up to and with the end token
     donor     task whose state was used; None on a miss
-    computed  prompt rows that went through the condensed layers (on an ordinary model: through all layers)
-    unsound   an ordinary model made it from another task's top layer
+    computed  prompt rows that went through the condensed layers
     """
 
     tokens: tuple[int, ...]
@@ -37,11 +35,10 @@ class TaskResult:
     similarity: float
     prompt_tokens: int
     computed: int
-    unsound: bool = False
 
 
 class LlamaForCausalLMWithKVReuse:
-    """Sound for LCKV models; refused for ordinary ones unless `unsound`.
+    """Takes LCKV models; in ordinary ones this is unsound, and they are refused.
 
     tokenizer  for pad and sentence ends. `matching`, `tail`: see `reuse.top_layer.take_rows`. `similarity`: see `TaskSimilarity`
     """
@@ -55,16 +52,14 @@ class LlamaForCausalLMWithKVReuse:
         encoder: Any = None,
         matching: str = "map",
         tail: int = TOP_LAYER_TAIL,
-        unsound: bool = False,
     ) -> None:
-        self.layout = layout_of(model)
-        self.sound = self.layout is not None
-        self._task_layers = self.layout.task_layers if self.layout else (model.config.num_hidden_layers - 1,)
-        if not self.sound and not unsound:
+        layout = layout_of(model)
+        if layout is None:
             raise ModelError(
                 f"{type(model).__name__} cannot take the top layer's KV of a similar task: {UNSOUND}. Use a layer-condensed model "
-                "(docs-lckv is bundled), or blend for this one; unsound=True allows it for study and labels every output"
+                "(docs-lckv is bundled), or blend for this one"
             )
+        self.layout = layout
         if matching not in MATCHINGS:
             raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
         if tail < 1:
@@ -75,9 +70,7 @@ class LlamaForCausalLMWithKVReuse:
         self.manager: InterTaskKVManager | None = None
 
     @classmethod
-    def from_pretrained(
-        cls, model_path: str, *, device: str = "auto", unsound: bool = False, **options: Any
-    ) -> "LlamaForCausalLMWithKVReuse":
+    def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> "LlamaForCausalLMWithKVReuse":
         """A bundled name, a folder or a hub id. `similarity`, `encoder`, `matching`, `tail` as in the class; other options go
         to transformers. Raises: ModelError."""
         own = {k: options.pop(k) for k in ("similarity", "encoder", "matching", "tail") if k in options}
@@ -85,7 +78,7 @@ class LlamaForCausalLMWithKVReuse:
             model, tokenizer = load(model_path, **options)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), tokenizer, unsound=unsound, **own)
+        return cls(model.to(device), tokenizer, **own)
 
     def __getattr__(self, name: str) -> Any:
         """What this class does not have is the model's: `config`, `device`, `dtype`, `generation_config`, ..."""
@@ -203,26 +196,16 @@ class LlamaForCausalLMWithKVReuse:
 
     def _saves(self, ids: tuple[int, ...], donor: Sequence[int]) -> bool:
         """Whether a prompt takes any row of a donor. Of one without token ids it is not known."""
-        if not donor:
-            return True
-        if self.layout is None:
-            return self._taken(ids, len(donor)) > 0
-        return len(computed_rows(self._rows(ids, donor))) < len(ids)
+        return not donor or len(computed_rows(self._rows(ids, donor))) < len(ids)
 
     def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
         return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
-
-    def _taken(self, ids: tuple[int, ...], donor: int) -> int:
-        """How many rows from the beginning an ordinary model takes from a donor, each the one of its own place."""
-        return max(0, min(len(ids) - self.tail, donor))
 
     def _group(
         self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
     ) -> list[tuple[TaskResult, KV | None]]:
         """Results of prompts that are all hits or all misses, and on a miss the state to keep. They run as one batch, padded on the left."""
         hit = entries[0] is not None
-        if self.layout is None and hit:
-            return [(self._unsound(ids, e, most, options), None) for ids, e in zip(prompts, entries, strict=True)]
         longest = max(len(ids) for ids in prompts)
         blank = [longest - len(ids) for ids in prompts]
         blank_id, device = self._pad(len(prompts)), self.model.device
@@ -232,7 +215,7 @@ class LlamaForCausalLMWithKVReuse:
                 [[blank_id] * left + list(ids) for left, ids in zip(blank, prompts, strict=True)], device=device
             ),
             attention_mask=torch.tensor([[0] * left + [1] * (longest - left) for left in blank], device=device),
-            past_key_values=LCKVCache(self.layout, given) if self.layout is not None and hit else None,
+            past_key_values=LCKVCache(self.layout, given) if hit else None,
             max_new_tokens=most,
             return_dict_in_generate=True,
             **self._decoding(options),
@@ -262,7 +245,7 @@ class LlamaForCausalLMWithKVReuse:
             rows = [stack[slot][part] for stack in stacks]
             return torch.stack([pad(one, (0, 0, left, 0)) for one, left in zip(rows, blank, strict=True)])
 
-        layers = enumerate(self._task_layers)
+        layers = enumerate(self.layout.task_layers)
         return GivenRows(
             {layer: (batch(slot, 0), batch(slot, 1)) for slot, layer in layers},
             torch.tensor(index, device=self.model.device),
@@ -276,7 +259,7 @@ class LlamaForCausalLMWithKVReuse:
         """A task's state on the model's device. Raises: ModelError if it is of another model."""
         keys, values = (part.to(self.model.device) for part in entry.top_layer_kv)
         config = self.model.config
-        want = (len(self._task_layers), config.num_key_value_heads, config.head_dim)
+        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
         got = (keys.shape[0], keys.shape[1], keys.shape[3])
         if want != got or keys.dtype != self.model.dtype:
             raise ModelError(
@@ -288,23 +271,12 @@ class LlamaForCausalLMWithKVReuse:
     def _state(self, cache: Cache, row: int, tokens: int, longest: int) -> KV:
         """Keys and values `[layers, kv heads, tokens, dim]` that a similar task may take, of one prompt of a batch; copies."""
         parts: list[list[torch.Tensor]] = [[], []]
-        for layer in self._task_layers:
+        for layer in self.layout.task_layers:
             kv = held(cache, layer)
             assert kv is not None
             for part, tensor in zip(parts, kv, strict=True):
                 part.append(tensor[row, :, longest - tokens : longest])
         return torch.stack(parts[0]), torch.stack(parts[1])
-
-    def _unsound(self, ids: tuple[int, ...], entry: TaskCacheEntry, most: int, options: dict[str, Any]) -> TaskResult:
-        prompt, first = torch.tensor([ids], device=self.model.device), self._taken(ids, entry.tokens)
-        out = self.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            past_key_values=filled_below(self.model, ids, self._kv(entry), first),
-            max_new_tokens=most,
-            **self._decoding(options),
-        )
-        return self._result(out[0, len(ids) :], entry, ids, len(ids) - first)
 
     def _result(
         self, made: torch.Tensor, entry: TaskCacheEntry | None, ids: tuple[int, ...], computed: int
@@ -314,8 +286,7 @@ class LlamaForCausalLMWithKVReuse:
         ends = set(ends if isinstance(ends, list) else [ends])
         stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
-        unsound = entry is not None and not self.sound
-        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed, unsound)
+        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed)
 
     def _decoding(self, options: dict[str, Any]) -> dict[str, Any]:
         chosen = {"do_sample": False, **options}

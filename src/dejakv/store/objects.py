@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dejakv.store import names
 from dejakv.store.base import CorruptChunk
 from dejakv.store.directory import Directory, is_ours
+from dejakv.store.memory import MemoryTier
 from dejakv.store.names import file_of
 
 Bytes = NDArray[np.uint8]
@@ -269,8 +270,7 @@ class InFront:
 
     def __init__(self, behind: Objects, max_bytes: int, fill: str = "write") -> None:
         self._behind, self._most, self._fill = behind, max_bytes, fill
-        self._held: OrderedDict[str, Bytes] = OrderedDict()
-        self._bytes = 0
+        self._held = MemoryTier[str, Bytes](max_bytes)
         self._lock = threading.Lock()
 
     def put(self, name: str, parts: Sequence[Any]) -> None:
@@ -280,10 +280,9 @@ class InFront:
 
     def get(self, name: str) -> Bytes:
         with self._lock:
-            found = self._held.get(name)
-            if found is not None:
-                self._held.move_to_end(name)
-                return found
+            held = self._held.use(name)
+        if held is not None:
+            return held
         found = self._behind.get(name)
         return self._hold(name, found.copy()) if found.size <= self._most else found
 
@@ -293,8 +292,7 @@ class InFront:
     def delete(self, names: Sequence[str]) -> None:
         with self._lock:
             for name in names:
-                gone = self._held.pop(name, None)
-                self._bytes -= 0 if gone is None else gone.size
+                self._held.drop(name)
         self._behind.delete(names)
 
     def list(self) -> Iterator[str]:
@@ -306,11 +304,7 @@ class InFront:
     def _hold(self, name: str, data: Bytes) -> Bytes:
         data.flags.writeable = False
         with self._lock:
-            before = self._held.pop(name, None)
-            self._held[name] = data
-            self._bytes += data.size - (0 if before is None else before.size)
-            while self._bytes > self._most:
-                self._bytes -= self._held.popitem(last=False)[1].size
+            self._held.put(name, data, data.size)
         return data
 
 

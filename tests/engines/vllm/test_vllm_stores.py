@@ -62,7 +62,7 @@ def test_a_lifetime_is_set_for_all_and_shortened_by_a_request() -> None:
 
 def test_encoder_outputs_expire_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ahead()
-    monkeypatch.setattr("dejakv.encoder_cache.outputs.now", clock)
+    monkeypatch.setattr("dejakv.encoder_cache.encode_once.clock", clock)
     view = EncoderSettings.from_extra({"ttl": 60}).open().view("e", "p")
     content = "a" * 64
     view.store(content, "image", np.ones((2, 3), np.float32))

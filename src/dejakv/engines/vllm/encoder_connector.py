@@ -30,7 +30,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from dejakv.config import LifetimeSettings
-from dejakv.encoder_cache import DiskTier, EncoderView, VisualKVCache
+from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.generations import Generations, Watch, WeightDigests
 from dejakv.engines.vllm.identity import media_digest, partition_of, server_epoch
@@ -184,8 +184,10 @@ class EncoderSettings(LifetimeSettings):
         return from_mapping(cls, extra, "ec_connector_extra_config")
 
     def open(self) -> VisualKVCache:
-        disk = DiskTier.open(Path(self.store_dir).expanduser(), self.disk_bytes) if self.store_dir else None
-        return VisualKVCache(self.max_entries, self.max_bytes, policy=self.policy, disk=disk, ttl=self.ttl)
+        disk = Path(self.store_dir).expanduser() if self.store_dir else None
+        return VisualKVCache(
+            self.max_entries, self.max_bytes, policy=self.policy, disk=disk, disk_bytes=self.disk_bytes, ttl=self.ttl
+        )
 
 
 @dataclass

@@ -1,0 +1,123 @@
+"""Values in this process's memory within a budget, and which of them leave first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dejakv.store.catalog import NoRoom, PolicyName
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True, eq=False)
+class _Item(Generic[Value]):
+    value: Value
+    nbytes: int
+    uses: int
+    rank: int = 0
+
+
+class MemoryTier(Generic[Key, Value]):
+    """Values by key, as they are, with their size in bytes. Every change is all or nothing. Not thread-safe.
+
+    The value of the lowest rank leaves first, and of equal ranks the least recently used. Under `lru` all ranks are equal; under
+    `lfu` the rank is `age + uses`, where `age` is the rank of the last value evicted (LFU with dynamic ageing; Arlitt et al.,
+    "Evaluating content management techniques for Web proxy caches", 2000).
+
+    max_bytes, max_entries  the budget; 0 entries: no limit of their number
+
+    >>> tier = MemoryTier[str, bytes](max_bytes=8)
+    >>> for name in ("one", "two"):
+    ...     _ = tier.put(name, b"1234", 4)
+    >>> tier.use("one"), tier.put("three", b"1234", 4)
+    (b'1234', ('bytes', ['two']))
+    """
+
+    def __init__(self, max_bytes: int, max_entries: int = 0, policy: PolicyName = "lru") -> None:
+        self.nbytes = 0
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._policy = policy
+        self._age = 0
+        self._items: dict[Key, _Item[Value]] = {}
+        self._ranks: dict[int, dict[Key, None]] = {}
+        """Keys by rank, the least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[tuple[Key, Value]]:
+        return ((key, item.value) for key, item in self._items.items())
+
+    def get(self, key: Key) -> Value | None:
+        """The value, without a use of it."""
+        item = self._items.get(key)
+        return None if item is None else item.value
+
+    def use(self, key: Key) -> Value | None:
+        """The value, and a use of it is counted."""
+        item = self._items.get(key)
+        if item is None:
+            return None
+        self._leave_rank(key, item)
+        item.uses += 1
+        self._rank(key, item)
+        return item.value
+
+    def put(self, key: Key, value: Value, nbytes: int, keep: int = 0) -> tuple[str, list[Key]]:
+        """Stores a value, in place of the key's own, whose uses it takes over. Returns the limit that would have been exceeded
+        (`entries` or `bytes`), and the keys that left for it.
+
+        keep  the fewest values that evictions may leave
+        Raises: NoRoom with the reason, `oversized` or `minimum` (of `keep`); nothing has changed then.
+        """
+        if nbytes > self._max_bytes:
+            raise NoRoom("oversized")
+        old = self._items.get(key)
+        count = len(self._items) + (old is None) - self._max_entries if self._max_entries else 0
+        limit = "entries" if count > 0 else "bytes"
+        excess = self.nbytes - (old.nbytes if old else 0) + nbytes - self._max_bytes
+        leaving: list[Key] = []
+        for other in self._order():
+            if count <= 0 and excess <= 0:
+                break
+            if other == key:  # it leaves anyway
+                continue
+            if len(self._items) - len(leaving) <= keep:
+                raise NoRoom("minimum")
+            leaving.append(other)
+            count -= 1
+            excess -= self._items[other].nbytes
+        for other in leaving:
+            self._age = max(self._age, self._items[other].rank)
+            self.drop(other)
+        self.drop(key)
+        item = _Item(value, nbytes, old.uses if old else 1)
+        self._items[key] = item
+        self.nbytes += nbytes
+        self._rank(key, item)
+        return limit, leaving
+
+    def drop(self, key: Key) -> bool:
+        """Removes a value; False if it is not there."""
+        item = self._items.pop(key, None)
+        if item is None:
+            return False
+        self.nbytes -= item.nbytes
+        self._leave_rank(key, item)
+        return True
+
+    def _order(self) -> Iterator[Key]:
+        for rank in sorted(self._ranks):
+            yield from self._ranks[rank]
+
+    def _rank(self, key: Key, item: _Item[Value]) -> None:
+        item.rank = self._age + item.uses if self._policy == "lfu" else 0
+        self._ranks.setdefault(item.rank, {})[key] = None
+
+    def _leave_rank(self, key: Key, item: _Item[Value]) -> None:
+        keys = self._ranks[item.rank]
+        del keys[key]
+        if not keys:
+            del self._ranks[item.rank]
