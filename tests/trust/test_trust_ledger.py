@@ -215,18 +215,6 @@ def test_two_processes_learn_on_one_folder(tmp_path: Path) -> None:
     assert sum(tally.labels for tally in report.classes[0].rules[-1:]) == 300
 
 
-def test_a_label_that_two_processes_hand_in_counts_once(tmp_path: Path) -> None:
-    """As two connections of one process, which lock each other as processes do."""
-    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
-    pilot(one)
-    draw = hit(one)
-    one.learn(draw, True)
-    other.learn(draw, True)
-    assert other.report("a").explored == 1
-    one.close()
-    other.close()
-
-
 def test_what_one_process_learns_opens_the_gate_of_another(tmp_path: Path) -> None:
     one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
     pilot(one)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-RISK_VERSION = 1
+RISK_VERSION = 2
 
 LATE_BLEND = "late blend"
 """Method of a blend that is judged by its first logits: by `first_margin`, the log probability of its best token less that of the second. A
@@ -54,7 +54,7 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
     blend  grows with the longest stretch that is new, the share of rows, the seams and the generation. On SmolLM2 the first orders as
            well as any mixture of the four (docs/results/trust.md); so does that of top_layer
     late   falls with the margin alone
-    adopt  grows with 1 - score, and where the second donor's score is near (`margin`)
+    adopt  1 - score
     """
     if method in ("blend", "top_layer"):
         seams = features.get("seams", 8.0)
@@ -68,7 +68,7 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
     elif method == LATE_BLEND:
         risk = 1 / (1 + max(0.0, features.get("first_margin", 0.0)))
     else:
-        risk = 0.9 * (1 - features.get("score", 0.0)) + 0.1 * (1 - min(1.0, max(0.0, features.get("margin", 0.0))))
+        risk = 1 - features.get("score", 0.0)
     return min(1.0, max(0.0, risk)) if math.isfinite(risk) else 1.0
 
 
