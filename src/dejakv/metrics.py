@@ -29,7 +29,10 @@ except ImportError as error:
 BUCKETS: Final = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the histograms, in seconds."""
 
-ENCODER: Final[dict[str, tuple[str, str]]] = {
+Figures = Mapping[str, tuple[str, str]]
+"""By a name in some statistics: the name of the metric, and its meaning."""
+
+ENCODER: Final[Figures] = {
     "hits": ("visual_cache_hits", "Encoder outputs served without running the encoder."),
     "misses": ("visual_cache_misses", "Requests for encoder outputs that nobody had."),
     "coalesced": ("visual_cache_coalesced", "Hits of callers who waited for somebody else's encoder run."),
@@ -43,7 +46,7 @@ ENCODER: Final[dict[str, tuple[str, str]]] = {
     "encoder_seconds": ("visual_encoder_seconds", "Seconds spent encoding."),
     "encoder_seconds_saved": ("visual_encoder_seconds_saved", "Seconds of encoding that hits made unnecessary."),
 }
-ENCODER_NOW: Final[dict[str, tuple[str, str]]] = {
+ENCODER_NOW: Final[Figures] = {
     "hit_rate": ("visual_cache_hit_ratio", "Hits by hits and misses since the start."),
     "entries": ("visual_cache_entries", "Encoder outputs in memory."),
     "bytes": ("visual_cache_bytes", "Bytes of the encoder outputs in memory."),
@@ -51,13 +54,13 @@ ENCODER_NOW: Final[dict[str, tuple[str, str]]] = {
     "max_bytes": ("visual_cache_max_bytes", "Budget of encoder outputs in bytes."),
     "waiting_callers": ("visual_cache_waiting_callers", "Callers that wait for somebody else's encoder run."),
 }
-STORE: Final[dict[str, tuple[str, str]]] = {
+STORE: Final[Figures] = {
     "hits": ("store_hits", "Chunks that were found."),
     "misses": ("store_misses", "Chunks that were not found."),
     "puts": ("store_puts", "Chunks that were stored."),
     "corrupt": ("store_corrupt", "Damaged chunks that were set aside."),
 }
-TOKENS: Final[dict[str, tuple[str, str]]] = {
+TOKENS: Final[Figures] = {
     "prompt_tokens": ("prompt_tokens", "Tokens of the prompts."),
     "computed_tokens": ("computed_tokens", "Prompt tokens that were computed."),
     "reused_tokens": ("reused_tokens", "Prompt tokens whose state was reused."),
@@ -65,7 +68,7 @@ TOKENS: Final[dict[str, tuple[str, str]]] = {
     "encoder_runs": ("request_encoder_runs", "Pictures encoded for requests."),
     "bytes_loaded": ("loaded_bytes", "Bytes of state put into models."),
 }
-TRUST: Final[dict[str, tuple[str, str]]] = {
+TRUST: Final[Figures] = {
     "explored": ("trust_explored", "Would-be hits that were computed both ways while no rule covered them."),
     "explored_wrong": ("trust_explored_wrong", "Those of them whose approximate answer was wrong."),
     "served": ("trust_served", "Would-be hits that the error bound let through."),
@@ -74,7 +77,24 @@ TRUST: Final[dict[str, tuple[str, str]]] = {
     "lost": ("trust_lost", "Labels that were dropped before they were begun."),
     "alarms": ("trust_alarms", "Gates that drift has closed."),
 }
-TIMES: Final[dict[str, tuple[str, str]]] = {
+LEVELS: Final[Figures] = {
+    "lookups": ("lookups", "Requests that looked for a donor."),
+    "prefix_hits": ("prefix_hits", "Lookups that found an exact prefix."),
+    "promotions": ("promotions", "Approximately answered prompts computed exactly in idle time."),
+    "unpromoted": ("promotions_failed", "Such prompts that could not be."),
+    "rows_kept": ("rows_kept", "Rows of blended prompts kept for later blends."),
+}
+TRUST_NOW: Final[Figures] = {
+    "delta": ("trust_bound", "Largest share of wrong answers that is allowed."),
+    "rules": ("trust_rules_open", "Rules that let approximate answers through."),
+    "upper": ("trust_upper", "Upper end of the share of wrong answers served now."),
+}
+WAITING_NOW: Final[Figures] = {
+    "promotions": ("promotions_waiting", "Approximately answered prompts that wait for idle time."),
+    "labels": ("trust_waiting", "Hits that wait for their label."),
+}
+WAITING: Final[Figures] = {"dropped": ("promotions_dropped", "Such prompts dropped for want of room.")}
+TIMES: Final[Figures] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),
     "latency_ms": ("latency_seconds", "Time to the last token."),
     "lookup_ms": ("lookup_seconds", "Time to find a donor."),
@@ -152,31 +172,44 @@ class CacheCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, read now."""
         if self._encoder is not None:
-            yield from encoder_metrics(self._encoder())
+            stats = self._encoder()
+            yield from _figures(CounterMetricFamily, ENCODER, stats)
+            yield from _figures(GaugeMetricFamily, ENCODER_NOW, stats)
+            yield _counted(
+                "visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason", stats.evictions
+            )
+            yield _counted(
+                "visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason", stats.refusals
+            )
         if self._stores:
-            yield from store_metrics({name: stats() for name, stats in self._stores.items()})
+            yield from _store_metrics({name: stats() for name, stats in self._stores.items()})
         if self._levels is not None:
-            yield from level_metrics(self._levels())
+            counts = self._levels()
+            yield from _figures(CounterMetricFamily, LEVELS, counts)
+            yield _counted("level_hits", "Donors found and trusted, by level.", "level", counts.hits)
+            yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
         if self._waiting is not None:
-            yield from queue_metrics(self._waiting())
+            waiting = self._waiting()
+            yield from _figures(GaugeMetricFamily, WAITING_NOW, waiting)
+            yield from _figures(CounterMetricFamily, WAITING, waiting)
         report = self._trust() if self._trust is not None else None
         if report is not None:
-            yield from trust_metrics(report)
+            yield from _figures(CounterMetricFamily, TRUST, report)
+            yield from _figures(GaugeMetricFamily, TRUST_NOW, report)
         if self._requests is not None:
             yield from self._requests.metrics()
 
 
-def encoder_metrics(stats: EncoderCacheStats) -> Iterator[Metric]:
-    """The encoder cache's figures."""
-    for name, (exported, about) in ENCODER.items():
-        yield CounterMetricFamily(f"dejakv_{exported}", about, value=getattr(stats, name))
-    for name, (exported, about) in ENCODER_NOW.items():
-        yield GaugeMetricFamily(f"dejakv_{exported}", about, value=getattr(stats, name))
-    yield _counted("visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason", stats.evictions)
-    yield _counted("visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason", stats.refusals)
+def _figures(family: Any, figures: Figures, stats: object) -> Iterator[Metric]:
+    """One metric for each figure; without a value where it is None."""
+    for name, (exported, about) in figures.items():
+        metric = family(f"dejakv_{exported}", about, labels=())
+        if (value := getattr(stats, name)) is not None:
+            metric.add_metric([], value)
+        yield metric
 
 
-def store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
+def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
     """The figures of stores by name."""
     for name, (exported, about) in STORE.items():
         family = CounterMetricFamily(f"dejakv_{exported}", about, labels=["store"])
@@ -197,47 +230,6 @@ def store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
             for reason, count in getattr(stats, name).items():
                 counted.add_metric([store, reason], count)
         yield counted
-
-
-def level_metrics(counts: CacheCounts) -> Iterator[Metric]:
-    """The figures of the levels and guards."""
-    yield CounterMetricFamily("dejakv_lookups", "Requests that looked for a donor.", value=counts.lookups)
-    yield CounterMetricFamily("dejakv_prefix_hits", "Lookups that found an exact prefix.", value=counts.prefix_hits)
-    yield CounterMetricFamily(
-        "dejakv_promotions", "Approximately answered prompts computed exactly in idle time.", value=counts.promotions
-    )
-    yield CounterMetricFamily("dejakv_promotions_failed", "Such prompts that could not be.", value=counts.unpromoted)
-    yield CounterMetricFamily(
-        "dejakv_rows_kept", "Rows of blended prompts kept for later blends.", value=counts.rows_kept
-    )
-    yield _counted("level_hits", "Donors found and trusted, by level.", "level", counts.hits)
-    yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
-
-
-def queue_metrics(counts: QueueCounts) -> Iterator[Metric]:
-    """The figures of the prompts that wait for idle time."""
-    yield GaugeMetricFamily(
-        "dejakv_promotions_waiting", "Approximately answered prompts that wait for idle time.", value=counts.promotions
-    )
-    yield CounterMetricFamily(
-        "dejakv_promotions_dropped", "Such prompts dropped for want of room.", value=counts.dropped
-    )
-    if counts.labels is not None:
-        yield GaugeMetricFamily("dejakv_trust_waiting", "Hits that wait for their label.", value=counts.labels)
-
-
-def trust_metrics(report: TrustReport) -> Iterator[Metric]:
-    """The figures of the error bound, all partitions together."""
-    for name, (exported, about) in TRUST.items():
-        yield CounterMetricFamily(f"dejakv_{exported}", about, value=getattr(report, name))
-    yield GaugeMetricFamily("dejakv_trust_bound", "Largest share of wrong answers that is allowed.", value=report.delta)
-    yield GaugeMetricFamily(
-        "dejakv_trust_rules_open", "Rules that let approximate answers through.", value=report.rules
-    )
-    upper = GaugeMetricFamily("dejakv_trust_upper", "Upper end of the share of wrong answers served now.")
-    if report.upper is not None:  # nothing is served otherwise
-        upper.add_metric([], report.upper)
-    yield upper
 
 
 def _counted(name: str, about: str, label: str, counts: Mapping[str, int]) -> Any:

@@ -4,7 +4,7 @@ import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.trust.draw import MOST, Draw
+from dejakv.trust.draw import MOST, MOST_AUDITS, Draw
 from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
 from dejakv.trust.rules import PILOT
@@ -118,6 +118,17 @@ def test_wrong_audits_close_the_gate_and_the_evidence_begins_anew() -> None:
     assert stale > 0
     pilot(gate)
     assert gate.report("a").classes[0].rules[0].labels == 0
+
+
+def test_nothing_more_is_served_while_too_many_audits_are_awaited() -> None:
+    """A server that is never idle would else serve unaudited."""
+    gate = opened()
+    audits = [hit(gate, 0.0) for _ in range(MOST_AUDITS)]
+    assert all(draw.served and draw.labelled for draw in audits)
+    waits = hit(gate, 0.0)
+    assert (waits.served, waits.labelled, waits.reason) == (False, False, "32 served hits wait for their audits")
+    gate.learn(audits[0], False)
+    assert hit(gate, 0.0).served
 
 
 def test_wrong_audits_in_short_order_have_every_served_hit_audited() -> None:
