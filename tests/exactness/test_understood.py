@@ -1,6 +1,7 @@
 """A model is served from state where all of it is understood: code of libraries, or code that its owner trusts."""
 
 import functools
+import importlib
 import logging
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from transformers.models.llama import modeling_llama
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
+from dejakv.engines.transformers.attributes import source_digest
 from dejakv.records import Record
 
 PROMPTS = [prompt(20, seed) for seed in range(6)]
@@ -166,6 +168,38 @@ def test_an_edited_trusted_class_finds_nothing_after_a_restart(tmp_path: Path) -
         model = tiny()
         replace_mlps(model, own_class(scale))
         with Steered(model, config=config, trusted=["__main__"]) as served:
+            found.append(served.ask())
+    assert found == [(0, 0), (0, 0), (0, 6)]
+
+
+def test_an_edited_file_beside_a_trusted_one_finds_nothing_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the class calls in it is never looked into: its source counts."""
+    code = tmp_path / "code"
+    code.mkdir()
+    monkeypatch.syspath_prepend(code)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (code / "scaled_mlp.py").write_text(
+        "import torch, scale_of_mlp\n"
+        "class Scaled(torch.nn.Module):\n"
+        "    def __init__(self, mlp):\n"
+        "        super().__init__()\n"
+        "        self.mlp = mlp\n"
+        "    def forward(self, x):\n"
+        "        return scale_of_mlp.scaled(self.mlp(x))\n"
+    )
+    config = SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path / "cache"))
+    found: list[tuple[int, int]] = []
+    for scale in (2.0, 3.0, 2.0):
+        (code / "scale_of_mlp.py").write_text(f"def scaled(x):\n    return {scale} * x\n")
+        for name in ("scaled_mlp", "scale_of_mlp"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        source_digest.cache_clear()
+        importlib.invalidate_caches()
+        model = tiny()
+        replace_mlps(model, importlib.import_module("scaled_mlp").Scaled)
+        with Steered(model, config=config, trusted=["scaled_mlp"]) as served:
             found.append(served.ask())
     assert found == [(0, 0), (0, 0), (0, 6)]
 

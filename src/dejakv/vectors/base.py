@@ -86,7 +86,7 @@ class ImageEncoder(Protocol):
 
 @runtime_checkable
 class Closes(Protocol):
-    """An encoder, a level over one or an engine that runs something that must be ended."""
+    """A level or an engine that runs something that must be ended."""
 
     def close(self) -> None: ...
 

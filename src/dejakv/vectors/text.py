@@ -12,7 +12,6 @@ from dejakv.config import DEFAULT_ENCODER
 from dejakv.errors import InputError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
 from dejakv.vectors.base import TextEncoder, Vector, module_fingerprint, torch_threads, unit, without_encoder
-from dejakv.vectors.process import EncoderProcess
 
 
 class SentenceTransformerEncoder:
@@ -119,10 +118,10 @@ def text_encoder(
     """The encoder that `--index-encoder` names: `model`, or a sentence-transformers name or folder.
 
     embed, fingerprint  `engine.embed_text` and `engine.epoch`, for `model`
-    threads             of a sentence encoder in a process of its own; 0: it runs in this one
+    threads             torch threads of a sentence encoder; 0: one
     """
     if name != "model":
-        return EncoderProcess(name, threads=threads) if threads else SentenceTransformerEncoder(name)
+        return SentenceTransformerEncoder(name, threads=max(1, threads))
     if embed is None:
         raise ModelError(
             "the index encoder 'model' needs the served model's embeddings, which this engine does not provide: "

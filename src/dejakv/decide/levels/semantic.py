@@ -7,7 +7,7 @@ from dejakv.decide.levels.base import Match, Query, Recent, Search
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
 from dejakv.request import nothing_is_kept
-from dejakv.vectors.base import Closes, TextEncoder, Vector
+from dejakv.vectors.base import TextEncoder, Vector
 from dejakv.vectors.spaces import Spaces
 from dejakv.vectors.text import varying_part
 
@@ -62,11 +62,6 @@ class SemanticTextCache:
     def fingerprint(self) -> str:
         """Names the encoder and what of a text it is given; stored vectors of another fingerprint are of no use."""
         return epoch_of({"encoder": self.encoder.fingerprint, "window": self.chunk_window})
-
-    def close(self) -> None:
-        """Ends the encoder's process, if it has one."""
-        if isinstance(self.encoder, Closes):
-            self.encoder.close()
 
     @property
     def thresholds(self) -> dict[str, float]:
