@@ -10,6 +10,7 @@ Only this one object is changed (its attribute `generate`), and it is changed ba
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, joined, rows_of
+from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, joined
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
 from dejakv.pipeline import Pipeline
@@ -109,7 +110,7 @@ class _Generate:
         self._partition = partition
         self._on_record: Callable[[Record], None] = on_record or _ignored
         self._calls = threading.RLock()
-        self._count = 0
+        self._numbers = count(1)
 
     def __call__(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """Returns what the model's own `generate` returns."""
@@ -124,20 +125,16 @@ class _Generate:
             reason = self._engine.untouchable(call)
             if reason:
                 return self._untouched(reason, **arguments)
-            options = {name: value for name, value in arguments.items() if name not in PROMPT_KEYS}
             try:
-                rows = rows_of({**arguments, "attention_mask": call.mask}, self._engine.image_token_id)
-                requests = [self._engine.request_of(*row, self._partition, self._name(), options) for row in rows]
+                requests = self._engine.requests_of(call, self._partition, self._numbers)
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
             outputs = [self._answer(request) for request in requests]
             if len(outputs) == 1 and not call.padded:
                 return outputs[0]
-            return joined(outputs, arguments["input_ids"], [len(tokens) for tokens, _ in rows], call.filler)
-
-    def _name(self) -> str:
-        self._count += 1
-        return f"generate-{self._count}"
+            return joined(
+                outputs, arguments["input_ids"], [len(request.token_ids) for request in requests], call.filler
+            )
 
     def _answer(self, request: GenerateCall) -> Any:
         answer = self._pipeline.answer(request)

@@ -20,7 +20,7 @@ from dejakv.decide.guards.base import Guard
 from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match
 from dejakv.decide.levels.fusion import FusionStates
-from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
+from dejakv.decide.plan import APPROXIMATE, Ask, Decision, Plan, PlanGuard
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
@@ -97,10 +97,16 @@ class HierarchicalCache:
 
     def decide(self, prepared: Prepared, engine: Engine) -> Decision:
         """How an engine is to run a prompt, as its request and the settings say."""
-        ask = Ask.of(prepared.request, self.config, donors=engine.most_donors)
+        costs, ask = self.costs(engine), Ask.of(prepared.request, self.config, donors=engine.most_donors)
         if engine.tells_first_token and prepared.request.sampling.num_beams == 1:
             ask = replace(ask, tells_first_token=True)
-        return self.find(prepared, ask, costs=engine.costs_under(self.config.costs))
+        return self.find(prepared, ask, costs=costs)
+
+    def costs(self, engine: Engine, *, timed: bool = True) -> Costs | None:
+        """What an engine's work takes: by the setting `costs`, or as `Engine.costs` says."""
+        fixed = self.config.costs
+        costs = engine.costs(timed=timed and not fixed)
+        return costs.fixed(fixed) if fixed and costs is not None else costs
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """The same without an engine; without `ask`, as the request and the settings say. See `Finder.find`."""
@@ -114,7 +120,7 @@ class HierarchicalCache:
 
     def exactly(self, prepared: Prepared, engine: Engine) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
-        return self.finder.exactly(prepared, costs=engine.costs_under(self.config.costs))
+        return self.finder.exactly(prepared, costs=self.costs(engine))
 
     def keep(
         self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion, *, promote: bool = False
@@ -130,7 +136,7 @@ class HierarchicalCache:
             observer.answered(prepared, decision, plan, ran)
         if decision.ask.no_store:
             return False
-        if plan.approximate:
+        if plan.method in APPROXIMATE:
             if ran.rows is not None:
                 self._keep_rows(prepared, decision.key, ran, ran.rows)
             if promote:
@@ -280,7 +286,7 @@ class HierarchicalCache:
         """
         check_top_layer(engine, self.config)
         self._served.add(engine)
-        engine.costs_under(self.config.costs)
+        self.costs(engine)
 
     def weights_changed(self) -> None:
         """Has every engine served from here fingerprint its model anew (docs/exactness.md)."""

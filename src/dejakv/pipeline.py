@@ -60,7 +60,8 @@ class Pipeline:
         clock.stop()
         stored = False
         if cache is not None and decision is not None:
-            plan = decision.ran(plan, ran.computed_tokens, ran.exactly)
+            if ran.exactly:
+                plan = decision.instead(ran.computed_tokens, ran.exactly)
             stored = cache.keep(prepared, decision, plan, ran, promote=self.promotes)
         record = Record.of(prepared, decision, plan, ran, clock, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
@@ -94,16 +95,14 @@ class Pipeline:
         order = self._order(request) if request.order == "free" else None
         if order is not None and order.changed and cache is not None:
             held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
-            costs = engine.costs_under(cache.config.costs)
+            costs = cache.costs(engine)
             if costs is None or costs.prefix_saves(held, given, order.tokens):
                 parts = tuple(request.parts[number] for number in order.order)
                 prepared = engine.prepare(replace(request, prompt=order.prompt, parts=parts))
-                return replace(prepared, epoch=self._epoch(prepared), order=order.order, order_s=order.seconds)
+                return replace(prepared, epoch=prepared.epoch or engine.epoch, order=order.order, order_s=order.seconds)
         prepared = engine.prepare(request)
-        return replace(prepared, epoch=self._epoch(prepared), order_s=order.seconds if order is not None else 0.0)
-
-    def _epoch(self, prepared: Prepared) -> str:
-        return prepared.epoch or self.engine.epoch if self.cache is not None else ""
+        epoch = (prepared.epoch or engine.epoch) if cache is not None else ""
+        return replace(prepared, epoch=epoch, order_s=order.seconds if order is not None else 0.0)
 
     def _order(self, request: Request) -> Arrangement | None:
         """The order of its parts in which most of the prompt was computed before."""

@@ -73,11 +73,9 @@ class Record:
         cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, clock: "Clock", stored: bool
     ) -> "Record":
         """The record of an answer. `plan`: the plan that ran; `decision`: None where nothing was looked up."""
-        tokens, match = (
-            len(prepared.token_ids),
-            plan.match,
-        )  # this prompt's own, also where a donor's was run in its place
+        tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
         prefix = plan.method == "prefix"
+        provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if prefix else "miss"
         statuses = settled(decision.statuses, plan) if decision else {}
         if statuses.get("fusion") == "skip":
             statuses["fusion"] = _encoder_status(prepared, ran)
@@ -86,7 +84,7 @@ class Record:
             key=decision.key if decision else "",
             method=plan.method,
             level=match.level if match else "prefix" if prefix else "",
-            provenance=f"hit ({match.provenance})" if match else "hit (prefix)" if prefix else "miss",
+            provenance=provenance,
             donor=plan.donors[0].id if plan.donors else None,
             score=match.score if match else None,
             reason=plan.reason,

@@ -8,11 +8,6 @@ long prompt would make the request slower.
 from dataclasses import dataclass, replace
 from statistics import median
 from threading import Lock
-from typing import Annotated
-
-from dejakv.settings import Within, check_fields
-
-Constant = Annotated[float, Within(0)]
 
 
 @dataclass(frozen=True)
@@ -28,16 +23,13 @@ class Costs:
     token_bytes  bytes of one token's state
     """
 
-    row: Constant
-    pair: Constant = 0.0
-    byte: Constant = 0.0
-    blend: Constant = 0.0
-    whole: Constant = 0.5
-    masked: Constant = 1.0
-    token_bytes: Constant = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    row: float
+    pair: float = 0.0
+    byte: float = 0.0
+    blend: float = 0.0
+    whole: float = 0.5
+    masked: float = 1.0
+    token_bytes: float = 0.0
 
     def full(self, tokens: int) -> float:
         """A prompt without any state."""
@@ -70,9 +62,7 @@ class Costs:
         return left / self.rows(1, tokens) if self.row or self.pair else float(tokens)
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
-        """With `row, pair, byte, blend` given by a setting; empty: as they are."""
-        if not constants:
-            return self
+        """With `row, pair, byte, blend` given by a setting."""
         row, pair, byte, blend = constants
         return replace(self, row=row, pair=pair, byte=byte, blend=blend)
 

@@ -44,7 +44,7 @@ class PartitionCounts:
 
     def decided(self, partition: str, decision: Decision) -> None:
         """Counts one lookup, who rejected what, and what the best plan is going to use: what was found and not used is no hit."""
-        plan = decision.plan
+        plan = decision.plans[0]
         rejections = Counter(each.guard for each in decision.found.verdicts if each.decision == "reject")
         hits = Counter([plan.match.level] if plan.match is not None else [])
         self.add(partition, CacheCounts(1, hits, int(plan.method == "prefix"), rejections))

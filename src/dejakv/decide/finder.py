@@ -286,7 +286,7 @@ class Finder:
             self._add(own, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
             return self._named(ask, own, prepared)
-        if ask.piecewise and ask.similar and own is None and self.config.copied_text:
+        if own is None and ask.similar and self.config.copied_text and ask.piecewise:
             copied = self._copied_text(prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
@@ -333,7 +333,6 @@ class Finder:
         donors: list[ChunkMeta] = []
         verdicts: list[Verdict] = []
         failed = ""
-        asked = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
         for place, level in enumerate(self.levels):
             try:
                 _encode(level, query)
@@ -352,12 +351,13 @@ class Finder:
                 if meta is None:
                     continue
                 if meta is not own:
+                    asked = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
                     verdicts.append(judge(asked, query.request, meta, candidate))
                     if verdicts[-1].decision != "accept":
                         continue
                 match = match or candidate
                 donors.append(meta)
-                if len(donors) >= ask.most_donors(self.config) or meta is own:
+                if meta is own or len(donors) >= ask.most_donors(self.config):
                     break
             if match is not None:
                 statuses.update({**skipped(self.levels[place + 1 :]), **statuses})

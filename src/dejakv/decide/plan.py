@@ -228,10 +228,8 @@ class Decision:
         plans = (replace(self.exact, reason=reason), *(plan for plan in self.plans[1:] if plan is not self.exact))
         return replace(self, plans=plans, considered=considered)
 
-    def ran(self, plan: Plan, computed: int, exactly: str) -> Plan:
-        """The plan that ran: an engine may run a prompt exactly by itself and say why (`exactly`)."""
-        if not exactly:
-            return plan
+    def instead(self, computed: int, exactly: str) -> Plan:
+        """The plan that ran where an engine computed a prompt exactly by itself and said why (`exactly`)."""
         return replace(FULL if computed == self.tokens else self.exact, reason=exactly)
 
     def __str__(self) -> str:
@@ -298,12 +296,16 @@ def choose(
     if found.match is None or not found.donors:
         return exactly(found.refused)
     if same:
-        held = reusable(tokens, tokens, piece, found.donors[0].spans)
-        if not held:
+        donor = found.donors[0]
+        if found.prefix is None or found.prefix[0].donor != donor.id:
+            found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
+            own = tuple(exact_plans(tokens, found, costs, piece))[-1]
+        else:
+            own = ways[-1]
+        if not own.donors:
             reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
             return (replace(FULL, reason=reason),), ways
-        took = costs.prefix(held, tokens) if costs else None
-        own = Plan("exact", found.donors[:1], found.match, held, seconds=took)
+        own = replace(own, method="exact", match=found.match)
         return (own, exact, *others), (*ways, own)
     if ask.method == "exact":
         level = found.match.level

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.costs import Costs
 from dejakv.decide.plan import FULL as FULL
+from dejakv.decide.plan import PIECEWISE as PIECEWISE
 from dejakv.decide.plan import Accept as Accept
 from dejakv.decide.plan import Plan as Plan
 from dejakv.errors import ModelError
@@ -197,11 +198,6 @@ class Engine:
         """The constants as they are now, measured when first asked for, then following requests; None: not known, and the plan that
         reuses most runs. `timed=False` runs nothing: until they are measured, they are counted from the model's shape."""
         return None
-
-    def costs_under(self, fixed: tuple[float, ...], *, timed: bool = True) -> Costs | None:
-        """The costs with the setting `costs` in place of what is measured; empty: as measured."""
-        costs = self.costs(timed=timed and not fixed)
-        return costs.fixed(fixed) if costs is not None else None
 
     def apart(self, kept: int) -> "Engine":
         """The engine for one run as if it did not hold the prompt's own state. `kept`: tokens of the exact prefix that it may use."""

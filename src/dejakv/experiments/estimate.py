@@ -309,7 +309,7 @@ def dry_run(
         else:
             shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
             prepared = replace(prepared, epoch=engine.epoch)
-            costs = engine.costs_under(settings.cache.costs, timed=False)
+            costs = cache.costs(engine, timed=False)
             line |= _line(*found.look_up(prepared, sample.answer, costs))
         lines.append(line)
         watch.sample(number, len(chosen), None)

@@ -126,7 +126,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
             request, row = prompter.request(sample), rows.get(sample.id)
             if row is None:
                 prepared = replace(engine.prepare(request), epoch=engine.epoch)
-                found.look_up(prepared, sample.answer, engine.costs_under(settings.cache.costs))
+                found.look_up(prepared, sample.answer, cache.costs(engine))
                 cache.flush()
             else:
                 _repeat(pipeline, cache, request, row)
@@ -167,7 +167,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
 
 def _decided(pipeline: Pipeline, cache: HierarchicalCache, request: Request) -> Decision:
     prepared = replace(pipeline.engine.prepare(request), epoch=pipeline.engine.epoch)
-    return cache.find(prepared, costs=pipeline.engine.costs_under(cache.config.costs))
+    return cache.find(prepared, costs=cache.costs(pipeline.engine))
 
 
 def _repeat(pipeline: Pipeline, cache: HierarchicalCache, request: Request, row: Row) -> None:

@@ -4,22 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dejakv.store.base import Chunk, ChunkMeta, CorruptChunk, Rows, joined
+from dejakv.store.base import Chunk, ChunkMeta, Rows
 from dejakv.store.store import Store
-
-
-def load_beginning(store: Store, meta: ChunkMeta, tokens: int) -> Chunk | None:
-    """The state of a prompt's first `tokens` tokens, or of more; None if it cannot be read."""
-    parts = store.get_parts(meta.id, [(0, tokens)])
-    if not parts:
-        return None
-    if len(parts) == 1 and not parts[0].first:
-        return Chunk(meta, parts[0].tensor, [(0, parts[0].tensor.shape[3])])
-    try:
-        tensor = joined(parts, 0, tokens)
-    except CorruptChunk:
-        return None
-    return None if tensor is None else Chunk(meta, tensor, [(0, tokens)])
 
 
 class Donor(Protocol):

@@ -280,8 +280,8 @@ class Store:
                     break
                 parts = self._load(meta, pieces, rows, again) if pieces else None
                 if parts is not None:
-                    self._counters.hit(meta.partition)
                     self._used(id, [piece.n for piece in pieces])
+                    self._counters.hit(meta.partition)
                     return parts
                 self._forget(id)  # another process may have replaced it
             if meta is not None and self._condemned:
@@ -293,6 +293,20 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
         self._counters.miss(meta.partition if meta is not None else None)
         return None
+
+    def beginning(self, meta: ChunkMeta, tokens: int) -> Chunk | None:
+        """The state of a prompt's first `tokens` tokens, or of more; None if it cannot be read."""
+        parts = self.get_parts(meta.id, [(0, tokens)])
+        if not parts:
+            return None
+        held = parts[0].tensor
+        if len(parts) == 1 and not (parts[0].rows and parts[0].rows[0][0]):
+            return Chunk(meta, held, [(0, held.data.shape[3])])
+        try:
+            tensor = joined(parts, 0, tokens)
+        except CorruptChunk:
+            return None
+        return None if tensor is None else Chunk(meta, tensor, [(0, tokens)])
 
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
@@ -645,7 +659,7 @@ class Store:
         with self._lock:
             known, changes = self._metas.get(id), self._changes
         if known is not None:
-            return known if not is_expired(known[1], self._clock()) else (0, None)
+            return (0, None) if known[1].ttl and is_expired(known[1], self._clock()) else known
         row = self._catalog.record(id, self._clock())
         meta = self._decoded(row.n, row.about) if row is not None else None
         if row is None or meta is None:

@@ -10,7 +10,6 @@ import pytest
 
 from dejakv.identity import Span
 from dejakv.store.base import Chunk, joined
-from dejakv.store.donors import load_beginning
 from dejakv.store.store import Store
 from dejakv.testing.chunks import same_bits
 from dejakv.testing.made_store import MadeStore
@@ -55,7 +54,7 @@ class PrefixTests(MadeStore):
             assert tokens_found(store, other) == length
             hit = store.find("p", "e", other.meta.token_ids)
             assert hit is not None
-            begun = load_beginning(store, hit[1], length)
+            begun = store.beginning(hit[1], length)
             assert begun is not None
             np.testing.assert_array_equal(begun.tensor.data[:, :, :, :length], other.tensor.data[:, :, :, :length])
         assert tokens_found(store, prompt_chunk((*LONG[:10], 7, 7))) == 0, "less than a block"

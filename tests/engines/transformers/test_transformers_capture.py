@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.generate_call import rows_of
+from dejakv.engines.transformers.generate_call import Arguments
 from dejakv.records import Record
 from dejakv.store.base import Chunk
 from dejakv.store.store import Store
@@ -216,10 +217,9 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
     engine = TransformersEngine(model, processor.tokenizer, processor)
-    (row,) = rows_of(given, image)
-    engine.request_of(*row, "default", "r", {})
+    (request,) = engine.requests_of(Arguments(given, model), "default", count())
     pixels.zero_()
     assert engine.vision is not None
-    kept = engine.vision.book_of("default").held_pixels(row[1][0][0].digest)
+    kept = engine.vision.book_of("default").held_pixels(request.media[0].digest)
     assert kept is not None
     assert kept["pixel_values"].abs().sum() > 0

@@ -78,9 +78,10 @@ class ExactTextCache:
 
     def search(self, query: Query) -> Search:
         """Up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
-        if not normalize(query.text):
+        plain = normalize(query.text)
+        if not plain:
             return Search((), {self.name: "skip"})
-        donors = self.candidates(query.text, query.space)
+        donors = self._donors.get(_key(query.space, plain), ())
         matches = tuple(Match(donor, self.name, 1.0) for donor in donors[:MAX_MATCHES])
         return Search(matches, {self.name: "hit" if matches else "miss"})
 

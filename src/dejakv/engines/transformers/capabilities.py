@@ -13,6 +13,7 @@ from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, 
 from dejakv.engines.transformers.prompts import image_text_ids
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.errors import DejaKVError, ModelError
+from dejakv.models.lckv.layout import layout_of
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
 
@@ -83,13 +84,13 @@ def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 1
         return found
     ids = some_tokens(model, tokens)
     try:
-        cache = empty_cache(model)
+        cache = empty_cache(layout_of(model))
         whole = _last_logits(model, ids, cache, 0)
         state = captured(cache, tokens)
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
             return found.without("reuse", reason)
-        held = filled_cache(state, split, ids.device, model.dtype, empty_cache(model))
+        held = filled_cache(state, split, ids.device, model.dtype, empty_cache(layout_of(model)))
         resumed = _last_logits(model, ids, held, split)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"

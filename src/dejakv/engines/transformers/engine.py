@@ -4,7 +4,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,6 +25,7 @@ from dejakv.config import PrunePolicy
 from dejakv.decide.costs import Costs
 from dejakv.engines.base import (
     FULL,
+    PIECEWISE,
     UNREADABLE,
     Accept,
     Completion,
@@ -50,9 +51,9 @@ from dejakv.engines.transformers.capabilities import (
 from dejakv.engines.transformers.continuation import continued
 from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Declined, FirstToken, may_prune, prefill_pruned, pruning_of
-from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, Pictures
+from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, Pictures, rows_of
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
-from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, piece_of
+from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.engines.transformers.loading import DTYPES, load
 from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
@@ -60,9 +61,10 @@ from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.identity import Span
+from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk
-from dejakv.store.donors import Donor, StoredDonor, load_beginning
+from dejakv.store.donors import Donor, StoredDonor
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
 
@@ -96,6 +98,7 @@ class TransformersEngine(Engine):
         self._attention = check_attention(self.model)
         self._lock = threading.RLock()
         self._base = vision_base(self.model)
+        self._layout = layout_of(self.model)
         found = from_config(self.model)
         self.capabilities: Capabilities = self_check(self.model, found) if check else found
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
@@ -154,7 +157,7 @@ class TransformersEngine(Engine):
     @property
     def piece(self) -> int:
         """See `Prepared`."""
-        return piece_of(self.model) if self.capabilities.reuse else 1
+        return self._watch.piece if self.capabilities.reuse else 1
 
     @property
     def encoder_cache(self) -> Any:
@@ -181,7 +184,7 @@ class TransformersEngine(Engine):
         else:
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
-        own_epoch = self._watch.epoch_for(len(ids)) if self._watch.by_length else ""
+        own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
         return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
 
     def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
@@ -202,12 +205,12 @@ class TransformersEngine(Engine):
         best beam after the search."""
         if not plan.donors or store is None:
             return self.compute(prepared, on_token=on_token)
-        if plan.piecewise:
+        if plan.method in PIECEWISE:
             donors = [StoredDonor(store, meta) for meta in plan.donors]
             return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
         began, told, donor = time.perf_counter(), _Told(on_token), plan.donors[0]
-        tokens = plan.reused if plan.method == "prefix" else donor.num_tokens - 1
-        chunk = load_beginning(store, donor, tokens)
+        tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
+        chunk = store.beginning(donor, tokens)
         if chunk is None:
             return Refusal(UNREADABLE)
         reading = time.perf_counter() - began
@@ -309,11 +312,13 @@ class TransformersEngine(Engine):
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
     ) -> Completion:
-        clock, n, piece, spans = FirstToken(), len(prepared.token_ids), self.piece, prepared.spans
+        clock, n, spans = FirstToken(), len(prepared.token_ids), prepared.spans
         self._check_model(prepared.epoch, n)
+        piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
         cache, held = (planned.cache, 0) if planned is not None else self._begun(chunk, held, prepared)
-        loaded = chunk.tensor.nbytes * held // chunk.tensor.shape[3] if held and chunk is not None else 0
+        state = chunk.tensor.data if held and chunk is not None else None
+        loaded = state.nbytes * held // state.shape[3] if state is not None else 0
         inject = time.perf_counter() - clock.began
         rows, runs, place = None, 0, None
         if self.vision is not None:
@@ -329,7 +334,7 @@ class TransformersEngine(Engine):
             visible = partial(left_out, self.model, self._attention)
         at = held
         if planned is None and cache is not None:
-            stops = [stop for stop in pieces(n, piece, spans) if stop > held]
+            stops = [stop for stop in pieces(n, piece, spans) if stop > held] if piece > 1 else []
             if beams > 1 and n - 1 > max([held, *stops]):
                 stops.append(n - 1)
             if stops and not self._watch.continues(stops[-1], n):
@@ -366,6 +371,7 @@ class TransformersEngine(Engine):
             for token in tokens:
                 on_token(token, texts.add(token))
         now = time.perf_counter()
+        arithmetic = next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), "")
         computed = planned.computed_tokens() if planned is not None else n - held
         if planned is None and clock.first and not runs and beams == 1:
             self._meter.computed(computed, n, clock.first - clock.began - inject)
@@ -381,7 +387,7 @@ class TransformersEngine(Engine):
             bytes_loaded=loaded,
             capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
             rows=planned.rows() if planned is not None and kept else None,
-            arithmetic=next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), ""),
+            arithmetic=arithmetic,
             bitwise=planned is None and used is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
             continued=partial(continued, self.model, used, ids, place),
@@ -451,22 +457,30 @@ class TransformersEngine(Engine):
     def untouchable(self, call: Arguments) -> str:
         """Why a call of `generate` must go to the model as it is; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
-        reason = call.why_untouched(images) or self._watch.momentary()
+        reason = call.why_untouched(images)
+        if not reason and self._watch.by_length and call.padded:
+            reason = "the rows of a padded batch share one rotary table"
+        reason = reason or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
             return self.capabilities.reasons.get("reuse", "reuse is not possible")
-        if not reason and call.padded and self._watch.by_length:
-            return "the rows of a padded batch share one rotary table"
         return reason
 
-    @property
-    def image_token_id(self) -> int | None:
-        """The token that stands for pictures, None for a text model."""
-        return self.vision.book.image_token_id if self.vision is not None else None
+    def requests_of(self, call: Arguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
+        """The prompts of a call of `generate` as requests with these numbers; their pixels are kept for the run. Raises: InputError for a
+        prompt that is too long, ValueError for pixels that do not fit it."""
+        options = {name: value for name, value in call.given.items() if name not in PROMPT_KEYS}
+        rows = rows_of(
+            {**call.given, "attention_mask": call.mask},
+            self.vision.book.image_token_id if self.vision is not None else None,
+        )
+        return [
+            self._request_of(tokens, pictures, partition, f"generate-{number}", options)
+            for (tokens, pictures), number in zip(rows, numbers, strict=False)
+        ]
 
-    def request_of(
+    def _request_of(
         self, token_ids: tuple[int, ...], pictures: Pictures, partition: str, name: str, arguments: Mapping[str, Any]
     ) -> GenerateCall:
-        """One prompt of a call of `generate` as a request; its pixels are kept for the run. Raises: InputError for one that is too long."""
         self._check_length(len(token_ids))
         media, spans = tuple(item for item, _, _ in pictures), ()
         if pictures and self.vision is not None:
@@ -493,8 +507,11 @@ class TransformersEngine(Engine):
         """Raises: ModelChangedError if the model is not the one that state was looked up for, for a prompt of so many tokens."""
         self._watch.check()
         self._follow()
-        if expected and expected != self._watch.epoch_for(tokens):
+        if expected and expected != self._epoch_for(tokens):
             raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
+
+    def _epoch_for(self, tokens: int) -> str:
+        return self._watch.epoch_for(tokens) if self._watch.by_length else self._watch.epoch
 
     def _follow(self) -> None:
         if self.vision is not None:
@@ -507,15 +524,15 @@ class TransformersEngine(Engine):
         """
         if not self.capabilities.reuse or not self.epoch:
             return None, 0
-        cache, n = empty_cache(self.model), len(prepared.token_ids)
+        cache, n = empty_cache(self._layout), len(prepared.token_ids)
         if chunk is None:
             return cache, 0
-        if chunk.meta.epoch not in ("", self._watch.epoch_for(n)):
+        if chunk.meta.epoch not in ("", self._epoch_for(n)):
             raise ModelError(
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
         held = reusable(held, n, self.piece, prepared.spans)
-        if not held or not self._watch.continues(held, n):
+        if not held or (self._watch.by_length and not self._watch.continues(held, n)):
             return cache, 0
         return filled_cache(chunk.tensor, held, self.device, self.model.dtype, cache), held
 

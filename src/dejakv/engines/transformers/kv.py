@@ -8,7 +8,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.errors import ModelError
 from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.layout import layout_of
+from dejakv.models.lckv.layout import KVLayout
 from dejakv.store.base import Tensor
 
 PIECE = 256
@@ -32,10 +32,10 @@ def plain_cache() -> Cache:
     return DynamicCache()
 
 
-def empty_cache(model: Any) -> Cache:
-    """The cache that a model's prompts are computed into. A layer-condensed model's has the layers that compute KV, and settles:
-    what a fixed number of iterations leaves depends on how the prompt was divided, and could not be reused exactly."""
-    layout = layout_of(model)
+def empty_cache(layout: KVLayout | None) -> Cache:
+    """The cache that prompts of a model with this layout (`layout_of`) are computed into. A layer-condensed model's has the layers that
+    compute KV, and settles: what a fixed number of iterations leaves depends on how the prompt was divided, and could not be reused
+    exactly."""
     return LCKVCache(layout, settled=True) if layout is not None else plain_cache()
 
 
@@ -49,9 +49,10 @@ def filled_cache(
     On the CPU nothing is copied here: the layers view the state's memory (a memory map is read page by page when a layer
     first attends), and the first new token copies it. Raises: ModelError if the state is not of this dtype or shape.
     """
-    if len(state.shape) != 5 or state.shape[0] != 2 or state.shape[3] < tokens:
+    shape = state.data.shape
+    if len(shape) != 5 or shape[0] != 2 or shape[3] < tokens:
         raise ModelError(
-            f"a state of shape {state.shape} is not [2, layers, heads, >={tokens} tokens, head_dim]: it was stored by "
+            f"a state of shape {shape} is not [2, layers, heads, >={tokens} tokens, head_dim]: it was stored by "
             "something else; clear the cache directory"
         )
     if state.dtype != NAMES.get(dtype):

@@ -178,6 +178,8 @@ class ModelWatch:
     epoch          fingerprint of all that makes the same tokens give another state; empty where it cannot be told
     encoder_epoch  the same for a picture's features: whatever is not the language model
     reason         why it cannot be told
+    piece          see `Prepared`
+    by_length      the model rotates the same position otherwise in prompts of another length (longrope, dynamic NTK)
 
     trusted  modules and packages whose code counts as understood, by name
     """
@@ -221,6 +223,7 @@ class ModelWatch:
     def _renew(self) -> None:
         structure = self._structure = Structure(self._model, self._processor, self._trusted)
         self._rotary = [module for module in self._model.modules() if changes_with_length(module)]
+        self.by_length, self.piece = bool(self._rotary), piece_of(self._model)
         self._numerics = self._process()
         self.reason = self._why(structure)
         if self.reason:
@@ -238,7 +241,7 @@ class ModelWatch:
             "transformers": transformers.__version__,
             "class": type(model).__name__,
             "dtype": str(model.dtype),
-            "piece": piece_of(model),
+            "piece": self.piece,
             "attention": self._attention,
             "structure": structure.digest,
             "numerics": self._numerics,
@@ -286,11 +289,6 @@ class ModelWatch:
         products += (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
         precisions = [str(part.fp32_precision).replace("none", "ieee") for part in products]  # unset is full precision
         return device, autocast, self.momentary(), *precisions
-
-    @property
-    def by_length(self) -> bool:
-        """Whether the model rotates the same position otherwise in prompts of another length (longrope, dynamic NTK)."""
-        return bool(self._rotary)
 
     def epoch_for(self, tokens: int) -> str:
         """The epoch of a prompt of so many tokens: with the rotary tables that the model would make for it now."""
