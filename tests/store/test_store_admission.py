@@ -4,7 +4,7 @@ import pytest
 
 from dejakv.errors import ConfigError
 from dejakv.store import open_store
-from dejakv.store.admission import Admission, Gate
+from dejakv.store.admission import Admission, AdmissionGate
 from dejakv.testing.chunks import make_chunk
 
 
@@ -24,7 +24,7 @@ def test_short_prompts_are_refused() -> None:
 
 
 def test_second_sight_remembers_a_bounded_number() -> None:
-    gate = Gate(Admission(second_sight=True, remembered=2))
+    gate = AdmissionGate(Admission(second_sight=True, remembered=2))
     ids = [str(number) for number in range(5)]
     assert [gate.unwanted(ids[1], 20), gate.unwanted(ids[1], 20)] == ["first_sight", None]
     assert [gate.unwanted(id, 20) for id in (*ids[2:], ids[2], ids[4])] == [*["first_sight"] * 4, None]
@@ -42,7 +42,7 @@ def test_asking_first_counts_as_the_first_sight() -> None:
 
 def test_the_rate_holds_on_average_and_large_chunks_pass() -> None:
     clock = Clock()
-    gate = Gate(Admission(max_write_rate=1000), clock)
+    gate = AdmissionGate(Admission(max_write_rate=1000), clock)
     assert gate.overrate(4000) is None
     clock.now += 2.9
     assert gate.overrate(100) == "rate"

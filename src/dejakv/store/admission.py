@@ -36,7 +36,7 @@ class Admission:
             raise ConfigError(f"remembered={self.remembered}: second sight must remember at least 1 id")
 
 
-class Gate:
+class AdmissionGate:
     """Applies an `Admission`. Thread-safe. `clock` gives seconds that only grow."""
 
     def __init__(self, rules: Admission, clock: Clock = time.monotonic) -> None:

@@ -18,7 +18,7 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
-from dejakv.store.admission import Admission, Gate
+from dejakv.store.admission import Admission, AdmissionGate
 from dejakv.store.age import Clock, is_expired
 from dejakv.store.age import now as steady
 from dejakv.store.base import (
@@ -128,7 +128,7 @@ class Store:
         self._catalog = catalog or Catalog(None)
         self._budget = budget or Budget()
         self._order = POLICIES[self._budget.policy]
-        self._gate = Gate(admission or Admission())
+        self._gate = AdmissionGate(admission or Admission())
         self._clock = clock
         self._background = background
         self._release = release

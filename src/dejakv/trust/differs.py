@@ -62,7 +62,12 @@ neither does prose beside calls."""
 
 
 def differs_of(text: str) -> Differs:
-    """What a setting `differs` names. Raises: ConfigError for an unknown name, and for a function that does not import."""
+    """What a setting `differs` names. Raises: ConfigError for an unknown name, and for a function that does not import.
+
+    >>> asked, full, reused = Request("r", "Where?", "Where?"), Seen("In Rome.", (7, 8)), Seen("In Oslo.", (7, 9))
+    >>> [differs_of(name).wrong(asked, full, reused) for name in ("first", "answer", "tool")]
+    [False, True, False]
+    """
     if text in NAMED:
         return NAMED[text]
     kind, colon, value = text.partition(":")

@@ -34,7 +34,14 @@ def audited(statistics: Sequence[float], wrong: bool, delta: float) -> tuple[flo
 
 
 def alarm(statistics: Sequence[float]) -> bool:
-    """Whether the share has risen."""
+    """Whether the share has risen.
+
+    >>> statistics = begin()
+    >>> for _ in range(6):
+    ...     statistics = audited(statistics, wrong=True, delta=0.05)
+    >>> alarm(statistics)
+    True
+    """
     return sum(statistics) >= RUN_LENGTH * len(statistics)
 
 

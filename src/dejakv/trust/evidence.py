@@ -80,6 +80,9 @@ def labels_needed(
 
     Where some are wrong, half of all streams take fewer, about. `weight`: the part of alpha that the rule is tested with; 1: it is the
     only one. Default: the strictest rule's, which is the largest of several.
+
+    >>> labels_needed(0.05)
+    83
     """
     needed, count = -math.log((1 - confidence) * weight), 1
     while count <= 1_000_000:
@@ -184,7 +187,15 @@ def _token() -> str:
 
 @dataclass(frozen=True)
 class State:
-    """round    a name for this collection of evidence
+    """The evidence of one class of hits. It needs no gate: labels that are there at once are learned one after the other.
+
+    >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State()
+    >>> for number in range(200):
+    ...     state = state.learned(state.round, number % 10 / 10, state.opened, wrong=False, terms=terms)
+    >>> state.opened, state.cutoffs
+    (5, (0.1, 0.2, 0.4, 0.7, 1.0))
+
+    round    a name for this collection of evidence
     pilot    risks of the first hits; `cutoffs` and `tallies` are empty until there are enough
     opened   rules up to the loosest that is open
     drift    statistics of `drift`

@@ -33,7 +33,11 @@ FIRST, LAST = 0.5, 0.3
 
 
 def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:
-    """The cutoffs that these risks choose, ascending, the last 1. Fewer where many risks are equal."""
+    """The cutoffs that these risks choose, ascending, the last 1. Fewer where many risks are equal.
+
+    >>> cutoffs_of([number / 20 for number in range(20)])
+    (0.1, 0.2, 0.4, 0.7, 1.0)
+    """
     ordered = sorted(pilot)
     chosen = {ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in QUANTILES}
     return (*sorted(cutoff for cutoff in chosen if cutoff < 1), 1.0)
@@ -45,7 +49,11 @@ def times_of(rules: int) -> tuple[float, ...]:
 
 
 def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
-    """The strictest rule that would serve a hit of this risk, if trying it takes this share of the exact plan's time."""
+    """The strictest rule that would serve a hit of this risk, if trying it takes this share of the exact plan's time.
+
+    >>> band_of(0.15, (0.1, 0.2, 1.0)), band_of(0.15, (0.1, 0.2, 1.0), time=0.9)
+    (1, 2)
+    """
     allowed = bisect_right(times_of(len(cutoffs)), time)
     return min(max(bisect_left(cutoffs, risk), allowed), len(cutoffs) - 1)
 
@@ -62,6 +70,9 @@ def open_rules(evidence: Sequence[float], needed: float) -> int:
     """Rules up to the loosest that its evidence opens; 0: none.
 
     evidence  log of the most that each rule has had; `needed`: log of 1 / alpha
+
+    >>> open_rules([5.0, 2.0, 0.0], needed=3.0)
+    1
     """
     opened, passed = 0, 0.0
     for rule, (best, weight) in enumerate(zip(evidence, weights_of(len(evidence)), strict=True)):

@@ -52,6 +52,11 @@ class TrustSettings:
         return found
 
     def group_of(self, partition: str) -> str:
-        """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's."""
+        """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's.
+
+        >>> settings = TrustSettings(trust_groups=("team=a,b",))
+        >>> settings.group_of("a") == settings.group_of("b") != settings.group_of("team")
+        True
+        """
         group = self.groups().get(partition)
         return digest_of("trust", *(("partition", partition) if group is None else ("group", group)))[:32]

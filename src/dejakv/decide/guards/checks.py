@@ -57,6 +57,12 @@ class MediaGuard(Guard):
     A second lock on `--media exact`. Not for `--media ignore`, which asks for other media.
 
     least  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
+
+    >>> from dejakv.request import Media
+    >>> donor = ChunkMeta("d", "default", "epoch", (1, 2), "What is this?", "What is this?")
+    >>> asked = Request("r", "What is this?", "What is this?", (Media(b"a picture"),))
+    >>> MediaGuard().judge(asked, donor, Match("d", "exact_text", 1.0)).reason
+    'other media: 1 here, 0 there, not the same ones'
     """
 
     def __init__(self, least: float | None = None) -> None:
