@@ -69,6 +69,18 @@ def test_a_gate_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     again.close()
 
 
+def test_at_the_end_a_known_label_counts_as_it_is_and_an_awaited_one_as_wrong(tmp_path: Path) -> None:
+    gate = gate_of(Ledger(tmp_path, "t"))
+    pilot(gate)
+    _awaited, known = hit(gate), hit(gate)
+    gate.learn(known, False)
+    gate.close()
+    again = gate_of(Ledger(tmp_path, "t"))
+    report = again.report("a")
+    assert (report.explored, report.explored_wrong) == (2, 1)
+    again.close()
+
+
 def test_evidence_of_other_terms_opens_nothing(tmp_path: Path) -> None:
     asked = TrustSettings(error_bound=0.2)
     opened(Ledger(tmp_path, fingerprint(asked))).close()
@@ -232,6 +244,9 @@ def test_a_child_of_fork_shares_the_folder_and_waits_for_no_label_of_its_parent(
     child = os.fork()
     if child == 0:  # no assertion here: it would run pytest's own clean-up twice
         try:
+            inherited = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+            if str(tmp_path / FILE) in inherited:
+                os._exit(3)  # SQLite would rely on locks that the child does not have
             gate.learn(hit(gate), True)
             os._exit(0 if gate.report("a").explored == 1 else 1)
         finally:
