@@ -61,25 +61,21 @@ class LexicalGuard(Guard):
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         one, other = texts(request, donor)
-        here, there = self.reading(request.partition, one), self.reading(donor.partition, other)
-        reason = explain(here, there)
+        here = self._recent.get(request.partition, one, self._read)
+        reason = explain(here, self._recent.get(donor.partition, other, self._read))
         if reason:
             return Verdict("reject", self.name, reason)
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
     def difference(self, one: str, other: str) -> str:
         """What makes two texts different questions, see `explain`; empty if nothing does. Symmetric but for its wording."""
-        return explain(self._read_anew(one), self._read_anew(other))
+        return explain(self._read(one), self._read(other))
 
     def forget(self, partition: str | None) -> None:
         """Forgets the readings of one partition's texts, or of all."""
         self._recent.forget(partition)
 
-    def reading(self, partition: str, text: str) -> Reading:
-        """Reads a text, or remembers its reading; see `Recent`."""
-        return self._recent.get(partition, text, self._read_anew)
-
-    def _read_anew(self, text: str) -> Reading:
+    def _read(self, text: str) -> Reading:
         return read(text, self._synonyms, self._phrases)
 
     def _root(self, word: str) -> str:
