@@ -28,7 +28,7 @@ class QueueingController:
     """Allows every eviction. Subclass it to keep a minimum of entries."""
 
     def get_minimum_stable_blocks(self) -> int:
-        """The fewest entries that evictions may leave. Called, under the cache's lock, before each eviction."""
+        """The fewest entries that evictions may leave. Called, under the cache's lock, for each output that is stored."""
         return 0
 
 

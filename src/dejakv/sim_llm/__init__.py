@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dejakv.sim_llm.inference import AdaptiveThreshold as AdaptiveThreshold
     from dejakv.sim_llm.inference import SimLLMInference as SimLLMInference
     from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse as LlamaForCausalLMWithKVReuse
     from dejakv.sim_llm.tasks import InterTaskKVManager as InterTaskKVManager
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from dejakv.vectors.lsh import LSHIndex as LSHIndex
 
 _HOMES = {
-    "AdaptiveThreshold": "inference",
     "InterTaskKVManager": "tasks",
     "LSHIndex": "dejakv.vectors.lsh",
     "LlamaForCausalLMWithKVReuse": "model",
@@ -24,7 +22,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "AdaptiveThreshold",
     "InterTaskKVManager",
     "LSHIndex",
     "LlamaForCausalLMWithKVReuse",

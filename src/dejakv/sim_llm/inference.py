@@ -1,13 +1,10 @@
 """Text in, text out: a model, its cache of tasks, and what both did."""
 
-import bisect
 import threading
 import time
-from collections import deque
 from typing import Any
 
-from dejakv.errors import ConfigError, InputError
-from dejakv.experiments.scoring import wilson
+from dejakv.errors import ConfigError
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
 from dejakv.sim_llm.tasks import InterTaskKVManager
 
@@ -30,52 +27,8 @@ class TaskAnswer(str):
         return self.result.donor is not None
 
 
-class AdaptiveThreshold:
-    """Feedback is the similarity of a hit and whether its answer was right. Thread-safe.
-
-    max_error  share of hits that may be wrong. The threshold is the lowest observed similarity from which on the 95% upper
-               bound (Wilson) of the wrong share is at most this
-    start      the threshold until enough is known, and when no similarity is safe enough
-    window     labels remembered, the newest
-    """
-
-    def __init__(self, max_error: float = 0.05, start: float = 0.95, window: int = 1000) -> None:
-        if not 0.0 < max_error < 1.0:
-            raise ConfigError(
-                f"max_error={max_error} is no share of hits: give a number between 0 and 1 (0.05 is usual)"
-            )
-        if not -1.0 <= start <= 1.0:
-            raise ConfigError(f"start={start} is no cosine: give a number from -1 to 1")
-        if window < 1:
-            raise ConfigError(f"window={window} remembers nothing: give at least 1")
-        self.max_error, self.start = max_error, start
-        self._labels: deque[tuple[float, bool]] = deque(maxlen=window)
-
-    def observe(self, similarity: float, right: bool) -> float:
-        """Learns a label; the threshold from now on. Raises: InputError for what is no cosine."""
-        if not -1.001 <= similarity <= 1.001:
-            raise InputError(f"a similarity of {similarity} is no cosine: give what the search returned")
-        self._labels.append((similarity, right))
-        return self.value
-
-    @property
-    def value(self) -> float:
-        """The threshold."""
-        labels = sorted(self._labels.copy())  # another thread may add one meanwhile
-        scores = [score for score, _ in labels]
-        for at in sorted({bisect.bisect_left(scores, score) for score in scores}):
-            above = labels[at:]
-            wrong = sum(not right for _, right in above)
-            if wilson(wrong, len(above))[1] <= self.max_error:
-                return scores[at]
-        return self.start
-
-
 class SimLLMInference:
-    """Serves one call at a time; others wait.
-
-    adaptive  learns the threshold from `feedback`; None: it stays as it is set
-    """
+    """Serves one call at a time; others wait."""
 
     def __init__(
         self,
@@ -83,11 +36,9 @@ class SimLLMInference:
         max_cache_size: int = 100,
         similarity_threshold: float = 0.8,
         num_hyperplanes: int = 16,
-        *,
-        adaptive: AdaptiveThreshold | None = None,
         **options: Any,
     ) -> None:
-        self.model, self.adaptive = model, adaptive
+        self.model = model
         self.manager: InterTaskKVManager = model.make_manager(
             max_cache_size, similarity_threshold, num_hyperplanes=num_hyperplanes, **options
         )
@@ -105,11 +56,11 @@ class SimLLMInference:
         **model_kwargs: Any,
     ) -> "SimLLMInference":
         """`model_kwargs`: similarity, encoder, matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
-        seed (see `InterTaskKVManager`); adaptive; all others go to transformers.
+        seed (see `InterTaskKVManager`); all others go to transformers.
 
         Raises: ModelError for a model that is missing, or ordinary; ConfigError for a setting out of range
         """
-        kept = ("store", "partition", "seed", "adaptive")
+        kept = ("store", "partition", "seed")
         own = {name: model_kwargs.pop(name) for name in kept if name in model_kwargs}
         model = LlamaForCausalLMWithKVReuse.from_pretrained(model_path, device=device, **model_kwargs)
         return cls(model, max_cache_size, similarity_threshold, num_hyperplanes, **own)
@@ -137,19 +88,6 @@ class SimLLMInference:
         if not prompts:
             return []
         return self._run(list(prompts), None, max_new_tokens, enable_kv_reuse, generate_kwargs)
-
-    def feedback(self, answer: TaskAnswer, right: bool) -> float:
-        """Tells whether a reused answer was right; the threshold from now on. Answers without reuse teach nothing.
-
-        Raises: ConfigError without `adaptive`
-        """
-        if self.adaptive is None:
-            raise ConfigError("no threshold is learnt here: make it with adaptive=AdaptiveThreshold()")
-        if answer.reused:
-            self.manager.similarity_threshold = max(
-                -1.0, min(1.0, self.adaptive.observe(answer.result.similarity, right))
-            )
-        return self.manager.similarity_threshold
 
     def get_statistics(self) -> dict[str, Any]:
         """The cache's statistics, and prompts, prompt_tokens, computed_tokens (prompt rows through the condensed layers),

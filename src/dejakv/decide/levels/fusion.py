@@ -62,9 +62,6 @@ class FusionCache:
     ttl    seconds for which a state may be used, 0 without a limit
     """
 
-    name = "fusion"
-    status_names = ("fusion",)
-
     def __init__(
         self,
         provider: FusionProvider | None,
