@@ -1,8 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.identity import BLOCK_TOKENS, Span, block_hashes, common_prefix, digest_of, epoch_of, exact_key, media_key
+from dejakv.identity import BLOCK_TOKENS, Span, common_prefix, digest_of, epoch_of, exact_key, media_key
 from dejakv.request import Media
+from dejakv.store.keys import Keys
 
 TOKENS = st.lists(st.integers(0, 100_000), max_size=80)
 
@@ -41,15 +42,15 @@ def test_media_key_keeps_the_order_and_is_empty_without_media() -> None:
 
 @given(TOKENS, TOKENS)
 def test_equal_block_hashes_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
-    pairs = zip(block_hashes("p", "e", left), block_hashes("p", "e", right), strict=False)
+    pairs = zip(Keys("p", "e", left).full[1:], Keys("p", "e", right).full[1:], strict=False)
     equal = sum(one == other for one, other in pairs)
     assert equal == min(common_prefix(left, right), len(left), len(right)) // BLOCK_TOKENS
 
 
 def test_another_picture_shares_no_block_from_its_first_token_on() -> None:
     tokens = list(range(64))
-    one = block_hashes("p", "e", tokens, [Span(20, 30, "red")])
-    other = block_hashes("p", "e", tokens, [Span(20, 30, "blue")])
+    one = Keys("p", "e", tokens, [Span(20, 30, "red")]).full[1:]
+    other = Keys("p", "e", tokens, [Span(20, 30, "blue")]).full[1:]
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False, False]
 
 

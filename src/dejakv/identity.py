@@ -1,4 +1,4 @@
-"""Who a piece of state belongs to and what it is the state of. The only place that builds keys.
+"""Who a piece of state belongs to and what it is the state of. Keys of prefixes are in `store.keys`.
 
 A key carries the partition (tenant), the epoch (a fingerprint of everything that makes the same tokens give the same
 state: weights, adapter, tokenizer, processor, dtype, engine layout) and the content. Change any and nothing old is found.
@@ -7,7 +7,7 @@ state: weights, adapter, tokenizer, processor, dtype, engine layout) and the con
 import hashlib
 import json
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dejakv.errors import InputError
@@ -84,45 +84,13 @@ def rows_key(
     return digest_of("rows", partition, epoch, _token_bytes(token_ids), place, prompt, *donors)[:40]
 
 
-def block_hashes(
-    partition: str,
-    epoch: str,
-    token_ids: Sequence[int],
-    spans: Sequence[Span] = (),
-    block_tokens: int = BLOCK_TOKENS,
-    *,
-    known: Container[str] | None = None,
-) -> list[str]:
-    """Chained hashes of the full blocks of a prompt, so that equal hashes mean equal prefixes.
-
-    A medium counts from the block its first token stands in: two prompts with other pictures share no block from there.
-
-    known  hashing ends at the first block that is not in it
-    """
-    chain = digest_of("prefix", partition, epoch, str(block_tokens))
-    hashes: list[str] = []
-    for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
-        stop = start + block_tokens
-        inside = [
-            f"{span.start}:{span.digest}" for span in spans if span.start < stop and span.start + span.length > start
-        ]
-        chain = digest_of(chain, _token_bytes(token_ids[start:stop]), *inside)
-        if known is not None and chain[:40] not in known:
-            break
-        hashes.append(chain[:40])
-    return hashes
-
-
 def common_prefix(
     left: Sequence[int],
     right: Sequence[int],
     left_spans: Sequence[Span] = (),
     right_spans: Sequence[Span] = (),
-    *,
-    start: int = 0,
 ) -> int:
-    """How many leading tokens two prompts share, media digests included: it ends where a span differs. `start`: of so many it is
-    known already."""
+    """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
     limit = min(len(left), len(right))
     for one, other in zip(left_spans, right_spans, strict=False):
         if one != other:
@@ -132,7 +100,7 @@ def common_prefix(
         extra = left_spans[len(right_spans) :] or right_spans[len(left_spans) :]
         if extra:
             limit = min(limit, extra[0].start)
-    for position in range(start, limit):
+    for position in range(limit):
         if left[position] != right[position]:
             return position
     return limit

@@ -18,8 +18,9 @@ from typing import Protocol
 from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
-from dejakv.identity import BLOCK_TOKENS, DEFAULT_PARTITION, block_hashes
+from dejakv.identity import BLOCK_TOKENS, DEFAULT_PARTITION
 from dejakv.request import Frame, check_parts
+from dejakv.store.keys import Keys
 
 BEGINNING = 256
 """Characters of a part by which it is seen whether it may come next."""
@@ -171,4 +172,4 @@ class SeenPrompts:
 
 
 def _blocks(token_ids: Sequence[int], partition: str) -> list[bytes]:
-    return [bytes.fromhex(block) for block in block_hashes(partition, "", token_ids)]
+    return Keys(partition, "", token_ids).full[1:]
