@@ -33,7 +33,7 @@ def test_evidence_opens_the_strictest_rule_first_and_it_serves_its_own_hits_alon
     report = gate.report("a")
     assert (report.rules, report.delta, report.confidence) == (1, 0.2, 0.95)
     assert report.upper is not None
-    assert report.upper <= 0.2
+    assert 0.1 < report.upper <= 0.2, "30 right labels exclude no less"
 
 
 def test_the_default_draws_are_those_of_the_system() -> None:
@@ -162,6 +162,17 @@ def test_a_group_shares_evidence_and_reports() -> None:
     assert gate.report("b").explored == 36
     assert gate.report("c").explored == 0
     assert gate.report().explored == 36
+
+
+def test_a_report_of_all_groups_tells_the_worst() -> None:
+    gate = opened()
+    pilot(gate, "b")
+    teach(gate, 60, partition="b")
+    worse, better, both = (gate.report(partition) for partition in ("a", "b", None))
+    assert worse.upper is not None
+    assert better.upper is not None
+    assert both.upper == worse.upper > better.upper
+    assert (both.rules, both.explored) == (worse.rules + better.rules, worse.explored + better.explored)
 
 
 def test_counts_of_what_happened() -> None:

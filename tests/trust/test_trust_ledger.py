@@ -356,6 +356,18 @@ def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path
     assert not list(tmp_path.glob("*.lock"))
 
 
+def test_of_an_ended_process_all_is_known_that_its_label_needs(tmp_path: Path) -> None:
+    draw = Draw(KEY, 0.5, time=0.9, served=True, labelled=True, id="1", round="r", opened=2, warned=True)
+    ended, later = Ledger(tmp_path, "t"), Ledger(tmp_path, "t")
+    ended.note(draw)
+    assert later.missing() == []
+    ended.close()
+    assert later.missing() == [draw]
+    later.drop("1")
+    assert later.missing() == []
+    later.close()
+
+
 @pytest.fixture
 def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejakv.trust.ledger.MOST_CLASSES", 6)
