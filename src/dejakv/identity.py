@@ -33,7 +33,7 @@ def digest_of(*parts: str | bytes) -> str:
     """
     sha = hashlib.sha256()
     for part in parts:
-        data = _bytes_of(part)
+        data = encoded(part)
         sha.update(len(data).to_bytes(8, "little"))
         sha.update(data)
     return sha.hexdigest()
@@ -43,7 +43,7 @@ def check_partition(name: object) -> None:
     """Raises: InputError for what cannot be a partition's name: no text, or text that UTF-8 cannot encode."""
     if not isinstance(name, str):
         raise InputError(f"a partition is named by a text, not by a {type(name).__name__}: pass a string")
-    _bytes_of(name)
+    encoded(name)
 
 
 def check_scope(name: object) -> None:
@@ -106,7 +106,8 @@ def common_prefix(
     return limit
 
 
-def _bytes_of(part: object) -> bytes:
+def encoded(part: object) -> bytes:
+    """A part of a key. Raises: InputError for what is neither text nor bytes, or is text that UTF-8 cannot encode."""
     if isinstance(part, bytes):
         return part
     if not isinstance(part, str):

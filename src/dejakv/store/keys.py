@@ -8,7 +8,7 @@ import numpy as np
 
 from dejakv.errors import InputError
 from dejakv.identity import BLOCK_TOKENS as BLOCK
-from dejakv.identity import Span
+from dejakv.identity import Span, encoded
 
 SIZE = 16
 """Bytes of a key."""
@@ -32,7 +32,7 @@ class Keys:
             raise InputError("token ids must be whole numbers from 0 to 2**32 - 1") from error
         self.spans = tuple(spans)
         self._raw = self.ids.tobytes()
-        named = [part.encode() for part in (partition, epoch)]
+        named = [encoded(part) for part in (partition, epoch)]
         label = b"".join(len(part).to_bytes(8, "little") + part for part in named)
         chain = [blake2b(label, digest_size=SIZE).digest()]
         if spans:
