@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.shapes import ShapesDataset, prompt
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.request import Request
+from dejakv_models.shapes import ShapesDataset, prompt
 
 
 def ask_all(engine: TransformersEngine, agents: list[list[Sample]]) -> tuple[float, int, list[str]]:

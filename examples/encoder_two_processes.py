@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dejakv.datasets.shapes import ShapesDataset, prompt
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.request import Request
+from dejakv_models.shapes import ShapesDataset, prompt
 
 
 def encode(folder: Path, questions: int) -> None:

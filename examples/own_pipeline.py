@@ -4,11 +4,11 @@ python examples/own_pipeline.py
 """
 
 from dejakv import Pipeline, SemanticCacheConfig, TransformersEngine, VisualKVCache, build_cache
-from dejakv.datasets.shapes import ShapesDataset, prompt
 from dejakv.decide.guards.base import Guard, Verdict
 from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.request import Request, Sampling
 from dejakv.store.base import ChunkMeta
+from dejakv_models.shapes import ShapesDataset, prompt
 
 
 class SameWords:

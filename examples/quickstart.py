@@ -4,9 +4,9 @@ python examples/quickstart.py
 """
 
 import dejakv
-from dejakv.datasets.docs import DocsDataset, prompt
 from dejakv.models import load
 from dejakv.records import Record
+from dejakv_models.docs import DocsDataset, prompt
 
 model, tokenizer = load("docs-lm")
 sample = next(iter(DocsDataset(samples=1, facts=40)))

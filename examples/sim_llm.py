@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dejakv.datasets import docs
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.sim_llm import SimLLMInference
 from dejakv.sim_llm.inference import TaskAnswer
+from dejakv_models import docs
 
 DEMOS = ("basic", "similarity", "benchmark")
 THRESHOLDS = (0.95, 0.9, 0.8, 0.6)

@@ -28,8 +28,8 @@ ONE = np.zeros((1, 1))
 
 def agents_workload(agents: int, pictures: int, requests: int, exponent: float, seed: int) -> list[list[Any]]:
     """Requests of each agent: a picture by Zipf, and one of the questions about it."""
-    from dejakv.datasets.shapes import ShapesDataset, prompt
     from dejakv.request import Request
+    from dejakv_models.shapes import ShapesDataset, prompt
 
     by_picture: dict[str, list[Any]] = defaultdict(list)
     for sample in ShapesDataset(seed=seed, samples=pictures * 12, images=pictures):

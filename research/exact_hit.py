@@ -19,10 +19,10 @@ import torch
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import ask, make_document, prompt_of
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
+from dejakv_models.docs import ask, make_document, prompt_of
 from research.machine import machine, versions
 
 GOAL = 5.0

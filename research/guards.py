@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dejakv.datasets.docs_facts import ATTRIBUTES, NAMES
-from dejakv.datasets.shapes_language import NOUNS, SEEN, VARIANTS, Reference, templates, wording
-from dejakv.datasets.shapes_scene import COLORS, SIZES
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.experiments.scoring import wilson
+from dejakv_models.docs_facts import ATTRIBUTES, NAMES
+from dejakv_models.shapes_language import NOUNS, SEEN, VARIANTS, Reference, templates, wording
+from dejakv_models.shapes_scene import COLORS, SIZES
 from research.machine import machine
 
 Pair = tuple[str, str]

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from dejakv.datasets import docs
-from dejakv.datasets.docs import Change
 from dejakv.experiments.scoring import wilson
 from dejakv.models import load
 from dejakv.models.lckv.cache import LCKVCache
 from dejakv.models.lckv.modeling import sequential_prefill
 from dejakv.sim_llm import SimLLMInference
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
+from dejakv_models import docs
+from dejakv_models.docs import Change
 from research.machine import machine
 
 KINDS = ("paraphrase", "edit", "unrelated")

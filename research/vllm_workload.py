@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from dejakv.datasets.docs import Document, Kind, ask, change, make_document, prompt_of
+from dejakv_models.docs import Document, Kind, ask, change, make_document, prompt_of
 from research.vllm_bench import Server, main, paired, quantiles, tokens
 
 REQUESTS, FACTS, NEAR = 100, 100, 0.4

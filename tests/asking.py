@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import ask, make_document, prompt_of
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
+from dejakv_models.docs import ask, make_document, prompt_of
 
 RNG = random.Random(3)
 DOCUMENT = make_document(RNG, facts=20)

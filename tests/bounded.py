@@ -9,9 +9,9 @@ from typing import Any
 from tests.asking import EXACT, request
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.docs import ask, make_document
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
+from dejakv_models.docs import ask, make_document
 
 RNG = random.Random(7)
 DOCUMENTS = [make_document(RNG, facts=5) for _ in range(9)]

@@ -10,10 +10,10 @@ import pytest
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.build import build_cache
-from dejakv.datasets.docs import ask
 from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
+from dejakv_models.docs import ask
 
 
 def test_an_exact_hit_gives_the_uncached_tokens(docs_engine: Any, served: Any) -> None:

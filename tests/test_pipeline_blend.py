@@ -8,8 +8,8 @@ import numpy as np
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.blend.blend import BlendReport
-from dejakv.datasets.docs import ask, make_document
 from dejakv.engines.transformers import blending
+from dejakv_models.docs import ask, make_document
 
 
 def test_a_prompt_with_too_little_in_common_is_not_blended_but_exact(docs_engine: Any, served: Any) -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 
 from dejakv.build import build_cache
-from dejakv.datasets.docs import ask
 from dejakv.decide.plan import Ask
 from dejakv.errors import InputError
 from dejakv.idle import SettlingQueue
@@ -17,6 +16,7 @@ from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
 from dejakv.testing.expiry import Ahead
+from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", ttl=60.0)
 QUESTION = ask(FACT, random.Random(1))

@@ -10,13 +10,13 @@ import pytest
 from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
 
 from dejakv.build import build_cache
-from dejakv.datasets.docs import ask
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.decide.plan import Ask
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
 from dejakv.store.selection import Selection
+from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
 

@@ -11,7 +11,6 @@ from tests.bounded import BOUNDED, answers_to, hits, says, taught
 from dejakv import attach
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets import docs
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.errors import ConfigError, InputError, ModelError
@@ -20,6 +19,7 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.selection import Selection
 from dejakv.trust.rules import PILOT
+from dejakv_models import docs
 
 RNG = random.Random(5)
 DOCUMENT = docs.make_document(RNG, facts=16)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from dejakv.datasets.docs import KINDS, Document, Kind, ask, change, make_document, prompt_of
 from dejakv.datasets.rag import Passage, docs_corpus
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
+from dejakv_models.docs import KINDS, Document, Kind, ask, change, make_document, prompt_of
 
 Encode = Callable[[str], tuple[int, ...]]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dejakv.datasets.docs import ANSWER, BOS, EOS, QUESTION, draw_facts
-from dejakv.datasets.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS
+from dejakv_models.docs import ANSWER, BOS, EOS, QUESTION, draw_facts
+from dejakv_models.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS
 from research.training.docs_tokenizer import PAD, vocabulary
 
 _IDS = {t: i for i, t in enumerate(vocabulary())}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from dejakv.datasets import docs
-from dejakv.datasets.docs import RESERVED, Wordings, ask
-from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.errors import DatasetError
 from dejakv.models import load
+from dejakv_models import docs
+from dejakv_models.docs import RESERVED, Wordings, ask
+from dejakv_models.docs_facts import ATTRIBUTES
 from research.machine import machine
 
 LENGTHS = (50, 100, 250, 500, 750, 1000, 1250, 1500, 1750, 2000)

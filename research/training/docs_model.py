@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from dejakv.datasets.docs import BOS, EOS
-from dejakv.datasets.docs_facts import ATTRIBUTES, NAMES
+from dejakv_models.docs import BOS, EOS
+from dejakv_models.docs_facts import ATTRIBUTES, NAMES
 from research.training.docs_data import Batch
 from research.training.docs_tokenizer import PAD, vocabulary
 

@@ -5,8 +5,8 @@ import re
 import string
 from pathlib import Path
 
-from dejakv.datasets.docs import ANSWER, BOS, EOS, QUESTION
-from dejakv.datasets.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS
+from dejakv_models.docs import ANSWER, BOS, EOS, QUESTION
+from dejakv_models.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS
 
 PAD, UNK = "<pad>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, QUESTION, ANSWER, UNK)

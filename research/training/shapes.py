@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import LlavaForConditionalGeneration
 
-from dejakv.datasets.shapes_programs import TYPES
-from dejakv.datasets.shapes_scene import MAX_THINGS
+from dejakv_models.shapes_programs import TYPES
+from dejakv_models.shapes_scene import MAX_THINGS
 from research.training import state
 from research.training.shapes_batches import Batches, adapted
 from research.training.shapes_learner import Average, Heads, losses

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from dejakv.datasets import shapes_language as language
-from dejakv.datasets.shapes_programs import KINDS, SceneQuestion, answer, find, sample
-from dejakv.datasets.shapes_scene import COLORS, GRID, SHAPES, SIDE, SIZES, Scene, make_scene, render
+from dejakv_models import shapes_language as language
+from dejakv_models.shapes_programs import KINDS, SceneQuestion, answer, find, sample
+from dejakv_models.shapes_scene import COLORS, GRID, SHAPES, SIDE, SIZES, Scene, make_scene, render
 from research.training.shapes_model import ANSWER, IMAGE_TOKENS, MEAN, PATCH, STD
 
 WEIGHTS = {

@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from dejakv.datasets import shapes_language as language
-from dejakv.datasets.shapes_scene import COLORS, SHAPES, SIDE, SIZES
+from dejakv_models import shapes_language as language
+from dejakv_models.shapes_scene import COLORS, SHAPES, SIDE, SIZES
 
 PATCH = 8
 IMAGE_TOKENS = (SIDE // PATCH) ** 2

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dejakv import Request, Sampling, SemanticCacheConfig
-from dejakv.datasets.docs import edit, extend, make_document, prompt_of
-from dejakv.datasets.docs_facts import ATTRIBUTES, NAMES
+from dejakv_models.docs import edit, extend, make_document, prompt_of
+from dejakv_models.docs_facts import ATTRIBUTES, NAMES
 
 COSTS = (1e-4, 0.0, 0.0, 0.0)
 """Computed tokens alone cost time: whatever saves them runs, so that every reuse method is attacked."""

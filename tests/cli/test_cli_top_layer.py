@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.datasets.base import Sample
-from dejakv.datasets.docs import edit, make_document
+from dejakv_models.docs import edit, make_document
 
 STREAM = ["--dataset", "tests.cli.test_cli_top_layer:stream", "--chunk-source", "prompt", "--max-new-tokens", "4"]
 COSTS = ["--costs", "1e-4,0,0,0"]

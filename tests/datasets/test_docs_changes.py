@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.datasets import docs
-from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.errors import DatasetError
+from dejakv_models import docs
+from dejakv_models.docs_facts import ATTRIBUTES
 
 
 def _doc(seed: int = 0, facts: int = 16) -> docs.Document:

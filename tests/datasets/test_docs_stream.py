@@ -2,9 +2,9 @@
 
 import pytest
 
-from dejakv.datasets import docs
-from dejakv.datasets.docs_facts import ATTRIBUTES
 from dejakv.errors import DatasetError
+from dejakv_models import docs
+from dejakv_models.docs_facts import ATTRIBUTES
 
 
 def test_the_set_has_as_many_samples_as_asked_and_is_the_same_twice() -> None:

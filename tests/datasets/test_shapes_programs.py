@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.datasets.shapes_language import Reference
-from dejakv.datasets.shapes_programs import KINDS, SceneQuestion, Step, answer, execute, find, program, sample
-from dejakv.datasets.shapes_scene import Scene, Thing, make_scene
+from dejakv_models.shapes_language import Reference
+from dejakv_models.shapes_programs import KINDS, SceneQuestion, Step, answer, execute, find, program, sample
+from dejakv_models.shapes_scene import Scene, Thing, make_scene
 
 SEEDS = st.integers(0, 10**6)
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dejakv.datasets.shapes_language import Reference
-from dejakv.datasets.shapes_programs import (
+from dejakv_models.shapes_language import Reference
+from dejakv_models.shapes_programs import (
     KINDS,
     SceneQuestion,
     Wording,
@@ -18,7 +18,7 @@ from dejakv.datasets.shapes_programs import (
     semantic_text,
     wordings,
 )
-from dejakv.datasets.shapes_scene import Scene, Thing, make_scene
+from dejakv_models.shapes_scene import Scene, Thing, make_scene
 
 GQA = {
     "id",

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.shapes import Mix, ShapesDataset, prompt
 from dejakv.errors import DatasetError
+from dejakv_models.shapes import Mix, ShapesDataset, prompt
 
 
 @lru_cache(maxsize=4)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.datasets import docs
-from dejakv.datasets.shapes import ShapesDataset
-from dejakv.datasets.shapes_scene import make_scene, png, render
 from dejakv.errors import DatasetError
+from dejakv_models import docs
+from dejakv_models.shapes import ShapesDataset
+from dejakv_models.shapes_scene import make_scene, png, render
 
 
 def digest(items: Iterable[Any]) -> str:

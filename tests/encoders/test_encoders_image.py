@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.shapes import ShapesDataset
 from dejakv.errors import ConfigError, ModelError
 from dejakv.request import Request
 from dejakv.vectors.hooks import hook_named
 from dejakv.vectors.image import TowerEncoder, image_encoder
+from dejakv_models.shapes import ShapesDataset
 
 
 @pytest.fixture(scope="module")

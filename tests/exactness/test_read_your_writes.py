@@ -20,7 +20,6 @@ from tests.serving import Running, until
 import dejakv
 from dejakv import SemanticCacheConfig
 from dejakv.build import build_cache
-from dejakv.datasets.docs import make_document, prompt_of
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.server.settings import ServerSettings
@@ -28,6 +27,7 @@ from dejakv.store.base import Chunk
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
+from dejakv_models.docs import make_document, prompt_of
 
 PLAIN = SemanticCacheConfig(semantic_text=False, costs=COSTS)
 TEXTS = [make_document(random.Random(seed), facts=20).text for seed in range(3)]

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from dejakv.blend.settings import BlendConfig, quality_of
-from dejakv.datasets.docs import ask, make_document, prompt_of
 from dejakv.experiments.explain import MARKS, explain, to_html, to_terminal
+from dejakv_models.docs import ask, make_document, prompt_of
 
 DONOR = "<s> Ann lives in Paris. Bob lives in Rome. Dan lives in Oslo. <q> Where does Bob live? <a>"
 TARGET = "<s> Ann lives in Paris. Bob lives in Lima. Dan lives in Oslo. <q> Where does Bob live? <a>"

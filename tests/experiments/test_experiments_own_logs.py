@@ -10,7 +10,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.datasets.docs import make_document, prompt_of
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.report.make import make_report
@@ -19,6 +18,7 @@ from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.table import show
 from dejakv.experiments.why import why
+from dejakv_models.docs import make_document, prompt_of
 
 FEW = "<s> Ann lives in Paris. Bob lives in Rome. <q> Where does {} live? <a>"
 TOO_LONG = "<s> " + "Ann lives in Paris. " * 2000 + "<q> Where does Ann live? <a>"

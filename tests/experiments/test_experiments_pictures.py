@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dejakv.datasets.shapes import ShapesDataset
 from dejakv.engines.open import open_engine
 from dejakv.errors import ModelError
 from dejakv.experiments.data import read_samples
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.vectors.image import ROOT_VARIABLES
+from dejakv_models.shapes import ShapesDataset
 
 COUNT = 12
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from tests.asking import COSTS as ASKED
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.docs import ask, make_document
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.why import in_words, to_html, to_terminal, why
+from dejakv_models.docs import ask, make_document
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
 """Fixed, or other measurements may lead to another decision."""

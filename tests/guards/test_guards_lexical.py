@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.datasets.docs_facts import ATTRIBUTES
-from dejakv.datasets.shapes_language import HELD_OUT, SEEN, VARIANTS, Reference, wording
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.guards.words import GENERAL
 from dejakv.decide.levels.base import Match
@@ -16,6 +14,8 @@ from dejakv.errors import ConfigError
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
 from dejakv.testing.levels import Case, GuardTests
+from dejakv_models.docs_facts import ATTRIBUTES
+from dejakv_models.shapes_language import HELD_OUT, SEEN, VARIANTS, Reference, wording
 
 GUARD = LexicalGuard()
 

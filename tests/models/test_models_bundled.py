@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import MissingExtraError, ModelError
 from dejakv.models import available, load, path, resolve, tokenizer_folder
 from dejakv.models.manifest import MANIFEST, write_manifest
@@ -23,6 +25,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_manifest(folder, "a toy")
     (tmp_path / "dejakv_models" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "dejakv_models", raising=False)
     return tmp_path / "dejakv_models" / "docs-lm"
 
 
@@ -36,6 +39,9 @@ def test_available_lists_name_purpose_and_size(toy: Path) -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ModelError, match=r"'shapes'.*docs-lm.*smollm2-135m"):
         path("shapes")
+    for name in ("docs", "shapes"):
+        with pytest.raises(MissingExtraError, match=rf"the data set {name}.*extra models"):
+            open_dataset(name, DatasetOptions())
     with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
         resolve("docs_lm")
 
@@ -127,5 +133,8 @@ def test_without_the_package_of_models_the_remedy_is_named(monkeypatch: pytest.M
     for ask in (lambda: resolve("docs-lm"), lambda: load("shapes-vlm"), lambda: tokenizer_folder("smollm2-135m")):
         with pytest.raises(MissingExtraError, match=r"extra models.*pip install ./packages/dejakv-models"):
             ask()
+    for name in ("docs", "shapes"):
+        with pytest.raises(MissingExtraError, match=rf"the data set {name}.*extra models"):
+            open_dataset(name, DatasetOptions())
     with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
         resolve("docs_lm")

@@ -5,9 +5,9 @@ import random
 
 import torch
 
-from dejakv.datasets import docs
 from dejakv.models import load, path
 from dejakv.models.lckv.modeling import sequential_prefill
+from dejakv_models import docs
 
 
 def questions(count: int, facts: int):

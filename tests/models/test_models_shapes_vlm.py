@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.shapes import Mix, ShapesDataset, prompt
-from dejakv.datasets.shapes_language import HELD_OUT, SEEN, noun_phrase, templates, wording
 from dejakv.models import load, path
+from dejakv_models.shapes import Mix, ShapesDataset, prompt
+from dejakv_models.shapes_language import HELD_OUT, SEEN, noun_phrase, templates, wording
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def test_very_long_words_are_spelled(tokenizer: Any, text: str) -> None:
 
 
 def test_every_word_of_the_data_set_is_one_token(tokenizer: Any) -> None:
-    from dejakv.datasets.shapes_language import Reference
-    from dejakv.datasets.shapes_scene import COLORS, SHAPES, SIZES
+    from dejakv_models.shapes_language import Reference
+    from dejakv_models.shapes_scene import COLORS, SHAPES, SIZES
 
     things = [Reference(s, c, z) for s in SHAPES for c in COLORS for z in SIZES]
     for reference in things:

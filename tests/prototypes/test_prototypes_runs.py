@@ -14,12 +14,12 @@ from tests.prototypes.table import Names
 
 from dejakv.cli.main import app
 from dejakv.cli.progress import line_of
-from dejakv.datasets.shapes import ShapesDataset
 from dejakv.experiments.data import read_samples
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.sweep import ablation, experiments
 from dejakv.vectors.image import ROOT_VARIABLES
+from dejakv_models.shapes import ShapesDataset
 
 COUNT = 12
 LAYERS = "--embedding-layer prompt:192:0.8 --embedding-layer vision:192:0.82 --embedding-hook prompt_vision"

@@ -13,10 +13,10 @@ from tests.asking import COSTS
 from tests.prototypes.table import Names
 
 from dejakv.cli.main import app
-from dejakv.datasets.docs import edit, make_document, prompt_of
 from dejakv.models import path
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv_models.docs import edit, make_document, prompt_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "semsharekv.py"
 

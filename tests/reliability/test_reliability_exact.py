@@ -16,9 +16,9 @@ import transformers as hf
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import DocsDataset, prompt
 from dejakv.models import load
 from dejakv.records import Record
+from dejakv_models.docs import DocsDataset, prompt
 
 OPTIONS = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
 RETURNED = {"return_dict_in_generate": True}

@@ -19,9 +19,9 @@ from research.training.shapes_model import IMAGE_TOKENS, build_model, build_proc
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dejakv.datasets import docs
 from dejakv.models import load, path
 from dejakv.models.lckv.passes import Iterations
+from dejakv_models import docs
 
 WORDS = vocabulary()
 SHIPPED = path("docs-lm")

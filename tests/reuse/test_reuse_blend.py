@@ -9,13 +9,13 @@ from tests.running import blended
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import SELECTORS, BlendConfig
 from dejakv.blend.token_store import LRUCacheStore, make_item
-from dejakv.datasets.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
 from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
+from dejakv_models.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
 
 
 @pytest.fixture(scope="module")

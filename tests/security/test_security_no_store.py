@@ -15,14 +15,14 @@ from tests.security.remains import Trace, frames_of, remains
 from tests.serving import stored, until
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import make_document, prompt_of
-from dejakv.datasets.shapes import ShapesDataset
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.request import keeping
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv_models.docs import make_document, prompt_of
+from dejakv_models.shapes import ShapesDataset
 
 SECRET = "xqzj wvkp tlmr bdfg hnsc"
 DOCUMENT = make_document(random.Random(21), facts=20).text

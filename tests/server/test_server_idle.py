@@ -12,12 +12,12 @@ from tests.asking import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
 from tests.serving import stored, until
 
 from dejakv.build import build_cache
-from dejakv.datasets.docs import ask
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import RequestWorker
+from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
 MIXED = f"{OTHER.text} {DOCUMENT.text}"

@@ -9,14 +9,14 @@ import openai
 import pytest
 from tests.serving import stored
 
-from dejakv.datasets.docs import make_document, prompt_of
+from dejakv_models.docs import make_document, prompt_of
 
 DOCUMENT = make_document(random.Random(11), facts=20)
 FACTS = DOCUMENT.facts
 
 
 def question(number: int) -> str:
-    from dejakv.datasets.docs import ask
+    from dejakv_models.docs import ask
 
     return ask(FACTS[number % len(FACTS)], random.Random(number))
 

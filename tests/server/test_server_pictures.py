@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 from tests.serving import stored
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.shapes import ShapesDataset
 from dejakv.engines.choice import ModelChoice
 from dejakv.engines.open import open_engine
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv_models.shapes import ShapesDataset
 
 SAMPLES = [sample for sample in ShapesDataset(seed=3, samples=40, images=2) if sample.answer]
 PICTURE = SAMPLES[0].media[0]

@@ -9,9 +9,9 @@ from tests.asking import COSTS, DOCUMENT, OTHER
 from tests.security.remains import Trace, remains
 from tests.serving import stored
 
-from dejakv.datasets.docs import prompt_of
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv_models.docs import prompt_of
 
 OPERATOR = "the-operator"
 NUMBERS = ("prompts", "rows", "parts", "encoder_outputs", "bytes")

@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 from tests.asking import COSTS
 from tests.serving import stored
 
-from dejakv.datasets.docs import edit, make_document, prompt_of
 from dejakv.errors import ConfigError, ModelError
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv_models.docs import edit, make_document, prompt_of
 
 RNG = random.Random(5)
 DOCUMENT = make_document(RNG, facts=16)

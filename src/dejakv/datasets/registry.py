@@ -3,14 +3,18 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.errors import DatasetError
+from dejakv.models.table import shipped
 from dejakv.settings import made_by
 
 WORKLOADS = ("repo", "rag", "sessions")
+WORLDS = ("shapes", "docs")
+"""The made-up worlds of the bundled models. They come with these, in `dejakv-models`."""
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
 """The data set of each option."""
 
@@ -45,16 +49,10 @@ def open_workload(name: str, path: str | None, seed: int, options: WorkloadOptio
     return SessionsDataset(path, seed, **{key: given[key] for key in ("window", "compact_tools") if key in given})
 
 
-QUESTIONS_A_PICTURE = 13
-"""As in GQA, whose balanced validation split asks 132,062 questions about 10,234 pictures."""
-
-DOCUMENT_FACTS = 64
-"""About 640 tokens a document: long enough for a prefill to cost more than a look-up."""
-
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
 """Endings of paths that cannot be ids on the hub."""
 
-KNOWN = ("shapes", "docs", *WORKLOADS, "gqa", "jsonl", "folder")
+KNOWN = (*WORLDS, *WORKLOADS, "gqa", "jsonl", "folder")
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,9 @@ def open_dataset(
     check_name(name)
     if ":" in name:
         return made_by(name, "--dataset", ("__iter__",), **vars(options))
-    if name == "shapes":
-        from dejakv.datasets.shapes import ShapesDataset
-
-        count = options.max_samples or 320
-        return ShapesDataset(seed=options.seed, samples=count, images=max(8, count // QUESTIONS_A_PICTURE))
-    if name == "docs":
-        from dejakv.datasets.docs import DocsStream
-
-        return DocsStream(seed=options.seed, samples=options.max_samples or 200, facts=DOCUMENT_FACTS)
+    if name in WORLDS:
+        shipped(f"the data set {name}")
+        return import_module(f"dejakv_models.{name}").dataset(options.seed, options.max_samples)
     if name in WORKLOADS:
         return open_workload(name, options.path, options.seed, workload or WorkloadOptions())
     if name == "gqa":

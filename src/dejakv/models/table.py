@@ -1,6 +1,6 @@
 """The models of this package by name, where their files are on this machine, and whether they are complete.
 
-Bundled models are files of the distribution `dejakv-models`, which holds no code. Others are fetched once (`get.py`) and kept.
+Bundled models are files of the distribution `dejakv-models`. Others are fetched once (`get.py`) and kept.
 """
 
 import os
@@ -112,7 +112,7 @@ def path(name: str) -> Path:
         return models_dir() / name
     if name not in BUNDLED:
         raise ModelError(f"no model of this package has the name {name!r}: choose {known()}")
-    folder = _shipped(f"the model {name}") / name
+    folder = shipped(f"the model {name}") / name
     verify(folder)
     return folder
 
@@ -120,7 +120,7 @@ def path(name: str) -> Path:
 def tokenizer_folder(name: str) -> Path:
     """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not
     fetched yet; they are files of `dejakv-models`. Raises: MissingExtraError if that is not installed."""
-    return _shipped(f"the tokenizer of {name}") / name
+    return shipped(f"the tokenizer of {name}") / name
 
 
 def models_dir() -> Path:
@@ -142,7 +142,8 @@ def _installed() -> Path | None:
     return Path(next(iter(places))) if places else None
 
 
-def _shipped(purpose: str) -> Path:
+def shipped(purpose: str) -> Path:
+    """The folder of `dejakv-models`. Raises: MissingExtraError, which names the purpose, if that is not installed."""
     if found := _installed():
         return found
     checkout = "; in a checkout of dejakv: python -m pip install ./packages/dejakv-models"

@@ -7,11 +7,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.datasets.docs import prompt_of
 from dejakv.decide.costs import SEEN
 from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
+from dejakv_models.docs import prompt_of
 
 SMOLLM2 = Shape(row=2 * 106_000_000, pair=4 * 30 * 576, whole=0.5, token_bytes=46_080)
 

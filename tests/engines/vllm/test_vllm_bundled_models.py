@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dejakv.datasets.shapes import ShapesDataset, prompt
 from dejakv.models import available, load, path
+from dejakv_models.shapes import ShapesDataset, prompt
 
 QUESTIONS = int(os.environ.get("DEJAKV_PARITY_QUESTIONS", "60"))
 WORDS = 6  # tokens an answer may have
@@ -67,8 +67,8 @@ def test_shapes_vlm_answers_alike() -> None:
 def test_docs_lm_answers_alike() -> None:
     if "docs-lm" not in {m.name for m in available()}:
         pytest.fail("docs-lm does not ship: train it (research/training/README.md)")
-    from dejakv.datasets.docs import DocsDataset
-    from dejakv.datasets.docs import prompt as docs_prompt
+    from dejakv_models.docs import DocsDataset
+    from dejakv_models.docs import prompt as docs_prompt
 
     model, tokenizer = load("docs-lm")
     prompts = [docs_prompt(s) for s in DocsDataset(seed=21, samples=QUESTIONS)]

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from vllm_harness import SHAPES, running
 
-from dejakv.datasets.shapes import ShapesDataset, prompt
+from dejakv_models.shapes import ShapesDataset, prompt
 
 QUESTION = prompt("What color is the large object?")
 

@@ -1,1 +1,1 @@
-"""Checkpoints for `dejakv.models`, which reads their folders; nothing here is code."""
+"""The bundled models, whose folders `dejakv.models` reads, and the made-up worlds that they were trained on (`docs`, `shapes`)."""

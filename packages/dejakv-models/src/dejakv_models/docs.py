@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import Literal
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS, Attribute
 from dejakv.errors import DatasetError
+from dejakv_models.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS, Attribute
 
 CONTEXT = 2048
 """Tokens that docs-lm reads: prompt and answer together."""
@@ -471,3 +471,8 @@ def _varied(kind: Kind, source: Document, target: Document, question: ChangeQues
     made = sample_of(target, question.text, question.fact, number, kind, source.id)
     fields = {**made.fields, "mustChange": question.must_change, "oldAnswer": question.old_answer}
     return Sample(made.id, made.question, made.answer, context=made.context, fields=fields)
+
+
+def dataset(seed: int, samples: int | None) -> DocsStream:
+    """`--dataset docs`: 200 samples unless said otherwise. A document has about 640 tokens: enough for a prefill to cost more than a lookup."""
+    return DocsStream(seed=seed, samples=samples or 200, facts=64)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dejakv.datasets import shapes_language as language
-from dejakv.datasets.shapes_language import Reference, Split
-from dejakv.datasets.shapes_scene import COLORS, SHAPES, SIZES, Scene, Thing, relations
+from dejakv_models import shapes_language as language
+from dejakv_models.shapes_language import Reference, Split
+from dejakv_models.shapes_scene import COLORS, SHAPES, SIZES, Scene, Thing, relations
 
 KINDS = ("color", "size", "shape", "exist", "count", "same color", "same size", "left", "right", "above", "below")
 TYPES = {

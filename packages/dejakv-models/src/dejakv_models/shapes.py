@@ -11,11 +11,11 @@ from itertools import accumulate
 from typing import Literal
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.shapes_language import Split
-from dejakv.datasets.shapes_programs import KINDS, TYPES, SceneQuestion, Wording, answer, find, record, sample, wordings
-from dejakv.datasets.shapes_scene import GRID, MAX_THINGS, Scene, alter, make_scene, png, render
 from dejakv.errors import DatasetError
 from dejakv.request import Media
+from dejakv_models.shapes_language import Split
+from dejakv_models.shapes_programs import KINDS, TYPES, SceneQuestion, Wording, answer, find, record, sample, wordings
+from dejakv_models.shapes_scene import GRID, MAX_THINGS, Scene, alter, make_scene, png, render
 
 Origin = Literal["new", "exact", "paraphrase", "other-image", "near-duplicate"]
 
@@ -334,3 +334,10 @@ def _alter_text(question: str, rng: random.Random) -> str:
     """The same words in other case or spacing."""
     ways = (str.lower, str.upper, str.title, lambda q: "  ".join(q.split(" ")), lambda q: f" {q} ")
     return rng.choice(ways)(question)
+
+
+def dataset(seed: int, samples: int | None) -> ShapesDataset:
+    """`--dataset shapes`: 320 samples unless said otherwise, 13 questions a picture as in GQA, whose balanced validation split asks
+    132,062 questions about 10,234 pictures."""
+    count = samples or 320
+    return ShapesDataset(seed=seed, samples=count, images=max(8, count // 13))
