@@ -39,9 +39,6 @@ def test_available_lists_name_purpose_and_size(toy: Path) -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ModelError, match=r"'shapes'.*docs-lm.*smollm2-135m"):
         path("shapes")
-    for name in ("docs", "shapes"):
-        with pytest.raises(MissingExtraError, match=rf"the data set {name}.*extra models"):
-            open_dataset(name, DatasetOptions())
     with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
         resolve("docs_lm")
 
