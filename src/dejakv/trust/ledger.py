@@ -50,8 +50,8 @@ _SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS classes (epoch TEXT, method TEXT, setting TEXT, owner TEXT, terms TEXT, turn INTEGER NOT NULL,"
     f" state TEXT NOT NULL, PRIMARY KEY ({_KEY})) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS turns ON classes (turn)",
-    "CREATE TABLE IF NOT EXISTS drawn (id TEXT PRIMARY KEY, process TEXT NOT NULL, epoch TEXT NOT NULL, owner TEXT NOT NULL,"
-    " terms TEXT NOT NULL, draw TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS drawn (id TEXT PRIMARY KEY, process TEXT NOT NULL, epoch TEXT NOT NULL, terms TEXT NOT NULL,"
+    " draw TEXT NOT NULL) WITHOUT ROWID",
 )
 _NOTED = ("cls", "risk", "time", "served", "round", "opened", "warned")
 """What is kept of a draw until its label is told."""
@@ -124,8 +124,8 @@ class Ledger:
         text = _sealed({name: getattr(draw, name) for name in _NOTED})
 
         def noting(connection: sqlite3.Connection) -> None:
-            row = (draw.id, self._named(), draw.cls.epoch, draw.cls.group, self._terms, text)
-            connection.execute("INSERT OR IGNORE INTO drawn VALUES (?, ?, ?, ?, ?, ?)", row)
+            row = (draw.id, self._named(), draw.cls.epoch, self._terms, text)
+            connection.execute("INSERT OR IGNORE INTO drawn VALUES (?, ?, ?, ?, ?)", row)
 
         self._writing(noting)
 
