@@ -201,12 +201,10 @@ class CacheCollector(Collector):
 
 
 def _figures(family: Any, figures: Figures, stats: object) -> Iterator[Metric]:
-    """One metric for each figure; without a value where it is None."""
+    """One metric for each figure that is known."""
     for name, (exported, about) in figures.items():
-        metric = family(f"dejakv_{exported}", about, labels=())
         if (value := getattr(stats, name)) is not None:
-            metric.add_metric([], value)
-        yield metric
+            yield family(f"dejakv_{exported}", about, value=value)
 
 
 def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
