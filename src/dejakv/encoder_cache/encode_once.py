@@ -90,6 +90,7 @@ class Registry:
     ) -> None:
         self.disk = disk
         self._parts = parts
+        self._divided = parts.divided
         self._policy: PolicyName = policy
         self._minimum = minimum
         self._check_finite = check_finite
@@ -221,11 +222,12 @@ class Registry:
 
     def _in(self, partition: str) -> MemoryTier[Key, VisualEmbeddingBlock]:
         """The memory that a partition's outputs are in."""
-        name = partition if self._parts.divided else ""
-        if name not in self._memory:
+        name = partition if self._divided else ""
+        tier = self._memory.get(name)
+        if tier is None:
             part = self._parts.of(partition)
-            self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self._policy)
-        return self._memory[name]
+            tier = self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self._policy)
+        return tier
 
     def _blocks(self) -> Iterator[tuple[Key, VisualEmbeddingBlock]]:
         return (each for tier in self._memory.values() for each in tier)

@@ -1,5 +1,6 @@
 """Values in this process's memory within a budget, and which of them leave first."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -41,8 +42,8 @@ class MemoryTier(Generic[Key, Value]):
         self._policy = policy
         self._age = 0
         self._items: dict[Key, _Item[Value]] = {}
-        self._ranks: dict[int, dict[Key, None]] = {}
-        """Keys by rank, the least recently used first."""
+        self._ranks: dict[int, OrderedDict[Key, None]] = {}
+        """Keys by rank, the least recently used first. The first of an ordinary dictionary is found behind all that left."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -60,9 +61,12 @@ class MemoryTier(Generic[Key, Value]):
         item = self._items.get(key)
         if item is None:
             return None
-        self._leave_rank(key, item)
         item.uses += 1
-        self._rank(key, item)
+        if self._policy == "lru":
+            self._ranks[item.rank].move_to_end(key)
+        else:
+            self._leave_rank(key, item)
+            self._rank(key, item)
         return item.value
 
     def put(self, key: Key, value: Value, nbytes: int, keep: int = 0) -> tuple[str, list[Key]]:
@@ -114,7 +118,7 @@ class MemoryTier(Generic[Key, Value]):
 
     def _rank(self, key: Key, item: _Item[Value]) -> None:
         item.rank = self._age + item.uses if self._policy == "lfu" else 0
-        self._ranks.setdefault(item.rank, {})[key] = None
+        self._ranks.setdefault(item.rank, OrderedDict())[key] = None
 
     def _leave_rank(self, key: Key, item: _Item[Value]) -> None:
         keys = self._ranks[item.rank]
