@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dejakv.decide.guards.lexical import LexicalGuard
-from dejakv.experiments.scoring import wilson
+from dejakv.experiments.summary import wilson
 from dejakv_models.docs_facts import ATTRIBUTES, NAMES
 from dejakv_models.shapes_language import NOUNS, SEEN, VARIANTS, Reference, templates, wording
 from dejakv_models.shapes_scene import COLORS, SIZES

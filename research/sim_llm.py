@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from dejakv.experiments.scoring import wilson
+from dejakv.experiments.summary import wilson
 from dejakv.models import load
 from dejakv.models.lckv.cache import LCKVCache
 from dejakv.models.lckv.modeling import sequential_prefill

@@ -6,8 +6,7 @@ import pytest
 from dejakv.blend.settings import QUALITIES
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.experiments.presets import about, names, preset
-from dejakv.experiments.settings import settings_from
+from dejakv.experiments.settings import about, preset, preset_names, settings_from
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_unknown_settings_list_the_known() -> None:
         SemanticCacheConfig.from_dict({"similarty": 1})
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_makes_settings(name: str) -> None:
     assert about(name)
     settings = settings_from(name, {}, {})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dejakv import __version__
-from dejakv.experiments.scoring import wilson
+from dejakv.experiments.summary import wilson
 from research.frontier.bench import NOISE
 from research.frontier.cells import Cell, moved_by
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dejakv.experiments.presets import SHARES_MODEL
+from dejakv.experiments.settings import SHARES_MODEL
 from research.command import run
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from dejakv.datasets.base import Sample
 from dejakv.datasets.files import JsonlDataset, json_lines
 from dejakv.errors import DatasetError, InputError
-from dejakv.experiments.data import read_samples, tokenizer_of
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter, read_samples, tokenizer_of
 from dejakv.experiments.samples_log import finished_settings
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import BLOCK

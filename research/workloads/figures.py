@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dejakv.experiments.fidelity import means
-from dejakv.experiments.scoring import percentile
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import Row, percentile
 from dejakv.records import Record
 from research.workloads.paired import paired
 from research.workloads.streams import BASE

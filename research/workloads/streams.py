@@ -11,8 +11,7 @@ from dejakv.datasets.base import Sample
 from dejakv.engines.choice import EngineName
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.data import read_samples, repeated
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter, read_samples, repeated
 from dejakv.experiments.settings import Arm, RunSettings, settings_from
 
 REQUESTS = 30

@@ -21,7 +21,7 @@ from dejakv.blend.settings import (
 )
 from dejakv.errors import ConfigError
 from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, check_fields, from_mapping, shown
-from dejakv.store.quotas import Parts, named_parts
+from dejakv.store.budgets import Parts, named_parts
 from dejakv.trust.differs import differs_of
 from dejakv.trust.settings import TrustSettings
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dejakv.experiments.data import read_samples
+from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import settings_from
 
 HOOK = """

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from dejakv.datasets.rag import Passage, Question, RagDataset, go_on, traffic
 from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter
 from dejakv.models import tokenizer_folder
 
 TEXTS = {

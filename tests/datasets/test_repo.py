@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset, read_package
 from dejakv.errors import DatasetError
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter
 from dejakv.experiments.shares import Shares
 from dejakv.models import tokenizer_folder
 

@@ -12,7 +12,7 @@ from dejakv.datasets.messages import Message, read_messages
 from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
 from dejakv.datasets.sessions import SessionsDataset, compacted, windowed
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter
 from dejakv.models import tokenizer_folder
 
 CALL = {

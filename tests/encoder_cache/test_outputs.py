@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.encoder_cache import QueueingController, VisualEmbeddingBlock, VisualKVCache
-from dejakv.store.quotas import Part, Parts
+from dejakv.store.budgets import Part, Parts
 
 
 def picture(rows=1):

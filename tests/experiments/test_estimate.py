@@ -13,8 +13,8 @@ from dejakv.errors import ConfigError, DatasetError, DejaKVError, InputError
 from dejakv.experiments.advice import command_of, hits_needed, in_plain_words, in_words_of_bound, labels_for, recommend
 from dejakv.experiments.estimate import Asked, measure, once, settings_to_try
 from dejakv.experiments.estimate import estimate as tune
-from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import wilson
 from dejakv.request import Request
 from dejakv.trust.evidence import labels_needed
 

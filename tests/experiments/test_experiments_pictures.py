@@ -9,8 +9,8 @@ import pytest
 
 from dejakv.engines.open import open_engine
 from dejakv.errors import ModelError
-from dejakv.experiments.data import read_samples
 from dejakv.experiments.run import run
+from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.vectors.image import ROOT_VARIABLES
 from dejakv_models.shapes import ShapesDataset

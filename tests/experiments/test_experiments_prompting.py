@@ -2,7 +2,7 @@ import pytest
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, InputError
-from dejakv.experiments.prompting import Prompter, chunk_of
+from dejakv.experiments.samples import Prompter, chunk_of
 from dejakv.request import Media
 
 SAMPLE = Sample(

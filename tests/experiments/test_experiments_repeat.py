@@ -3,8 +3,8 @@
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.experiments.data import repeated
 from dejakv.experiments.run import run
+from dejakv.experiments.samples import repeated
 from dejakv.experiments.settings import settings_from
 
 SAMPLES = 8

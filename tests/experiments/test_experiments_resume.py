@@ -9,9 +9,8 @@ import pytest
 
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
-from dejakv.experiments.data import read_samples
-from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.run import run
+from dejakv.experiments.samples import Prompter, read_samples
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.shares import Shares
 from dejakv.experiments.summary import Progress, Row

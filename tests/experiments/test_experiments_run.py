@@ -61,7 +61,7 @@ def test_what_is_exact_agrees_and_every_picture_is_encoded_once(result: Any) -> 
 
 
 def _samples(count: int) -> list[Any]:
-    from dejakv.experiments.data import read_samples
+    from dejakv.experiments.samples import read_samples
 
     return list(read_samples(settings_from("shapes", {"max_samples": count}, {})))
 

@@ -15,9 +15,8 @@ from rich.console import Console
 from dejakv.experiments.plain_words import speed_in_words
 from dejakv.experiments.report.run_section import run_section
 from dejakv.experiments.run import run
-from dejakv.experiments.scoring import mean_interval, percentile, ratio_interval, same, wilson
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Outcome, Row, summarize
+from dejakv.experiments.summary import Outcome, Row, mean_interval, percentile, ratio_interval, same, summarize, wilson
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.table import as_text, show, unused
 from dejakv.records import Record

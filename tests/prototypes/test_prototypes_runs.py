@@ -14,7 +14,7 @@ from tests.prototypes.table import Names
 
 from dejakv.cli.main import app
 from dejakv.cli.progress import line_of
-from dejakv.experiments.data import read_samples
+from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Row
 from dejakv.experiments.sweep import ablation, experiments
@@ -137,7 +137,7 @@ def test_hub(tmp_path: Path, gqa: Path) -> None:
 
 
 def test_chunk_source(gqa: Path) -> None:
-    from dejakv.experiments.prompting import chunk_of
+    from dejakv.experiments.samples import chunk_of
 
     names = Names("chunk_source")
     given = {"dataset": "gqa", "dataset_path": str(gqa / "questions.json"), "model": "shapes-vlm", "max_samples": 1}
@@ -173,7 +173,7 @@ class Factory:
 
 def test_hooks(gqa: Path) -> None:
     from dejakv.engines.open import open_engine
-    from dejakv.experiments.prompting import Prompter
+    from dejakv.experiments.samples import Prompter
     from dejakv.vectors.hooks import hook_named
 
     names = Names("hooks")

@@ -4,7 +4,7 @@ import pytest
 
 from dejakv.errors import ConfigError
 from dejakv.store import open_store
-from dejakv.store.admission import Admission, AdmissionGate
+from dejakv.store.budgets import Admission, AdmissionGate
 from dejakv.testing.chunks import make_chunk
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dejakv.errors import StoreError
-from dejakv.store import filesystem, open_store
+from dejakv.store import claim, open_store
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -19,7 +19,7 @@ a line of a kernel to come
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shared"
     (folder / "local disk").mkdir(parents=True)
-    monkeypatch.setattr(filesystem, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(claim, "MOUNTS", tmp_path / "mountinfo")
     return folder
 
 
@@ -47,4 +47,4 @@ def test_a_disk_of_this_machine_is_not(shared: Path, kind: str, below: str) -> N
 
 def test_a_system_that_does_not_tell_refuses_nothing(shared: Path) -> None:
     open_store(shared / "store").close()
-    assert filesystem.kind_of(shared) == ""
+    assert claim.kind_of(shared) == ""

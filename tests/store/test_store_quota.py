@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.store.quotas import Part, Parts, named_parts
+from dejakv.store.budgets import Part, Parts, named_parts
 from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 from dejakv.testing.stores import StoreTests

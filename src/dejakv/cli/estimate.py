@@ -8,7 +8,7 @@ import typer
 
 from dejakv.cli.options import SETTINGS_HELP, HelpAll
 from dejakv.config import SemanticCacheConfig
-from dejakv.experiments.presets import SHARES_MODEL
+from dejakv.experiments.settings import SHARES_MODEL
 
 
 def estimate_command(

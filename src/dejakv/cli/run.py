@@ -8,8 +8,16 @@ import typer
 
 from dejakv.cli.options import SETTINGS_HELP, HelpAll, command
 from dejakv.config import SemanticCacheConfig
-from dejakv.experiments.presets import default_for, names
-from dejakv.experiments.settings import SINGULARS, SWITCHES, RunSettings, read_set, settings_from, split_settings
+from dejakv.experiments.settings import (
+    SINGULARS,
+    SWITCHES,
+    RunSettings,
+    default_for,
+    preset_names,
+    read_set,
+    settings_from,
+    split_settings,
+)
 
 GROUPS = {
     "Model": ("model", "engine", "device"),
@@ -23,7 +31,7 @@ GROUPS = {
 Preset = Annotated[
     str | None,
     typer.Option(
-        help=f"Named settings, which the other options override: {', '.join(names())}. Without --preset and --model: the preset named "
+        help=f"Named settings, which the other options override: {', '.join(preset_names())}. Without --preset and --model: the preset named "
         "like --dataset, or shapes.",
         rich_help_panel="Model",
     ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from dejakv.decide.plan import Plan as Plan
 from dejakv.errors import ModelError
 from dejakv.request import Media, Request
 from dejakv.request import Prepared as Prepared
-from dejakv.store.base import Tensor
-from dejakv.store.donors import Donor
+from dejakv.store.base import Chunk, ChunkMeta, Rows, Tensor
 from dejakv.store.store import Store
 
 if TYPE_CHECKING:
@@ -32,6 +31,35 @@ NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
 
 UNREADABLE = "the donor's state could not be read"
 """Why a prompt is not run from donors of which none can be read."""
+
+
+class Donor(Protocol):
+    """A state by its description, from which the rows that are needed can be read: a chunk, or one in a store."""
+
+    @property
+    def meta(self) -> ChunkMeta: ...
+
+    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+        """Chunks that hold at least these rows, each those from its `first` on; None if they cannot be read."""
+        ...
+
+    def whole(self) -> Chunk | None:
+        """All rows in one chunk."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredDonor:
+    """See `Donor`. It is read when its rows are asked for."""
+
+    store: Store
+    meta: ChunkMeta
+
+    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+        return self.store.get_parts(self.meta.id, rows)
+
+    def whole(self) -> Chunk | None:
+        return self.store.get(self.meta.id)
 
 
 @dataclass(frozen=True)

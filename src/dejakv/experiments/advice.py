@@ -17,8 +17,8 @@ from dejakv.experiments.plain_words import (
     share,
     shares_in_words,
 )
-from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import wilson
 from dejakv.experiments.table import Sheet, say
 from dejakv.trust.evidence import labels_needed
 

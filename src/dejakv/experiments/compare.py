@@ -14,7 +14,7 @@ from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
 from dejakv.experiments.fidelity import STEPS, Fidelity, Labels, fidelity, labelled, means
-from dejakv.experiments.prompting import Prompter
+from dejakv.experiments.samples import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.summary import Outcome, Progress, Row, exact_of

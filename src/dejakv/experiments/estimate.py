@@ -28,12 +28,10 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
 from dejakv.experiments.advice import command_of, labels_for, recommend
 from dejakv.experiments.compare import check_ran, opened
-from dejakv.experiments.data import model_is_missing, read_samples, tokenizer_of
-from dejakv.experiments.prompting import Prompter
-from dejakv.experiments.scoring import same, wilson
+from dejakv.experiments.samples import Prompter, model_is_missing, read_samples, tokenizer_of
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import Share, Shares
-from dejakv.experiments.summary import Progress, counted
+from dejakv.experiments.summary import Progress, counted, same, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling

@@ -34,9 +34,9 @@ from dejakv.engines.open import state_folders
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.output import make_folder
 from dejakv.experiments.plain_words import counted
-from dejakv.experiments.presets import preset as preset_settings
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, did_you_mean, settings_from, settings_of, split_settings
+from dejakv.experiments.settings import preset as preset_settings
 from dejakv.experiments.summary import Progress
 from dejakv.experiments.sweep_log import log_line, open_log
 from dejakv.settings import shown

@@ -16,8 +16,8 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.output import locked, make_folder, replace_file
 from dejakv.experiments.plain_words import figure, interval, share
 from dejakv.experiments.samples_log import changed_settings
-from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import wilson
 from dejakv.experiments.table import Sheet, say
 from dejakv.settings import shown
 

@@ -32,6 +32,7 @@ from dejakv.engines.base import (
     Accept,
     Completion,
     ComputedRows,
+    Donor,
     Engine,
     OnToken,
     Plan,
@@ -49,7 +50,6 @@ from dejakv.models import resolve
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
 from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
-from dejakv.store.donors import Donor
 from dejakv.store.selection import PROMPT
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized

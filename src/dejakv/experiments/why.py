@@ -18,12 +18,11 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
-from dejakv.experiments.data import read_samples, repeated
 from dejakv.experiments.estimate import LookUps
 from dejakv.experiments.plain_words import counted, short
-from dejakv.experiments.prompting import Prompter
 from dejakv.experiments.report.page import Section, command, facts, page, paragraph, table
 from dejakv.experiments.run import cache_folder
+from dejakv.experiments.samples import Prompter, read_samples, repeated
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
 from dejakv.experiments.summary import Progress, Row

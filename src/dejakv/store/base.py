@@ -114,11 +114,11 @@ class Chunk:
         return self.rows[-1][1] if self.rows else self.meta.num_tokens
 
     def read(self, rows: Rows) -> "Sequence[Chunk]":
-        """See `donors.Donor`: it is read already."""
+        """See `engines.base.Donor`: it is read already."""
         return (self,)
 
     def whole(self) -> "Chunk":
-        """See `donors.Donor`."""
+        """See `engines.base.Donor`."""
         return self
 
 

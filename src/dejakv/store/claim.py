@@ -7,9 +7,11 @@ other is refused.
 import fcntl
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
+import weakref
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +25,45 @@ from dejakv.store.connection import connect
 from dejakv.store.counters import logger
 from dejakv.store.directory import Directory, is_our_file
 from dejakv.store.names import MARKER, NEW_MARKER
+
+MOUNTS = Path("/proc/self/mountinfo")
+SHARED = frozenset(
+    "afs autofs.nfs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs wekafs".split()
+)
+SHARED_BY_FUSE = frozenset(
+    "blobfuse blobfuse2 ceph-fuse curlftpfs gcsfuse glusterfs goofys juicefs moosefs mfs rclone s3fs seaweedfs sshfs".split()
+)
+"""What stands behind `fuse.`."""
+
+
+def refuse_network(folder: Path) -> None:
+    """Raises: StoreError for a folder, there or not yet, on a file system that other machines may use too."""
+    kind = kind_of(folder)
+    if kind in SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in SHARED_BY_FUSE):
+        raise StoreError(
+            f"{folder} is on a network file system ({kind}), where a store's catalog is not safe: give a folder on a disk of this"
+            " machine"
+        )
+
+
+def kind_of(folder: Path) -> str:
+    """The type of the file system on which the folder is, or will be, as the kernel calls it; empty where the system does not tell."""
+    try:
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
+        path = folder.resolve()
+    except (OSError, RuntimeError):
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+        if path.is_relative_to(mounted) and len(mounted.parts) >= best:  # the latest of several in one place
+            best, kind = len(mounted.parts), after.split()[0]
+    return kind
+
 
 FORMAT = 3
 """Of the whole folder. Formats 1 and 2 had a file for each prompt, or for what prompts shared."""
@@ -213,3 +254,76 @@ def write_marker(directory: Directory, format: int = FORMAT) -> Marker:
 
 def _text(marker: Marker) -> bytes:
     return json.dumps(asdict(marker)).encode() + b"\n"
+
+
+class InUse:
+    """Locked from the opening of a store to its close. A forked child has no lock until it uses the store.
+
+    Raises: OSError; BlockingIOError while another process deletes or repairs the store.
+    """
+
+    def __init__(self, directory: Directory, name: str = MARKER) -> None:
+        self._directory = directory
+        self._name = name
+        self._descriptor = -1
+        self._take()
+        self._marker = os.fstat(self._descriptor)
+        _all.add(self)
+
+    def alone(self) -> bool:
+        """Whether no other process uses the store; then none can until `share`. Call it inside the folder's entrance."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.share()  # a failed attempt to change a lock may lose it
+            return False
+        return True
+
+    def share(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def renew(self) -> None:
+        """Takes the lock in a process that has none yet. Raises: sqlite3.OperationalError if the store is gone."""
+        if self._descriptor >= 0:
+            return
+        try:
+            self._take()
+        except OSError as error:
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} no longer exists: {error}") from error
+        if not os.path.samestat(self._marker, os.fstat(self._descriptor)):
+            self.close()
+            raise sqlite3.OperationalError(f"the store in {self._directory.path} has been replaced by another one")
+
+    @property
+    def left(self) -> bool:
+        """Whether this process has no lock: it is closed, or was taken by the parent of a fork."""
+        return self._descriptor < 0
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _take(self) -> None:
+        self._descriptor = self._directory.open_file(self._name, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+
+_all: weakref.WeakSet[InUse] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Closing the child's copy leaves the parent its lock.
+    for sign in list(_all):
+        sign.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from dejakv.errors import ConfigError, StoreError
 from dejakv.settings import refuse_redis
 from dejakv.store import names
-from dejakv.store.admission import Admission
 from dejakv.store.age import Clock
 from dejakv.store.age import now as steady
+from dejakv.store.budgets import Admission, Parts, named_parts
 from dejakv.store.catalog import Catalog, PolicyName
-from dejakv.store.claim import FORMAT, entrance, identify, write_marker
+from dejakv.store.claim import FORMAT, InUse, entrance, identify, refuse_network, write_marker
 from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
-from dejakv.store.filesystem import refuse_network
-from dejakv.store.in_use import InUse
 from dejakv.store.objects import Folder, InFront, Objects
-from dejakv.store.quotas import Parts, named_parts
 from dejakv.store.store import Budget, Store
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from dejakv.errors import StoreError
 from dejakv.store import names
-from dejakv.store.claim import entrance, identify
+from dejakv.store.claim import InUse, entrance, identify
 from dejakv.store.directory import Directory
-from dejakv.store.in_use import InUse
 
 
 def purge_folder(folder: str | Path) -> int:

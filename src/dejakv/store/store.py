@@ -18,7 +18,6 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
-from dejakv.store.admission import Admission, AdmissionGate
 from dejakv.store.age import Clock, is_expired
 from dejakv.store.age import now as steady
 from dejakv.store.base import (
@@ -35,11 +34,11 @@ from dejakv.store.base import (
     check_alike,
     joined,
 )
+from dejakv.store.budgets import Admission, AdmissionGate, Parts
 from dejakv.store.catalog import POLICIES, Catalog, Gone, NoRoom, Piece, PolicyName, reason_of
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys, ends_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
-from dejakv.store.quotas import Parts
 from dejakv.store.records import decode_meta, encode_meta
 from dejakv.store.segment import HEAD, NEVER, NeedMore, Segment, described, encode, opened
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection, chosen, counted

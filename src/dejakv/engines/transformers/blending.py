@@ -18,13 +18,12 @@ from dejakv.blend.slices import copy_part, ranges_of, sliced
 from dejakv.blend.token_map import Donors, Ids, TokenMap, long_runs, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.decide.copied.tokens import with_media
-from dejakv.engines.base import UNREADABLE, ComputedRows, Prepared
+from dejakv.engines.base import UNREADABLE, ComputedRows, Donor, Prepared
 from dejakv.engines.tensors import borrowed, room_for, to_store
 from dejakv.engines.transformers.blend_model import BlendCache, BlendLayer, BlendModel
 from dejakv.errors import ModelError
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.base import Tensor as Stored
-from dejakv.store.donors import Donor
 
 State = Sequence[tuple[int, Stored]]
 """KV entries of one donor: stacked tensors (`Chunk.tensor`), each with the number of its first row. They hold all mapped rows."""

@@ -29,11 +29,13 @@ from dejakv.engines.base import (
     UNREADABLE,
     Accept,
     Completion,
+    Donor,
     Engine,
     OnToken,
     Plan,
     Prepared,
     Refusal,
+    StoredDonor,
     settings_of,
 )
 from dejakv.engines.transformers import decoding
@@ -64,7 +66,6 @@ from dejakv.identity import Span
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk
-from dejakv.store.donors import Donor, StoredDonor
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
 

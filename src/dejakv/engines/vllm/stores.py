@@ -9,8 +9,8 @@ from typing import Any
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
-from dejakv.store.admission import Admission
 from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
+from dejakv.store.budgets import Admission
 from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
 from dejakv.store.selection import Purged, Selection

@@ -8,15 +8,14 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import DejaKVError
-from dejakv.experiments.data import read_samples
 from dejakv.experiments.output import SETTINGS, read_object
 from dejakv.experiments.plain_words import in_words
 from dejakv.experiments.report.charts import Chart, Series, bars, lines
 from dejakv.experiments.report.page import Block, Section, charts, command, paragraph, table, text
+from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings
-from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import run_command_of
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import Row, wilson
 from dejakv.experiments.table import NO_CHANGE, changed_answers, origin, sheets_of
 from dejakv.pictures import decoded
 from dejakv.request import Media

@@ -7,8 +7,8 @@ from typing import Any
 
 from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
 from dejakv.experiments.report.page import Block, Section, charts, paragraph, table, text
-from dejakv.experiments.scoring import wilson
 from dejakv.experiments.settings import run_command_of
+from dejakv.experiments.summary import wilson
 from dejakv.experiments.sweep_log import figures, number, part
 from dejakv.experiments.table import Sheet
 
