@@ -10,7 +10,7 @@ import torch
 from dejakv.blend.forced import Need
 from dejakv.blend.settings import SELECTORS, BlendConfig
 from dejakv.blend.token_map import Donors, TokenMap
-from dejakv.engines.transformers.blend_model import BlendCache, BlendModel, blend_model_of
+from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
 from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearrange
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import InputError, ModelError
@@ -295,4 +295,3 @@ def test_states_of_other_shapes_are_refused():
     _, state = prefill(model, ids[:, :30])
     with pytest.raises(ModelError, match="does not fit 40 tokens"):
         planned(model, ids, ids, state, 0.1)
-    assert not isinstance(plain_cache(), BlendCache)

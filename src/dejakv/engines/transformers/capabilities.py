@@ -19,6 +19,8 @@ from dejakv.request import Media, Request
 
 ATTENTION = ("sdpa", "eager")
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_TOKENS, _SPLIT = 24, 13
+"""Of the check at loading: the length of the prompt, and the number of its tokens that are reused."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
@@ -75,23 +77,23 @@ def from_config(model: Any) -> Capabilities:
 
 
 @torch.inference_mode()
-def self_check(model: Any, found: Capabilities, tokens: int = 24, split: int = 13) -> Capabilities:
+def self_check(model: Any, found: Capabilities) -> Capabilities:
     """Runs a few tokens whole, and again from the captured state of the first ones: the last logits must agree.
 
     A model that fails is served without reuse, and says so.
     """
     if not found.reuse:
         return found
-    ids = some_tokens(model, tokens)
+    ids = some_tokens(model, _TOKENS)
     try:
         cache = empty_cache(layout_of(model))
         whole = _last_logits(model, ids, cache, 0)
-        state = captured(cache, tokens)
+        state = captured(cache, _TOKENS)
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
             return found.without("reuse", reason)
-        held = filled_cache(state, split, ids.device, model.dtype, empty_cache(layout_of(model)))
-        resumed = _last_logits(model, ids, held, split)
+        held = filled_cache(state, _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
+        resumed = _last_logits(model, ids, held, _SPLIT)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
         return found.without("reuse", reason)

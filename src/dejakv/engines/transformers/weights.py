@@ -116,7 +116,7 @@ def _stamp(tensor: Tensor) -> tuple[int, tuple[int, ...], int]:
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[_Part]:
-    """All bytes in parts of about a 256th, so that a turn of a 64th is made of a few; no part spans tensors."""
+    """All bytes in parts of about a quarter of a turn; no part spans tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
     parts: list[_Part] = []
