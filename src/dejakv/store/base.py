@@ -156,32 +156,36 @@ def check(tensor: Tensor) -> None:
         raise StoreError(f"a tensor of {tensor.data.ndim} dimensions cannot be stored: 16 at most")
 
 
-def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
-    """Rows `start` to `stop - 1` of a prompt's state, of which these parts hold some each; None if a row is missing. A view where
-    one part has them all. Raises: CorruptChunk for parts that do not fit each other."""
+def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
+    """Views of rows `start` to `stop - 1` of a prompt's state, of which these parts hold some each, one behind the other; a single
+    one where a part has them all. Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other."""
     for part in parts:
         if part.first <= start < stop <= part.stop:
-            data = part.tensor.data[:, :, :, start - part.first : stop - part.first]
-            return Tensor(data, part.tensor.dtype)
-    made: Tensor | None = None
+            parts = (part,)
+            break
+    views: list[Tensor] = []
     at = start
     for part in sorted(parts, key=lambda one: one.first):
         low, high = max(at, part.first), min(stop, part.stop)
         if low >= high:
             continue
         if low != at:
-            return None
-        if made is None:
-            shape = list(part.tensor.shape)
-            shape[AXIS] = stop - start
-            made = Tensor(np.empty(shape, part.tensor.data.dtype), part.tensor.dtype)
-        check_alike(part, made)
-        made.data[:, :, :, low - start : high - start] = part.tensor.data[:, :, :, low - part.first : high - part.first]
+            return []
+        if views:
+            check_alike(part, views[0])
+        views.append(Tensor(part.tensor.data[:, :, :, low - part.first : high - part.first], part.tensor.dtype))
         at = high
-    if made is None or at != stop:
-        return None
-    made.data.flags.writeable = False
-    return made
+    return views if at == stop else []
+
+
+def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
+    """`consecutive` views as one tensor; None if a row is missing. A view where one part has them all."""
+    views = consecutive(parts, start, stop)
+    if len(views) < 2:
+        return views[0] if views else None
+    data = np.concatenate([view.data for view in views], AXIS)
+    data.flags.writeable = False
+    return Tensor(data, views[0].dtype)
 
 
 def check_alike(part: Chunk, state: Tensor) -> None:

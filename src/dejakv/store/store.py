@@ -293,20 +293,6 @@ class Store:
         self._counters.miss(meta.partition if meta is not None else None)
         return None
 
-    def beginning(self, meta: ChunkMeta, tokens: int) -> Chunk | None:
-        """The state of a prompt's first `tokens` tokens, or of more; None if it cannot be read."""
-        parts = self.get_parts(meta.id, [(0, tokens)])
-        if not parts:
-            return None
-        held = parts[0].tensor
-        if len(parts) == 1 and not (parts[0].rows and parts[0].rows[0][0]):
-            return Chunk(meta, held, [(0, held.data.shape[3])])
-        try:
-            tensor = joined(parts, 0, tokens)
-        except CorruptChunk:
-            return None
-        return None if tensor is None else Chunk(meta, tensor, [(0, tokens)])
-
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
     ) -> tuple[PrefixHit, ChunkMeta] | None:

@@ -32,7 +32,7 @@ def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling) ->
     return engine.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
 
 
-def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[Chunk, int] | tuple[()]) -> torch.Tensor:
+def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[list[Chunk], int] | tuple[()]) -> torch.Tensor:
     options = {
         "max_new_tokens": 2,
         "output_logits": True,
@@ -52,7 +52,7 @@ def test_reused_prefix_gives_the_uncached_logits(name: str) -> None:
     n = len(prepared.token_ids)
     expected = logits(engine, prepared, ())
     for tokens in (1, 5, 8, n // 2, n - 2, n - 1):
-        got = logits(engine, prepared, (chunk, tokens))
+        got = logits(engine, prepared, ([chunk], tokens))
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
         run = begun(engine, prepared, chunk, tokens)
         assert run.computed_tokens == n - tokens
@@ -93,7 +93,7 @@ def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
         np.save(tmp_path / "state.npy", tensor.data)
         mapped = Tensor(np.load(tmp_path / "state.npy", mmap_mode="r"), tensor.dtype)
         assert not mapped.data.flags.writeable
-        cache = filled_cache(mapped, tensor.shape[3], torch.device("cpu"), dtype)
+        cache = filled_cache([mapped], tensor.shape[3], torch.device("cpu"), dtype)
         first = [layer.keys.clone() for layer in cache.layers]
         again = begun(engine, prepared, chunk_of(engine, prepared, whole, mapped), tensor.shape[3] - 1).capture()
         assert again is not None
@@ -124,7 +124,7 @@ def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.
     chunk = chunk_of(engine, prepared, engine.run(prepared))
     expected = logits(engine, prepared, ())
     for tokens, taken in ((piece - 1, 0), (piece, piece), (n - 1, piece)):
-        assert torch.equal(logits(engine, prepared, (chunk, tokens)), expected)
+        assert torch.equal(logits(engine, prepared, ([chunk], tokens)), expected)
         assert begun(engine, prepared, chunk, tokens).computed_tokens == n - taken
 
 

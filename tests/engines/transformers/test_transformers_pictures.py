@@ -117,7 +117,7 @@ def test_every_split_gives_the_logits_of_transformers(name: str) -> None:
     )
     chunk = chunk_of(engine, prepared, engine.run(prepared))
     for tokens in range(len(prepared.token_ids)):
-        got = torch.cat(engine.compute(asking(prepared, **options), chunk, tokens).details["output"].logits)
+        got = torch.cat(engine.compute(asking(prepared, **options), [chunk], tokens).details["output"].logits)
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), tokens
 
 

@@ -133,7 +133,7 @@ def test_bfloat16_stays_within_its_own_rounding(smollm2: Path, engine: Transform
     chunk = chunk_of(half, prepared)
     assert chunk.tensor.dtype == "BF16"
     exact = first_logits(engine, prepared)
-    full, hit = first_logits(half, prepared), first_logits(half, prepared, chunk, len(prepared.token_ids) - 1)
+    full, hit = first_logits(half, prepared), first_logits(half, prepared, [chunk], len(prepared.token_ids) - 1)
     noise = (full - exact).abs().max()
     assert 0 < noise < exact.std()
     assert torch.equal(hit, full)

@@ -92,7 +92,7 @@ def self_check(model: Any, found: Capabilities) -> Capabilities:
         if state is None:
             reason = "its layers differ in shape, so no single tensor holds its KV"
             return found.without("reuse", reason)
-        held = filled_cache(state, _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
+        held = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
         resumed = _last_logits(model, ids, held, _SPLIT)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
@@ -164,7 +164,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
             for split in (spans[0].start + spans[0].length // 2, len(ids) - 1):
                 if state is None or reason:
                     break
-                resumed = filled_cache(state, split, model.get_input_embeddings().weight.device, model.dtype)
+                resumed = filled_cache([state], split, model.get_input_embeddings().weight.device, model.dtype)
                 got = _our_path(model, vision, prepared, resumed, split)
                 reason = disagreement(expected, got, model.dtype, f"logits from the state of {split} tokens")
     except _FAILURES as error:

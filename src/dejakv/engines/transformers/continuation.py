@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dejakv.engines.transformers.kv import filled_layer
+from dejakv.engines.transformers.kv import PartsLayer
 from dejakv.models.lckv.cache import LCKVCache
 
 
@@ -45,7 +45,7 @@ def copied(cache: Cache, tokens: int) -> Cache | None:
         return None
     condensed = isinstance(cache, LCKVCache)
     own: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
-    own.layers = [filled_layer(layer.keys[:1, :, :tokens], layer.values[:1, :, :tokens]) for layer in held]
+    own.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in held]
     return own
 
 

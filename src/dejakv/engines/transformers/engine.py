@@ -65,7 +65,7 @@ from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.identity import Span
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
-from dejakv.store.base import Chunk
+from dejakv.store.base import Chunk, CorruptChunk, consecutive
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
 
@@ -211,15 +211,15 @@ class TransformersEngine(Engine):
             return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
         began, told, donor = time.perf_counter(), _Told(on_token), plan.donors[0]
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
-        chunk = store.beginning(donor, tokens)
-        if chunk is None:
+        parts = store.get_parts(donor.id, [(0, tokens)])
+        if not parts:
             return Refusal(UNREADABLE)
         reading = time.perf_counter() - began
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
         try:
-            done = self.compute(prepared, chunk, tokens, on_token=told)
-        except (ModelError, InputError) as error:
+            done = self.compute(prepared, parts, tokens, on_token=told)
+        except (ModelError, InputError, CorruptChunk) as error:
             if told.any:  # the client has seen a part of this answer
                 raise
             store.delete(donor.id)  # or it would stand in the way of a right one for ever
@@ -276,7 +276,7 @@ class TransformersEngine(Engine):
     def compute(
         self,
         prepared: Prepared,
-        chunk: Chunk | None = None,
+        parts: Sequence[Chunk] = (),
         held: int = 0,
         *,
         partial: PlannedBlend | PlannedTopLayer | None = None,
@@ -285,11 +285,11 @@ class TransformersEngine(Engine):
     ) -> Completion:
         """Computes what the given state does not hold, and the answer; what `generate` returned is in `details["output"]`.
 
-        chunk    exact KV of the prompt's first `held` tokens, or of more; of a prompt that is prefilled in pieces, whole ones are taken
+        parts    exact KV of the prompt's first `held` tokens, or of more; of a prompt that is prefilled in pieces, whole ones are taken
         partial  single-use state of other prompts, which the prefill completes
         accept   sees the first token's log probabilities
 
-        Raises: InputError; ModelError for a state of another model; Declined.
+        Raises: InputError; ModelError for a state of another model; CorruptChunk for parts that do not fit each other; Declined.
         """
         request, sampling = prepared.request, prepared.request.sampling
         seed = None
@@ -302,13 +302,13 @@ class TransformersEngine(Engine):
         if accept is not None:
             arguments = decoding.asking(arguments, accept)
         with self._lock, decoding.seeded(seed, self.device) if seed is not None else nullcontext():
-            return self._generate(prepared, arguments, chunk, held, partial, on_token)
+            return self._generate(prepared, arguments, parts, held, partial, on_token)
 
     def _generate(
         self,
         prepared: Prepared,
         arguments: Mapping[str, Any],
-        chunk: Chunk | None,
+        parts: Sequence[Chunk],
         held: int,
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
@@ -317,9 +317,8 @@ class TransformersEngine(Engine):
         self._check_model(prepared.epoch, n)
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-        cache, held = (planned.cache, 0) if planned is not None else self._begun(chunk, held, prepared)
-        state = chunk.tensor.data if held and chunk is not None else None
-        loaded = state.nbytes * held // state.shape[3] if state is not None else 0
+        cache, held = (planned.cache, 0) if planned is not None else self._begun(parts, held, prepared)
+        loaded = parts[0].tensor.nbytes // parts[0].tensor.shape[3] * held if held else 0
         inject = time.perf_counter() - clock.began
         rows, runs, place = None, 0, None
         if self.vision is not None:
@@ -518,24 +517,24 @@ class TransformersEngine(Engine):
         if self.vision is not None:
             self.vision.follow(self._watch.encoder_epoch)
 
-    def _begun(self, chunk: Chunk | None, held: int, prepared: Prepared) -> tuple[Cache | None, int]:
-        """A prompt's cache, and how many of its first tokens it holds: those of the chunk that the model continues from.
+    def _begun(self, parts: Sequence[Chunk], held: int, prepared: Prepared) -> tuple[Cache | None, int]:
+        """A prompt's cache, and how many of its first tokens it holds: those of the parts that the model continues from.
 
         None: the model's own cache, where ours may not hold what its layers keep. Raises: ModelError for state of another model.
         """
         if not self.capabilities.reuse or not self.epoch:
             return None, 0
         cache, n = empty_cache(self._layout), len(prepared.token_ids)
-        if chunk is None:
+        if not parts:
             return cache, 0
-        if chunk.meta.epoch not in ("", self._epoch_for(n)):
+        if any(part.meta.epoch not in ("", self._epoch_for(n)) for part in parts):
             raise ModelError(
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
         held = reusable(held, n, self.piece, prepared.spans)
         if not held or (self._watch.by_length and not self._watch.continues(held, n)):
             return cache, 0
-        return filled_cache(chunk.tensor, held, self.device, self.model.dtype, cache), held
+        return filled_cache(consecutive(parts, 0, held), held, self.device, self.model.dtype, cache), held
 
 
 class _Told:

@@ -1,5 +1,6 @@
 """A prompt's KV as one framework-free tensor, and back into a cache that a model continues from."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,39 +41,88 @@ def empty_cache(layout: KVLayout | None) -> Cache:
 
 
 def filled_cache(
-    state: Tensor, tokens: int, device: torch.device, dtype: torch.dtype, into: Cache | None = None
+    states: Sequence[Tensor], tokens: int, device: torch.device, dtype: torch.dtype, into: Cache | None = None
 ) -> Cache:
-    """A cache that already holds the first `tokens` tokens of a stacked state `[2, layers, heads, n, head_dim]`.
+    """A cache that already holds the first `tokens` tokens of a state, whose parts `[2, layers, heads, n, head_dim]` follow each other.
 
     into  the empty cache that is filled; None: a plain one
 
-    On the CPU nothing is copied here: the layers view the state's memory (a memory map is read page by page when a layer
-    first attends), and the first new token copies it. Raises: ModelError if the state is not of this dtype or shape.
+    On the CPU nothing is copied here: the layers view the parts' memory (a memory map is read page by page when a layer
+    first attends), and the first new token copies it. Raises: ModelError if a part is not of this dtype or shape.
     """
-    shape = state.data.shape
-    if len(shape) != 5 or shape[0] != 2 or shape[3] < tokens:
-        raise ModelError(
-            f"a state of shape {shape} is not [2, layers, heads, >={tokens} tokens, head_dim]: it was stored by "
-            "something else; clear the cache directory"
-        )
-    if state.dtype != NAMES.get(dtype):
-        raise ModelError(
-            f"a state in {state.dtype} cannot continue in {dtype}: load the model in the dtype it was stored in"
-        )
-    stacked = borrowed(state)[:, :, :, :tokens]
-    if device.type != "cpu":
-        stacked = stacked.contiguous().to(device, non_blocking=True)
+    stacked: list[torch.Tensor] = []
+    for state in states:
+        shape = state.data.shape
+        if len(shape) != 5 or shape[0] != 2:
+            raise ModelError(
+                f"a state of shape {shape} is not [2, layers, heads, tokens, head_dim]: it was stored by something else; "
+                "clear the cache directory"
+            )
+        if state.dtype != NAMES.get(dtype):
+            raise ModelError(
+                f"a state in {state.dtype} cannot continue in {dtype}: load the model in the dtype it was stored in"
+            )
+        rows = borrowed(state)[:, :, :, : tokens - sum(part.shape[3] for part in stacked)]
+        stacked.append(rows if device.type == "cpu" else rows.contiguous().to(device, non_blocking=True))
+    if (held := sum(part.shape[3] for part in stacked)) < tokens:
+        raise ModelError(f"a state of {held} tokens has not the first {tokens}: clear the cache directory")
     cache = plain_cache() if into is None else into
-    if cache.layers and len(cache.layers) != stacked.shape[1]:
+    if cache.layers and len(cache.layers) != stacked[0].shape[1]:
         raise ModelError(
-            f"a state of {stacked.shape[1]} layers cannot continue in a model with the KV of {len(cache.layers)}: it is of "
+            f"a state of {stacked[0].shape[1]} layers cannot continue in a model with the KV of {len(cache.layers)}: it is of "
             "another model; clear the cache directory"
         )
+    keys, values = ([part[kind].unsqueeze(1) for part in stacked] for kind in (0, 1))
     layers: list[Any] = [
-        filled_layer(stacked[0, index : index + 1], stacked[1, index : index + 1]) for index in range(stacked.shape[1])
+        PartsLayer([part[layer] for part in keys], [part[layer] for part in values])
+        for layer in range(stacked[0].shape[1])
     ]
     cache.layers = layers
     return cache
+
+
+class PartsLayer(DynamicLayer):
+    """A layer that holds `[batch, heads, tokens, head_dim]` in parts, until the first new token copies all of them into one tensor.
+
+    To join the parts of a stored state before would copy it twice.
+    """
+
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._keys, self._values = list(keys), list(values)
+        self.dtype, self.device, self.is_initialized = keys[0].dtype, keys[0].device, True
+
+    @property
+    def keys(self) -> Any:
+        return _whole(self._keys)
+
+    @keys.setter
+    def keys(self, keys: torch.Tensor | None) -> None:
+        self._keys = [] if keys is None else [keys]
+
+    @property
+    def values(self) -> Any:
+        return _whole(self._values)
+
+    @values.setter
+    def values(self, values: torch.Tensor | None) -> None:
+        self._values = [] if values is None else [values]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._keys.append(key_states)
+        self._values.append(value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return sum(part.shape[-2] for part in self._keys)
+
+
+def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    if len(parts) > 1:
+        parts[:] = [torch.cat(parts, dim=-2)]
+    return parts[0] if parts else None
 
 
 def captured(cache: Cache, tokens: int) -> Tensor | None:
@@ -81,7 +131,7 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     None if layers differ in shape, dtype or kind, so that no single tensor holds them.
     """
     layers: list[Any] = list(cache.layers)
-    if not layers or any(type(layer) is not DynamicLayer or not layer.is_initialized for layer in layers):
+    if not layers or any(type(layer) not in (DynamicLayer, PartsLayer) or not layer.is_initialized for layer in layers):
         return None
     parts = [
         part[0, :, :tokens]
@@ -96,11 +146,3 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     if parts[0].dtype not in NAMES:
         return None
     return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())
-
-
-def filled_layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
-    """A layer that holds these `[batch, heads, tokens, head_dim]`, and copies them at the first new token."""
-    layer = DynamicLayer()
-    layer.keys, layer.values = keys, values
-    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
-    return layer
