@@ -18,8 +18,9 @@ from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import PlanGuard
 from dejakv.identity import epoch_of
 from dejakv.settings import made_by
+from dejakv.store.budgets import Budget
 from dejakv.store.open import open_store, store_of
-from dejakv.store.store import Budget, Store
+from dejakv.store.store import Store
 from dejakv.trust.evidence import fingerprint
 from dejakv.trust.gate import Gate
 from dejakv.trust.ledger import Ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.store import catalog, open_store
+from dejakv.store import changes, open_store
 from dejakv.testing.chunks import make_chunk, same_bits
 
 HAMMER = """
@@ -183,7 +183,7 @@ def test_what_another_process_clears_is_not_served_from_memory(
     tmp_path: Path, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when more was cleared than the journal names."""
-    monkeypatch.setattr(catalog, "_JOURNAL_ROWS", 100)
+    monkeypatch.setattr(changes, "_JOURNAL_ROWS", 100)
     one = open_store(tmp_path / "store", memory_bytes=1 << 24)
     told: list[str] = []
     one.on_evict(told.append)

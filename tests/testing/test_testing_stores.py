@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dejakv.store.base import Chunk, StoreStats, Tensor
-from dejakv.store.store import Budget, Store
+from dejakv.store.budgets import Budget
+from dejakv.store.store import Store
 from dejakv.testing.stores import StoreTests
 
 

@@ -25,8 +25,7 @@ from dejakv.errors import InputError
 from dejakv.request import kept_for, nothing_is_kept
 from dejakv.store.age import is_older, shortest
 from dejakv.store.age import now as clock
-from dejakv.store.budgets import Parts
-from dejakv.store.catalog import NoRoom, PolicyName
+from dejakv.store.budgets import NoRoom, Parts, PolicyName
 from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store

@@ -14,8 +14,7 @@ from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.store.budgets import Parts
-from dejakv.store.catalog import PolicyName
+from dejakv.store.budgets import Parts, PolicyName
 from dejakv.store.open import open_store
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store

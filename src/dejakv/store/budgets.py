@@ -4,12 +4,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 
 Clock = Callable[[], float]
+PolicyName = Literal["lru", "lfu"]
+POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
+"""The order in which entries are evicted: least recently used, or least often used and of those the least recently."""
+
+
+class NoRoom(Exception):
+    """What is put does not fit the budget, whatever leaves."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,37 @@ class Parts:
     def _equal(self, budget: int, given: Sequence[int]) -> int:
         others = self.partitions - sum(one > 0 for one in given)
         return (budget - sum(given)) // others if budget and others else 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a store; 0: no limit.
+
+    parts   of partitions; each evicts its own entries alone
+    policy  which entries leave first: `lru` or `lfu`
+
+    Raises: ConfigError for a negative limit or an unknown policy.
+    """
+
+    max_bytes: int = 0
+    max_entries: int = 0
+    policy: PolicyName = "lru"
+    parts: Parts = field(default_factory=Parts)
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_entries"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is negative: give a limit, or 0 for none")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"eviction policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+
+    def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
+        """Partition (None: all), bytes and entries of each limit that holds for what is put into this partition."""
+        part = self.parts.of(partition)
+        own: list[tuple[str | None, int, int]] = []
+        if self.parts.divided:
+            own = [(partition, part.max_bytes, part.max_entries)]
+        return [*own, (None, self.max_bytes, self.max_entries)]
 
 
 def named_parts(quotas: Sequence[str]) -> dict[str, Part]:

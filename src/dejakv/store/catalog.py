@@ -13,11 +13,11 @@ between leaves objects that the next one deletes, and no row without its object.
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,19 +25,15 @@ from dejakv.identity import BLOCK_TOKENS as BLOCK
 from dejakv.store.age import SKEW
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
-from dejakv.store.keys import SIZE, Keys
-from dejakv.store.segment import NEVER, Segment
+from dejakv.store.keys import Keys
+from dejakv.store.segment import NEVER
 
-PolicyName = Literal["lru", "lfu"]
-POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
-"""The order in which entries are evicted: least recently used, or least often used and of those the least recently."""
 VERSION = 3
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
 """Readers never wait for a writer, only for a process that recovers the log of a killed one."""
 _WRITES_PER_CHECKPOINT = 64
 _MANY = 500
-_JOURNAL_ROWS = 10_000
 TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
 _TABLES = """
 CREATE TABLE segments (
@@ -76,10 +72,6 @@ CREATE TRIGGER record_gone AFTER DELETE ON records BEGIN
 """
 
 
-class NoRoom(Exception):
-    """What is put does not fit the budget, whatever leaves."""
-
-
 @dataclass(frozen=True)
 class Piece:
     """Rows `start` to `stop - 1` of a prompt: the first of the segment number `n`, which has rows up to `end`."""
@@ -102,21 +94,6 @@ class RecordRow:
     partition: str
     epoch: str
     about: bytes
-
-
-@dataclass
-class Gone:
-    """What a transaction removes: records as (id, partition, kind), and names of segments, whose objects leave after it."""
-
-    records: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    objects: list[str] = field(default_factory=list[str])
-    nbytes: int = 0
-
-    def __iadd__(self, other: "Gone") -> "Gone":
-        self.records += other.records
-        self.objects += other.objects
-        self.nbytes += other.nbytes
-        return self
 
 
 class Catalog:
@@ -217,7 +194,7 @@ class Catalog:
                 part = wanted[at : at + _MANY]
                 query = (
                     "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b JOIN segments s ON s.n = b.n"
-                    f" WHERE b.key IN ({','.join('?' * len(part))}) AND {_alive('s')}"
+                    f" WHERE b.key IN ({','.join('?' * len(part))}) AND {alive('s')}"
                 )
                 known.update({row[0]: row[1:] for row in self.read(query, (*part, now, now + SKEW))})
 
@@ -255,7 +232,7 @@ class Catalog:
             return pieces
         query = (
             "SELECT n, name, start, stop, due, record, ids FROM segments WHERE n = ? UNION ALL SELECT * FROM (SELECT n, name, start,"
-            f" stop, due, record, ids FROM segments s WHERE prefix = ? AND {_alive('s')} ORDER BY n DESC LIMIT 4)"
+            f" stop, due, record, ids FROM segments s WHERE prefix = ? AND {alive('s')} ORDER BY n DESC LIMIT 4)"
         )
         best, extra = 0, last
         for n, name, start, stop, due, record, ids in self.read(query, (last.n, keys.at(end), now, now + SKEW)):
@@ -276,7 +253,7 @@ class Catalog:
         """The pieces of a prefix of so many tokens, by its key; none if there is a gap."""
         query = (
             "SELECT s.n, s.name, s.start, s.stop, s.due, s.record, s.prefix FROM blocks b JOIN segments s ON s.n = b.n"
-            f" WHERE b.key = ? AND {_alive('s')}"
+            f" WHERE b.key = ? AND {alive('s')}"
         )
         pieces: list[Piece] = []
         while tokens:
@@ -297,7 +274,7 @@ class Catalog:
         return [Piece(*row) for row in self.read(query, (record,))]
 
     def record(self, id: str, now: float) -> RecordRow | None:
-        query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {_alive('r')}"
+        query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {alive('r')}"
         found = self.read(query, (id, now, now + SKEW))
         return RecordRow(*found[0]) if found else None
 
@@ -307,7 +284,7 @@ class Catalog:
         """All of higher numbers than `after`, fetched in pages without a lock between them."""
         query = (
             f"SELECT n, id, partition, epoch, about FROM records r WHERE n > ?3 AND (?4 IS NULL OR partition = ?4)"
-            f" AND (?5 IS NULL OR epoch = ?5) AND {_alive('r', '?1', '?2')} ORDER BY n LIMIT ?6"
+            f" AND (?5 IS NULL OR epoch = ?5) AND {alive('r', '?1', '?2')} ORDER BY n LIMIT ?6"
         )
         while True:
             found = self.read(query, (now, now + SKEW, after, partition, epoch, page))
@@ -325,7 +302,7 @@ class Catalog:
     def totals(self, partition: str | None = None) -> tuple[int, int]:
         """Entries and bytes."""
         with self._reader.use() as sql:
-            return _totals(sql, partition)
+            return totals(sql, partition)
 
     def leaving(self) -> list[str]:
         """Names of objects that are to be deleted, as far as `deleted` has not been told of them."""
@@ -334,166 +311,6 @@ class Catalog:
     def deleted(self, names: Iterable[str]) -> None:
         """Objects that have been deleted: the next transaction strikes them off."""
         self._deleted.update(names)
-
-    # Changes
-
-    def add_segment(self, sql: sqlite3.Connection, segment: Segment) -> int:
-        """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
-        keys = dict.fromkeys(segment.keys)
-        values = (
-            segment.name, segment.partition, segment.epoch, segment.kind, segment.start, segment.stop, segment.prefix,
-            b"".join(keys), b"" if segment.spans else segment.ids, segment.record, segment.nbytes, segment.created, segment.due,
-            _tick(sql),
-        )  # fmt: skip
-        sql.execute(
-            "INSERT INTO segments (name, partition, epoch, kind, start, stop, prefix, keys, ids, record, nbytes, created, due, used,"
-            f" hits) VALUES ({','.join('?' * len(values))}, 0)",
-            values,
-        )
-        n = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
-        sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in keys))
-        return n
-
-    def add_record(
-        self,
-        sql: sqlite3.Connection,
-        about: bytes,
-        columns: tuple[str, str, str, str],
-        created: float,
-        due: float,
-        pieces: Sequence[Piece],
-    ) -> Gone:
-        """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces, whose
-        uses it takes over."""
-        before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
-        query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
-        held = dict(sql.execute(query, (before,)).fetchall())
-        self._delete_records(sql, [before])
-        values = (*columns, len(about), created, due, _tick(sql), hits, about)
-        sql.execute(
-            "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
-            values,
-        )
-        n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
-        sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, p.n, p.start, p.stop) for p in pieces))
-        # What a prompt has all of is its own text too, and stays as long as it does.
-        whole = [(due, p.n) for p in pieces if p.stop == p.end]
-        sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
-        query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
-        sql.executemany(query, ((max(held.values(), default=0), p.n) for p in pieces))
-        loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
-        return self._delete_segments(sql, loose)
-
-    def touch(self, sql: sqlite3.Connection, uses: Mapping[tuple[str, tuple[int, ...]], int]) -> None:
-        """Notes uses of records, by id, and of their segments: the end first, so that the beginning is the last to leave."""
-        for (id, chain), hits in uses.items():
-            clock = _tick(sql, len(chain) + 1)
-            if id:
-                sql.execute("UPDATE records SET used = ?, hits = hits + ? WHERE id = ?", (clock, hits, id))
-            query = "UPDATE segments SET used = ?, hits = hits + ? WHERE n = ?"
-            sql.executemany(query, [(clock - place, hits, n) for place, n in enumerate(chain)])
-
-    def evict(self, sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
-        """Removes segments and the records that need them; other segments of these stay, as prefixes."""
-        numbers = list(segments)
-        records = _linked(sql, "record", "segment", numbers)
-        gone = self._delete_records(sql, records)
-        gone += self._delete_segments(sql, numbers)
-        return gone
-
-    def remove(
-        self, sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True
-    ) -> Gone:
-        """Removes records with their segments, but for those that other records have all of; and segments with their records.
-
-        Records that had some rows of what leaves are gone too (see `torn`), unless `tear` is False."""
-        gone_records, gone_segments = set(records), set(segments)
-        fresh = set(gone_records)
-        gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
-        fresh |= more
-        while fresh:
-            own = set(_linked(sql, "segment", "record", fresh)) - gone_segments
-            leave = {s for s in own if not self.needed(sql, s, gone_records)}
-            gone_segments |= leave
-            fresh = set(_linked(sql, "record", "segment", leave)) - gone_records if tear else set[int]()
-            gone_records |= fresh
-        gone = self._delete_records(sql, gone_records)
-        gone += self._delete_segments(sql, gone_segments)
-        return gone
-
-    def torn(self, sql: sqlite3.Connection, records: Collection[int]) -> list[tuple[int, int]]:
-        """Segments that leave with these records although others have their first rows: their numbers, and how far others go."""
-        found: list[tuple[int, int]] = []
-        for s in set(_linked(sql, "segment", "record", records)):
-            if not self.needed(sql, s, records):
-                query = "SELECT record, stop FROM links WHERE segment = ?"
-                stops = [stop for record, stop in sql.execute(query, (s,)) if record not in records]
-                if stops:
-                    found.append((s, max(stops)))
-        return found
-
-    def move_links(self, sql: sqlite3.Connection, old: int, new: int, records: Collection[int]) -> None:
-        """Lets all records but these have their rows from another segment."""
-        found = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (old,)) if n not in records]
-        query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
-        sql.executemany(query, [(new, old, record) for record in found])
-
-    def make_room(
-        self,
-        sql: sqlite3.Connection,
-        order: str,
-        max_bytes: int,
-        max_entries: int,
-        partition: str | None = None,
-        keep: Collection[int] = (),
-        keep_record: str = "",
-    ) -> Gone:
-        """Evicts until a budget is met. Raises: NoRoom if that takes what is to be kept."""
-        gone = Gone()
-        of = "(?1 IS NULL OR partition = ?1)"
-        over = _totals(sql, partition)[0] - max_entries if max_entries else 0
-        if over > 0:
-            query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
-            gone += self.remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
-        while max_bytes and (over := _totals(sql, partition)[1] - max_bytes) > 0:
-            victims: list[int] = []
-            for n, size in sql.execute(f"SELECT n, nbytes FROM segments WHERE {of} ORDER BY {order}", (partition,)):
-                if over <= 0:
-                    break
-                if n not in keep:
-                    victims.append(n)
-                    over -= size + _described_by(sql, n)
-            if victims:
-                gone += self.evict(sql, victims)
-                continue
-            query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
-            records = [n for (n,) in sql.execute(query, (partition, keep_record))]
-            if not records:
-                raise NoRoom
-            gone += self._delete_records(sql, records)
-        return gone
-
-    def expired(self, sql: sqlite3.Connection, now: float) -> tuple[list[int], list[int]]:
-        """Records and segments whose time is over, or that come from the future."""
-        records = sql.execute(f"SELECT n FROM records r WHERE due < 1e18 AND NOT {_alive('r')}", (now, now + SKEW))
-        found = [n for (n,) in records.fetchall()]
-        segments = sql.execute(f"SELECT n FROM segments s WHERE due < 1e18 AND NOT {_alive('s')}", (now, now + SKEW))
-        return found, [n for (n,) in segments.fetchall()]
-
-    def below(self, sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
-        """Segments that go on where these end, or inside of them, and those that go on there, without those that records need."""
-        found: set[int] = set()
-        waiting = list(segments)
-        while waiting:
-            row = sql.execute("SELECT keys FROM segments WHERE n = ?", (waiting.pop(),)).fetchone()
-            for at in range(0, len(row[0]) if row else 0, SIZE):
-                query = (
-                    "SELECT n FROM segments s WHERE prefix = ? AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
-                )
-                new = {n for (n,) in sql.execute(query, (row[0][at : at + SIZE],))} - found
-                found |= new
-                waiting += new
-        return found
 
     def removed_elsewhere(self) -> tuple[list[tuple[str, bool]], bool]:
         """Ids of records that other processes removed since the last call, with whether they are back already; and False if the
@@ -509,38 +326,6 @@ class Catalog:
                 news, complete = self._news, self._complete
                 self._news, self._complete = [], True
         return news, complete
-
-    def needed(self, sql: sqlite3.Connection, segment: int, without: Collection[int]) -> bool:
-        """Whether another record has all rows of a segment."""
-        query = "SELECT l.record FROM links l JOIN segments s ON s.n = l.segment WHERE s.n = ? AND l.stop = s.stop"
-        return any(record not in without for (record,) in sql.execute(query, (segment,)))
-
-    def _delete_records(self, sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-        gone = Gone()
-        for n in numbers:
-            row = sql.execute("SELECT id, partition, kind, nbytes FROM records WHERE n = ?", (n,)).fetchone()
-            if row is not None:
-                gone.records.append(row[:3])
-                gone.nbytes += row[3]
-                sql.execute("DELETE FROM records WHERE n = ?", (n,))
-                sql.execute("DELETE FROM links WHERE record = ?", (n,))
-        if gone.records:
-            sql.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (_JOURNAL_ROWS,))
-        return gone
-
-    def _delete_segments(self, sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-        gone = Gone()
-        for n in numbers:
-            row = sql.execute("SELECT name, keys, nbytes FROM segments WHERE n = ?", (n,)).fetchone()
-            if row is not None:
-                gone.objects.append(row[0])
-                gone.nbytes += row[2]
-                keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
-                sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
-                sql.execute("DELETE FROM segments WHERE n = ?", (n,))
-                sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", row[:1])
-                sql.execute("DELETE FROM links WHERE segment = ?", (n,))
-        return gone
 
     def _commit(self, sql: sqlite3.Connection) -> None:
         # This transaction's own removals are no news from elsewhere. They are marked as seen before the commit, without keeping
@@ -576,33 +361,18 @@ def reason_of(error: sqlite3.Error) -> str:
     return reasons.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "error")
 
 
-def _alive(table: str, now: str = "?", latest: str = "?") -> str:
+def alive(table: str, now: str = "?", latest: str = "?") -> str:
     """What is not expired: a value for the present, and one for the latest time at which it can have been made."""
     return f"({table}.due > {now} AND ({table}.due >= 1e18 OR {table}.created <= {latest}))"
 
 
-def _totals(sql: sqlite3.Connection, partition: str | None) -> tuple[int, int]:
+def totals(sql: sqlite3.Connection, partition: str | None) -> tuple[int, int]:
     query = "SELECT coalesce(sum(entries), 0), coalesce(sum(bytes), 0) FROM totals WHERE ?1 IS NULL OR partition = ?1"
     return sql.execute(query, (partition,)).fetchone()
 
 
-def _described_by(sql: sqlite3.Connection, segment: int) -> int:
-    """Bytes of the records that need a segment."""
-    query = "SELECT coalesce(sum(r.nbytes), 0) FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
-    return sql.execute(query, (segment,)).fetchone()[0]
-
-
-def _linked(sql: sqlite3.Connection, wanted: str, given: str, numbers: Iterable[int]) -> list[int]:
-    return [n for number in numbers for (n,) in sql.execute(f"SELECT {wanted} FROM links WHERE {given} = ?", (number,))]
-
-
 def _last_removed(sql: sqlite3.Connection) -> int:
     return sql.execute("SELECT coalesce(max(seq), 0) FROM removed").fetchone()[0]
-
-
-def _tick(sql: sqlite3.Connection, by: int = 1) -> int:
-    sql.execute("UPDATE clock SET used = used + ?", (by,))
-    return sql.execute("SELECT used FROM clock").fetchone()[0]
 
 
 def _prepare(sql: sqlite3.Connection) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dejakv.store.catalog import NoRoom, PolicyName
+from dejakv.store.budgets import NoRoom, PolicyName
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -12,14 +12,14 @@ from dejakv.settings import refuse_redis
 from dejakv.store import names
 from dejakv.store.age import Clock
 from dejakv.store.age import now as steady
-from dejakv.store.budgets import Admission, Parts, named_parts
-from dejakv.store.catalog import Catalog, PolicyName
+from dejakv.store.budgets import Admission, Budget, Parts, PolicyName, named_parts
+from dejakv.store.catalog import Catalog
 from dejakv.store.claim import FORMAT, InUse, entrance, identify, refuse_network, write_marker
 from dejakv.store.connection import connect, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
 from dejakv.store.objects import Folder, InFront, Objects
-from dejakv.store.store import Budget, Store
+from dejakv.store.store import Store
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig

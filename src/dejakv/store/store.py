@@ -11,13 +11,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from cachetools import FIFOCache
 
-from dejakv.errors import ConfigError, InputError, StoreError
+from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
+from dejakv.store import changes
 from dejakv.store.age import Clock, is_expired
 from dejakv.store.age import now as steady
 from dejakv.store.base import (
@@ -34,8 +35,9 @@ from dejakv.store.base import (
     check_alike,
     joined,
 )
-from dejakv.store.budgets import Admission, AdmissionGate, Parts
-from dejakv.store.catalog import POLICIES, Catalog, Gone, NoRoom, Piece, PolicyName, reason_of
+from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget, NoRoom
+from dejakv.store.catalog import Catalog, Piece, reason_of
+from dejakv.store.changes import Gone
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys, ends_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
@@ -65,37 +67,6 @@ class _DryRun(Exception):
 
 class _TryAgain(Exception):
     """What a transaction builds on has left."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a store; 0: no limit.
-
-    parts   of partitions; each evicts its own entries alone
-    policy  which entries leave first: `lru` or `lfu`
-
-    Raises: ConfigError for a negative limit or an unknown policy.
-    """
-
-    max_bytes: int = 0
-    max_entries: int = 0
-    policy: PolicyName = "lru"
-    parts: Parts = field(default_factory=Parts)
-
-    def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_entries"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is negative: give a limit, or 0 for none")
-        if self.policy not in POLICIES:
-            raise ConfigError(f"eviction policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
-
-    def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
-        """Partition (None: all), bytes and entries of each limit that holds for what is put into this partition."""
-        part = self.parts.of(partition)
-        own: list[tuple[str | None, int, int]] = []
-        if self.parts.divided:
-            own = [(partition, part.max_bytes, part.max_entries)]
-        return [*own, (None, self.max_bytes, self.max_entries)]
 
 
 class Store:
@@ -483,7 +454,7 @@ class Store:
 
     def sweep(self) -> int:
         """Removes what has expired, and the traces of it; how many entries."""
-        gone = self._remove(lambda sql: self._catalog.expired(sql, self._clock()))
+        gone = self._remove(lambda sql: changes.expired(sql, self._clock()))
         self._traces = self._traces or bool(gone.records or gone.objects)
         if self._traces:
             try:
@@ -576,7 +547,7 @@ class Store:
                 written.append(encoded)
                 self._objects.put(encoded.name, parts)
             with self._catalog.transaction() as sql:
-                self._catalog.touch(sql, uses)
+                changes.touch(sql, uses)
                 if any(not _there(sql, piece.n) for piece in chain):
                     raise _TryAgain
                 pieces = list(chain)
@@ -585,16 +556,16 @@ class Store:
                     found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
                     if found is None and (_leaves(sql, one.name) or not self._exists(one.name)):
                         raise _TryAgain
-                    n = found[0] if found else self._catalog.add_segment(sql, one)
+                    n = found[0] if found else changes.add_segment(sql, one)
                     pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
                 if about is not None:
                     columns = (meta.id, meta.partition, meta.epoch, meta.kind)
                     due = meta.created + meta.ttl if meta.ttl else NEVER
-                    gone += self._catalog.add_record(sql, about, columns, meta.created, due, pieces)
-                self._catalog.touch(sql, {("", tuple(piece.n for piece in pieces)): 1})
+                    gone += changes.add_record(sql, about, columns, meta.created, due, pieces)
+                changes.touch(sql, {("", tuple(piece.n for piece in pieces)): 1})
                 keep = {piece.n for piece in pieces}
                 evicted = [
-                    (why, self._catalog.make_room(sql, self._order, nbytes, entries, of, keep, meta.id))
+                    (why, changes.make_room(sql, self._order, nbytes, entries, of, keep, meta.id))
                     for of, nbytes, entries in limits
                     for why in ("quota" if of is not None else "bytes" if nbytes else "entries",)
                 ]
@@ -609,7 +580,7 @@ class Store:
                 raise Refused("too_large") from error
             raise
         for why, one in evicted:
-            for _, partition, _ in one.records:
+            for _, partition in one.records:
                 self._counters.evicted(partition, why)
         self._left(gone)
         with self._lock:
@@ -729,10 +700,10 @@ class Store:
             return
         try:
             with self._catalog.transaction(wait=wait) as sql:
-                self._catalog.touch(sql, uses)
+                changes.touch(sql, uses)
                 missing = [n for n, why in condemned.items() if not why and _there(sql, n)]
-                gone = self._catalog.remove(sql, [-n for n in condemned if n < 0])
-                gone += self._catalog.evict(sql, [n for n in condemned if n > 0])
+                gone = changes.remove(sql, [-n for n in condemned if n < 0])
+                gone += changes.evict(sql, [n for n in condemned if n > 0])
         except sqlite3.Error as error:
             self._put_back(uses)
             if wait:
@@ -793,9 +764,9 @@ class Store:
             try:
                 with self._catalog.transaction() as sql:
                     records, segments = choose(sql)
-                    for number, stop in self._catalog.torn(sql, records) if not dry_run else ():
+                    for number, stop in changes.torn(sql, records) if not dry_run else ():
                         self._keep_beginning(sql, number, stop, records)
-                    gone = self._catalog.remove(sql, records, segments, tear=not dry_run)
+                    gone = changes.remove(sql, records, segments, tear=not dry_run)
                     if dry_run:
                         raise _DryRun
                     if full:
@@ -834,8 +805,8 @@ class Store:
         except (CorruptChunk, Missing, Unknown) as error:
             logger.warning("rows that prompts share leave with one of them: %s", error)
             return
-        new = self._catalog.add_segment(sql, part)
-        self._catalog.move_links(sql, number, new, leaving)
+        new = changes.add_segment(sql, part)
+        changes.move_links(sql, number, new, leaving)
 
     def _loose(
         self, sql: sqlite3.Connection, selection: Selection, ids: Sequence[str], records: Collection[int]
@@ -851,8 +822,8 @@ class Store:
             own = [
                 n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))
             ]
-            ends = [n for n in own if not self._catalog.needed(sql, n, records)]
-            return sorted(found | self._catalog.below(sql, [*found, *ends]))
+            ends = [n for n in own if not changes.needed(sql, n, records)]
+            return sorted(found | changes.below(sql, [*found, *ends]))
         rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
         return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, self._clock())]
 
@@ -860,7 +831,7 @@ class Store:
         """Forgets removed entries, deletes their objects and tells the listeners. Call it after the commit, without a lock."""
         with self._lock:
             self._changes += 1
-            for id, _, _ in gone.records:
+            for id, _ in gone.records:
                 self._metas.pop(id, None)
             for name in gone.objects:
                 self._verified.pop(name, None)
@@ -873,7 +844,7 @@ class Store:
                 self._traces = True
                 if self._background:
                     self._worker.wake()
-        self._listeners.tell(id for id, _, _ in gone.records)
+        self._listeners.tell(id for id, _ in gone.records)
 
     def _discard(self) -> None:
         """Deletes the objects of all segments that have left, whoever removed those. Raises: sqlite3.Error, Unknown"""
@@ -896,12 +867,12 @@ class Store:
                 present.difference_update(name for (name,) in sql.execute(leaving))
                 # Again: what was written since the listing has its row already.
                 lost = [n for name, n in known.items() if name not in present and not self._exists(name)]
-                gone = self._catalog.evict(sql, lost)
+                gone = changes.evict(sql, lost)
                 damaged += sum(self._index(sql, name) for name in present if name not in known)
-                gone += self._catalog.remove(sql, *self._catalog.expired(sql, self._clock()))
+                gone += changes.remove(sql, *changes.expired(sql, self._clock()))
                 budget = self._budget
-                room = self._catalog.make_room(sql, self._order, budget.max_bytes, budget.max_entries)
-                for _, partition, _ in room.records:
+                room = changes.make_room(sql, self._order, budget.max_bytes, budget.max_entries)
+                for _, partition in room.records:
                     self._counters.evicted(partition, "bytes" if budget.max_bytes else "entries")
                 gone += room
                 gone.objects += [name for (name,) in sql.execute(leaving)]
@@ -948,11 +919,11 @@ class Store:
         if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
             sql.execute("INSERT INTO leaving VALUES (?)", (name,))  # an older one, or one that was never finished
             return 0
-        n = self._catalog.add_segment(sql, segment)
+        n = changes.add_segment(sql, segment)
         if meta is not None:
             piece = Piece(n, name, segment.start, segment.stop, segment.stop)
             columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-            self._catalog.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
+            changes.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
         return 0
 
     # The worker

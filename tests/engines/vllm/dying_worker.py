@@ -17,7 +17,7 @@ from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.loads import Loads
-from dejakv.store.catalog import Catalog
+from dejakv.store import changes
 from dejakv.store.objects import Folder
 from dejakv.store.store import Store
 
@@ -71,7 +71,7 @@ MOMENTS = {
     # A file has been written under its temporary name; the other rank has stored its part.
     "written": Moment((Folder, "_publish"), False, (Store, "put")),
     # All of a prompt's files have their names, and no catalog lists them yet: its transaction ends later.
-    "published": Moment((Catalog, "add_record"), False, (Store, "put")),
+    "published": Moment((changes, "add_record"), False, (Store, "put")),
     # The other rank has said that its blend may begin, and waits.
     "fetching": Moment((Loads, "_drafted"), False, (Loads, "take"), lambda told: bool(told[0])),
     # Both have begun the blend, and their forwards meet in collectives.

@@ -10,11 +10,11 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
 from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
-from dejakv.store.budgets import Admission
+from dejakv.store.budgets import Admission, Budget
 from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
 from dejakv.store.selection import Purged, Selection
-from dejakv.store.store import Budget, Store
+from dejakv.store.store import Store
 
 
 class _Shared(Store):

@@ -1,0 +1,243 @@
+"""Changes of the catalog, each within a `Catalog.transaction`: records and segments come, are used, and leave.
+
+A record leaves with the segments that no other record has all of. A segment leaves with its records.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dejakv.store.age import SKEW
+from dejakv.store.budgets import NoRoom
+from dejakv.store.catalog import Piece, alive, totals
+from dejakv.store.keys import SIZE
+from dejakv.store.segment import Segment
+
+_JOURNAL_ROWS = 10_000
+
+
+@dataclass
+class Gone:
+    """What a transaction removes: records as (id, partition), and names of segments, whose objects leave after it."""
+
+    records: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    objects: list[str] = field(default_factory=list[str])
+    nbytes: int = 0
+
+    def __iadd__(self, other: "Gone") -> "Gone":
+        self.records += other.records
+        self.objects += other.objects
+        self.nbytes += other.nbytes
+        return self
+
+
+def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
+    """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
+    keys = dict.fromkeys(segment.keys)
+    values = (
+        segment.name, segment.partition, segment.epoch, segment.kind, segment.start, segment.stop, segment.prefix,
+        b"".join(keys), b"" if segment.spans else segment.ids, segment.record, segment.nbytes, segment.created, segment.due,
+        _tick(sql),
+    )  # fmt: skip
+    sql.execute(
+        "INSERT INTO segments (name, partition, epoch, kind, start, stop, prefix, keys, ids, record, nbytes, created, due, used,"
+        f" hits) VALUES ({','.join('?' * len(values))}, 0)",
+        values,
+    )
+    n = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+    sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in keys))
+    return n
+
+
+def add_record(
+    sql: sqlite3.Connection,
+    about: bytes,
+    columns: tuple[str, str, str, str],
+    created: float,
+    due: float,
+    pieces: Sequence[Piece],
+) -> Gone:
+    """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces, whose
+    uses it takes over."""
+    before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
+    query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
+    held = dict(sql.execute(query, (before,)).fetchall())
+    _delete_records(sql, [before])
+    values = (*columns, len(about), created, due, _tick(sql), hits, about)
+    sql.execute(
+        "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
+        values,
+    )
+    n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
+    sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, p.n, p.start, p.stop) for p in pieces))
+    # What a prompt has all of is its own text too, and stays as long as it does.
+    whole = [(due, p.n) for p in pieces if p.stop == p.end]
+    sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
+    query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
+    sql.executemany(query, ((max(held.values(), default=0), p.n) for p in pieces))
+    loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
+    return _delete_segments(sql, loose)
+
+
+def touch(sql: sqlite3.Connection, uses: Mapping[tuple[str, tuple[int, ...]], int]) -> None:
+    """Notes uses of records, by id, and of their segments: the end first, so that the beginning is the last to leave."""
+    for (id, chain), hits in uses.items():
+        clock = _tick(sql, len(chain) + 1)
+        if id:
+            sql.execute("UPDATE records SET used = ?, hits = hits + ? WHERE id = ?", (clock, hits, id))
+        query = "UPDATE segments SET used = ?, hits = hits + ? WHERE n = ?"
+        sql.executemany(query, [(clock - place, hits, n) for place, n in enumerate(chain)])
+
+
+def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
+    """Removes segments and the records that need them; other segments of these stay, as prefixes."""
+    numbers = list(segments)
+    records = _linked(sql, "record", "segment", numbers)
+    gone = _delete_records(sql, records)
+    gone += _delete_segments(sql, numbers)
+    return gone
+
+
+def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True) -> Gone:
+    """Removes records with their segments, but for those that other records have all of; and segments with their records.
+
+    Records that had some rows of what leaves are gone too (see `torn`), unless `tear` is False."""
+    gone_records, gone_segments = set(records), set(segments)
+    fresh = set(gone_records)
+    gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
+    fresh |= more
+    while fresh:
+        own = set(_linked(sql, "segment", "record", fresh)) - gone_segments
+        leave = {s for s in own if not needed(sql, s, gone_records)}
+        gone_segments |= leave
+        fresh = set(_linked(sql, "record", "segment", leave)) - gone_records if tear else set[int]()
+        gone_records |= fresh
+    gone = _delete_records(sql, gone_records)
+    gone += _delete_segments(sql, gone_segments)
+    return gone
+
+
+def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[tuple[int, int]]:
+    """Segments that leave with these records although others have their first rows: their numbers, and how far others go."""
+    found: list[tuple[int, int]] = []
+    for s in set(_linked(sql, "segment", "record", records)):
+        if not needed(sql, s, records):
+            query = "SELECT record, stop FROM links WHERE segment = ?"
+            stops = [stop for record, stop in sql.execute(query, (s,)) if record not in records]
+            if stops:
+                found.append((s, max(stops)))
+    return found
+
+
+def move_links(sql: sqlite3.Connection, old: int, new: int, records: Collection[int]) -> None:
+    """Lets all records but these have their rows from another segment."""
+    found = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (old,)) if n not in records]
+    query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
+    sql.executemany(query, [(new, old, record) for record in found])
+
+
+def make_room(
+    sql: sqlite3.Connection,
+    order: str,
+    max_bytes: int,
+    max_entries: int,
+    partition: str | None = None,
+    keep: Collection[int] = (),
+    keep_record: str = "",
+) -> Gone:
+    """Evicts until a budget is met. Raises: NoRoom if that takes what is to be kept."""
+    gone = Gone()
+    of = "(?1 IS NULL OR partition = ?1)"
+    over = totals(sql, partition)[0] - max_entries if max_entries else 0
+    if over > 0:
+        query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
+        gone += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
+    while max_bytes and (over := totals(sql, partition)[1] - max_bytes) > 0:
+        victims: list[int] = []
+        for n, size in sql.execute(f"SELECT n, nbytes FROM segments WHERE {of} ORDER BY {order}", (partition,)):
+            if over <= 0:
+                break
+            if n not in keep:
+                victims.append(n)
+                over -= size + _described_by(sql, n)
+        if victims:
+            gone += evict(sql, victims)
+            continue
+        query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
+        records = [n for (n,) in sql.execute(query, (partition, keep_record))]
+        if not records:
+            raise NoRoom
+        gone += _delete_records(sql, records)
+    return gone
+
+
+def expired(sql: sqlite3.Connection, now: float) -> tuple[list[int], list[int]]:
+    """Records and segments whose time is over, or that come from the future."""
+    records = sql.execute(f"SELECT n FROM records r WHERE due < 1e18 AND NOT {alive('r')}", (now, now + SKEW))
+    found = [n for (n,) in records.fetchall()]
+    segments = sql.execute(f"SELECT n FROM segments s WHERE due < 1e18 AND NOT {alive('s')}", (now, now + SKEW))
+    return found, [n for (n,) in segments.fetchall()]
+
+
+def below(sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
+    """Segments that go on where these end, or inside of them, and those that go on there, without those that records need."""
+    found: set[int] = set()
+    waiting = list(segments)
+    while waiting:
+        row = sql.execute("SELECT keys FROM segments WHERE n = ?", (waiting.pop(),)).fetchone()
+        for at in range(0, len(row[0]) if row else 0, SIZE):
+            query = "SELECT n FROM segments s WHERE prefix = ? AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+            new = {n for (n,) in sql.execute(query, (row[0][at : at + SIZE],))} - found
+            found |= new
+            waiting += new
+    return found
+
+
+def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> bool:
+    """Whether another record has all rows of a segment."""
+    query = "SELECT l.record FROM links l JOIN segments s ON s.n = l.segment WHERE s.n = ? AND l.stop = s.stop"
+    return any(record not in without for (record,) in sql.execute(query, (segment,)))
+
+
+def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
+    gone = Gone()
+    for n in numbers:
+        row = sql.execute("SELECT id, partition, nbytes FROM records WHERE n = ?", (n,)).fetchone()
+        if row is not None:
+            gone.records.append(row[:2])
+            gone.nbytes += row[2]
+            sql.execute("DELETE FROM records WHERE n = ?", (n,))
+            sql.execute("DELETE FROM links WHERE record = ?", (n,))
+    if gone.records:
+        sql.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (_JOURNAL_ROWS,))
+    return gone
+
+
+def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
+    gone = Gone()
+    for n in numbers:
+        row = sql.execute("SELECT name, keys, nbytes FROM segments WHERE n = ?", (n,)).fetchone()
+        if row is not None:
+            gone.objects.append(row[0])
+            gone.nbytes += row[2]
+            keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
+            sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
+            sql.execute("DELETE FROM segments WHERE n = ?", (n,))
+            sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", row[:1])
+            sql.execute("DELETE FROM links WHERE segment = ?", (n,))
+    return gone
+
+
+def _described_by(sql: sqlite3.Connection, segment: int) -> int:
+    """Bytes of the records that need a segment."""
+    query = "SELECT coalesce(sum(r.nbytes), 0) FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
+    return sql.execute(query, (segment,)).fetchone()[0]
+
+
+def _linked(sql: sqlite3.Connection, wanted: str, given: str, numbers: Iterable[int]) -> list[int]:
+    return [n for number in numbers for (n,) in sql.execute(f"SELECT {wanted} FROM links WHERE {given} = ?", (number,))]
+
+
+def _tick(sql: sqlite3.Connection, by: int = 1) -> int:
+    sql.execute("UPDATE clock SET used = used + ?", (by,))
+    return sql.execute("SELECT used FROM clock").fetchone()[0]
