@@ -10,9 +10,11 @@ import pytest
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.build import build_cache
+from dejakv.decide.plan import FULL, Plan
+from dejakv.engines.base import Completion, Engine
 from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
-from dejakv.request import Request, Sampling
+from dejakv.request import Prepared, Request, Sampling
 from dejakv_models.docs import ask
 
 
@@ -36,6 +38,39 @@ def test_another_question_on_the_document_reuses_the_prefix(docs_engine: Any, se
     assert (answer.record.method, answer.record.provenance) == ("prefix", "hit (prefix)")
     assert answer.record.computed_tokens < 0.2 * answer.record.prompt_tokens
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
+
+
+class HoldsPrefixes(Engine):
+    """An engine with a prefix cache of its own, as vLLM is: a prompt's first 16 tokens are served from it when it comes again."""
+
+    name, holds_state, epoch = "holds-prefixes", True, "e"
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, ...]] = set()
+
+    def prepare(self, request: Request) -> Prepared:
+        return Prepared(request, tuple(request.prompt.encode()), ())
+
+    def run(self, prepared: Prepared, plan: Plan = FULL, store: Any = None, *, on_token: Any = None) -> Completion:
+        tokens, first = len(prepared.token_ids), prepared.token_ids[:16]
+        held = 16 if first in self._seen else 0
+        self._seen.add(first)
+        return Completion("yes", (1,), tokens, tokens - held, 0, 0.1, 0.1)
+
+
+def test_a_prefix_that_the_engine_held_itself_is_recorded_as_a_prefix() -> None:
+    config = replace(EXACT, exact_text=False, semantic_text=False, copied_text=False, exact_prefix=False)
+    engine = HoldsPrefixes()
+    for cache in (None, build_cache(config, engine)):
+        pipeline = Pipeline(HoldsPrefixes(), cache)
+        prompts = ("a document of many words. Who?", "a document of many words. Where?")
+        full, behind = (pipeline.answer(request(prompt)).record for prompt in prompts)
+        assert (full.method, full.level, full.provenance, full.reused_tokens) == ("none", "", "miss", 0)
+        assert (behind.method, behind.level, behind.provenance) == ("prefix", "prefix", "hit (prefix)")
+        assert (behind.reused_tokens, behind.approximate) == (16, False)
+        if cache is not None:
+            assert (full.statuses["kv_cache"], behind.statuses["kv_cache"]) == ("miss", "hit")
+            assert behind.plans.endswith(": exact prefix")
 
 
 def test_adopt_is_never_served_to_who_did_not_ask(served: Any) -> None:

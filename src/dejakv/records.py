@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from dejakv.decide.levels.base import Status
@@ -26,7 +26,8 @@ class Record:
     key         exact key of the prompt: the id its own chunk has or would have
     level       the level whose donor was used (`prefix`, `exact_text`, `embedding:prompt`, ...), empty if none was
     provenance  `hit (text:exact)`, `hit (prefix)`, `miss`, ... as logs print it
-    method      how the donor's state became this request's
+    method      how the donor's state became this request's; `prefix` too where the engine's own prefix cache served it (vLLM's),
+                without a donor
     plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
     order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
     arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty where the engine does not tell
@@ -74,6 +75,8 @@ class Record:
     ) -> "Record":
         """The record of an answer. `plan`: the plan that ran; `decision`: None where nothing was looked up."""
         tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
+        if plan.method == "none" and ran.computed_tokens < ran.prompt_tokens:
+            plan = replace(plan, method="prefix")  # the engine holds prefixes itself
         prefix = plan.method == "prefix"
         provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if prefix else "miss"
         statuses = settled(decision.statuses, plan) if decision else {}

@@ -253,7 +253,7 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
     for name, status in statuses.items():
         unused = plan.match is None or (plan.match.level == COPIED and name != COPIED)
         rows[name] = "miss" if unused and status == "hit" else status
-    rows["kv_cache"] = "hit" if plan.donors else "miss"
+    rows["kv_cache"] = "miss" if plan.method == "none" else "hit"
     return rows
 
 
