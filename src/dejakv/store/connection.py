@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 _PASSING = {
@@ -56,26 +55,46 @@ def is_damage(error: sqlite3.Error) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and code is not None and code & 0xFF not in _PASSING
 
 
+def set_up(connection: sqlite3.Connection) -> None:
+    """Settings of a connection to a catalog."""
+    for setting in (
+        "trusted_schema = OFF",
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "secure_delete = ON",
+        "wal_autocheckpoint = 0",
+    ):
+        connection.execute(f"PRAGMA {setting}")
+
+
 class Connection:
     """Opened on first use. `path`: None for a database in memory, which goes on in a child of `fork` as it is.
 
     wait          seconds that a statement waits for another process's lock
-    admit         called before each opening; raises sqlite3.Error if the catalog may not be opened
+    admit         called before each opening; raises sqlite3.Error or OSError if the file may not be opened
     noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so the caller must remember it
+    prepare       called with each new connection: its settings, and checks of the file
     """
 
     def __init__(
-        self, path: Path | None, wait: float, *, admit: Callable[[], None], noted_damage: Callable[[], None]
+        self,
+        path: Path | None,
+        wait: float,
+        *,
+        admit: Callable[[], None],
+        noted_damage: Callable[[], None] = lambda: None,
+        prepare: Callable[[sqlite3.Connection], None] = set_up,
     ) -> None:
         self.path = path
         self._wait = wait
         self._admit = admit
         self._noted_damage = noted_damage
+        self._prepare = prepare
         self._connection: sqlite3.Connection | None = None
         self._closed = False
         self.lock = threading.RLock()
         self.openings = 0
-        CLOSED_OVER_FORKS.add(self)
+        _all.add(self)
 
     @contextmanager
     def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
@@ -126,14 +145,7 @@ class Connection:
         else:
             connection = connect(self.path, "rw", self._wait)
         try:
-            for setting in (
-                "trusted_schema = OFF",
-                "journal_mode = WAL",
-                "synchronous = NORMAL",
-                "secure_delete = ON",
-                "wal_autocheckpoint = 0",
-            ):
-                connection.execute(f"PRAGMA {setting}")
+            self._prepare(connection)
         except BaseException:
             connection.close()
             raise
@@ -157,16 +169,14 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-CLOSED_OVER_FORKS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Users of SQLite files: each has a `lock` for its use, a `path` (None: memory, which stays open) and `disconnect`."""
-
+_all: weakref.WeakSet[Connection] = weakref.WeakSet()
 _one_fork = threading.Lock()
-_held: list[Any] = []
+_held: list[Connection] = []
 
 
 def _before_fork() -> None:
     _one_fork.acquire()
-    for connection in list(CLOSED_OVER_FORKS):
+    for connection in list(_all):
         connection.lock.acquire()
         _held.append(connection)
         if connection.path is not None:

@@ -15,8 +15,6 @@ import os
 import re
 import secrets
 import sqlite3
-import stat
-import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -25,7 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dejakv.errors import StoreError
-from dejakv.store.connection import CLOSED_OVER_FORKS, connect
+from dejakv.store.claim import entrance
+from dejakv.store.connection import Connection
+from dejakv.store.directory import is_our_file
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, Tally
 
@@ -82,19 +82,17 @@ class Ledger:
     """
 
     def __init__(self, folder: str | Path | None = None, terms: str = "") -> None:
-        self.lock = threading.RLock()
-        """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
         self._terms = terms
         self._folder = None if folder is None else Path(folder).resolve()
         self.path = None if self._folder is None else self._folder / FILE
-        self._connection: sqlite3.Connection | None = None
-        self._closed = False
+        self._connection = Connection(self.path, _WAIT_SECONDS, admit=self._admit, prepare=_prepare)
+        self.lock = self._connection.lock
+        """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
         self._process = ""
         self._sign = -1
         if self._folder is not None and not self._folder.is_dir():
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
         _ledgers.add(self)
-        CLOSED_OVER_FORKS.add(self)
 
     def read(self, cls: ClassKey) -> State | None:
         """The state of a class; None of an unknown one."""
@@ -172,17 +170,10 @@ class Ledger:
     def close(self) -> None:
         """Closes the file for good."""
         with self.lock:
-            self._closed = True
-            self.disconnect()
+            self._connection.close()
             if self._folder is not None and self._sign >= 0:
                 (self._folder / _lock_name(self._process)).unlink(missing_ok=True)
             self.leave()
-
-    def disconnect(self) -> None:
-        """Closes the connection until the next use: SQLite's locks do not survive a fork."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def leave(self) -> None:
         """Gives up this process's name. In a child of fork the parent keeps its lock, which belongs to the open file."""
@@ -191,16 +182,14 @@ class Ledger:
         self._process, self._sign = "", -1
 
     def _using(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self.lock:
-            try:
-                if self._connection is None:
-                    self._connection = self._open()
-                return work(self._connection)
-            except (OSError, sqlite3.Error) as error:
-                raise StoreError(
-                    f"evidence in {self.path or 'memory'} cannot be read or written ({error}): see that its disk has space and that no other program "
-                    "keeps it locked; if it is damaged or not DejaKV's, stop the processes that use the folder and remove the file"
-                ) from error
+        try:
+            with self._connection.use() as connection:
+                return work(connection)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"evidence in {self.path or 'memory'} cannot be read or written ({error}): see that its disk has space and that no other program "
+                "keeps it locked; if it is damaged or not DejaKV's, stop the processes that use the folder and remove the file"
+            ) from error
 
     def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Does it in a transaction that no other process comes between."""
@@ -211,27 +200,16 @@ class Ledger:
 
         return self._using(writing)
 
-    def _open(self) -> sqlite3.Connection:
-        if self._closed:
-            raise sqlite3.ProgrammingError("the ledger is closed")
+    def _admit(self) -> None:
+        """Makes the file if it is missing. Raises: OSError; sqlite3.Error for a file that others may change."""
         if self._folder is None or self.path is None:
-            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            _prepare(connection)
-            return connection
-        with _entrance(self._folder):
+            return
+        with entrance(self._folder):
             # Only SQLite opens a file that exists: closing it here would drop SQLite's locks.
             with suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            status = self.path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            if not is_our_file(self.path.lstat()):
                 raise sqlite3.DatabaseError("it is not a file that only you may change")
-            connection = connect(self.path, "rw", _WAIT_SECONDS)
-            try:
-                _prepare(connection)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
 
     def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
         row = connection.execute(f"SELECT state FROM classes WHERE {_IS_KEY}", (*cls, self._terms)).fetchone()
@@ -266,18 +244,6 @@ class Ledger:
 
 def _lock_name(process: str) -> str:
     return f"trust-{process}.lock"
-
-
-@contextmanager
-def _entrance(folder: Path) -> Generator[None]:
-    """The folder's lock: processes open or purge what is in it one at a time."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicitly: a child forked meanwhile would keep it
-        os.close(descriptor)
 
 
 @contextmanager
