@@ -44,12 +44,22 @@ def test_the_page_has_the_donor_the_map_the_model_and_the_settings(explained: An
     page = to_html(explained, "docs-lm")
     assert "Dan lives in Oslo. &lt;q&gt;" in page
     assert page.count("<tr>") > len(explained.tokens)
-    for words in ("Settings", "selector", "<td>docs-lm</td>", "layers that computed it"):
+    for words in ("Settings", "selector", "<td>docs-lm</td>", "<th>computed</th>"):
         assert words in page
 
 
-def test_tokens_and_rows_do_not_contradict_each_other(explained: Any) -> None:
-    assert "a token has a row in each layer" in explained.summary
+def test_a_token_that_was_chosen_is_not_told_as_changed(docs_engine: Any) -> None:
+    explained = explain(docs_engine, DONOR, TARGET, BlendConfig(share=0.9, max_share=1.0))
+    chosen = [token for token in explained.tokens if token.computed and not token.forced]
+    assert chosen
+    text = printed(explained)
+    assert all(f"+{token.text.strip()}" in text.replace("+ ", "+") for token in chosen)
+
+
+def test_every_token_is_either_taken_or_computed(explained: Any) -> None:
+    taken = sum(not token.computed for token in explained.tokens)
+    assert explained.summary.startswith(f"{taken} of {len(explained.tokens)} tokens took the donor's state")
+    assert 1 - taken / len(explained.tokens) == pytest.approx(explained.report.share)
 
 
 def test_strict_computes_more_unless_new_text_takes_its_share(docs_engine: Any) -> None:

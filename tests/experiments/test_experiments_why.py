@@ -40,7 +40,7 @@ def test_it_decides_as_the_run_did(folder: Path) -> None:
         assert found.method == record["method"], line["id"]
         assert found.tokens == record["prompt_tokens"]
         if record["method"] != "none":
-            assert found.donor in {earlier["id"] for earlier in lines[: found.earlier]}
+            assert found.donors[0] in {earlier["id"] for earlier in lines[: found.earlier]}
         assert record["provenance"] in found.recorded
 
 

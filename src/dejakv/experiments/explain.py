@@ -22,15 +22,15 @@ from dejakv.store.base import Chunk, ChunkMeta, PrefixHit
 
 @dataclass(frozen=True)
 class ExplainedToken:
-    """One target token. `computed`: share of the layers that computed its row; `forced`: this was required; `source`: position
-    of the donor token whose state it took, `source_text`: that token."""
+    """One target token. `computed`: its state was computed; `forced`: this was required; `source`: position of the donor token
+    whose state it took otherwise, `source_text`: that token."""
 
     position: int
     text: str
     source: int
     source_text: str
     similarity: float
-    computed: float
+    computed: bool
     forced: bool
 
     @property
@@ -57,11 +57,10 @@ class Explanation:
         report = self.report
         if not report.rows:
             return f"computed in full: {report.reason}"
-        taken = sum(token.computed < 1 for token in self.tokens)
+        taken = sum(not token.computed for token in self.tokens)
         return (
-            f"{taken} of {report.tokens} tokens took the donor's state in one layer or more; a token has a row in each layer, and "
-            f"{report.share:.1%} of all rows were computed ({report.forced_share:.1%} had to be); the token map took "
-            f"{report.map_s * 1e3:.1f} ms"
+            f"{taken} of {report.tokens} tokens took the donor's state, {report.share:.1%} were computed ({report.forced_share:.1%} had to "
+            f"be); the token map took {report.map_s * 1e3:.1f} ms"
         )
 
 
@@ -99,9 +98,9 @@ def explain(
         [True],
     )
     here, there = _pieces(engine.tokenizer, second.token_ids), _pieces(engine.tokenizer, first.token_ids)
-    computed = _computed(report)
+    computed = set(range(report.tokens) if report.active is None else report.active)
     tokens = tuple(
-        ExplainedToken(i, here[i], int(s), there[s], float(found.similarity[i]), computed[i], bool(needed.forced[i]))
+        ExplainedToken(i, here[i], int(s), there[s], float(found.similarity[i]), i in computed, bool(needed.forced[i]))
         for i, s in enumerate(found.source)
     )
     plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs, second.piece)
@@ -118,14 +117,6 @@ def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs:
     return ", ".join(map(str, ways))
 
 
-def _computed(report: BlendReport) -> list[float]:
-    if not report.rows or report.active is None:
-        return [1.0] * report.tokens
-    computed = np.zeros(report.tokens)
-    computed[list(report.active)] = 1
-    return computed.tolist()
-
-
 def _pieces(tokenizer: Any, ids: tuple[int, ...]) -> list[str]:
     return [tokenizer.decode([token]) for token in ids]
 
@@ -139,10 +130,10 @@ MARKS = {
 """What became of a token: its mark where there are no colours, its colours, and what they mean."""
 
 
-def _kind(token: ExplainedToken, explained: Explanation) -> str:
-    if token.computed >= 1 or token.forced:
+def _kind(token: ExplainedToken) -> str:
+    if token.forced:
         return "f" if token.same else "x"
-    return "c" if token.computed > 1 / max(1, len(explained.report.rows)) else "k"
+    return "c" if token.computed else "k"
 
 
 def to_terminal(explained: Explanation, console: Any) -> None:
@@ -152,7 +143,7 @@ def to_terminal(explained: Explanation, console: Any) -> None:
     colours = console.is_terminal and console.color_system is not None
     marked = Text()
     for token in explained.tokens:
-        kind = _kind(token, explained)
+        kind = _kind(token)
         mark, style, _ = MARKS[kind]
         marked.append((token.text or "·") if colours else mark + (token.text or "·"), style)
         if kind == "k" and not token.same:
@@ -168,15 +159,16 @@ def to_terminal(explained: Explanation, console: Any) -> None:
 
 def to_html(explained: Explanation, model: str) -> str:
     """One self-contained page: the marked text, the donor's text, the map as a table, the model and the settings."""
-    marked = " ".join(_span(_kind(token, explained), token.text or "·") for token in explained.tokens)
+    marked = " ".join(_span(_kind(token), token.text or "·") for token in explained.tokens)
     legend = " ".join(_span(kind, says) for kind, (_, _, says) in MARKS.items())
     rows = [
         [
-            str(token.position), token.text, str(token.source), token.source_text, f"{token.similarity:.2f}", f"{token.computed:.0%}",
+            str(token.position), token.text, str(token.source), token.source_text, f"{token.similarity:.2f}",
+            "yes" if token.computed else "no",
         ]
         for token in explained.tokens
     ]  # fmt: skip
-    columns = ("place", "token", "donor's place", "donor's token", "similarity", "layers that computed it")
+    columns = ("place", "token", "donor's place", "donor's token", "similarity", "computed")
     answers = f"Answer, blended: {explained.answer}; in full: {explained.full_answer}"
     blocks = [
         Block(f"<p>{legend}</p><p>{marked}</p>"),

@@ -2,7 +2,7 @@
 error bound."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -126,8 +126,3 @@ def certainty(logs: LogProbabilities) -> dict[str, float]:
     """Entropy and margin (the best less the second) of the first token's log probabilities `[tokens, vocabulary]`, in nats."""
     sure = trust.certainty(logs[0])
     return {"entropy": sure["first_entropy"], "margin": sure["first_margin"]}
-
-
-def read_hit(values: Mapping[str, Any] | None) -> LabelledHit | None:
-    """The inverse of `asdict`. Raises: KeyError."""
-    return None if values is None else LabelledHit(**{item.name: values[item.name] for item in fields(LabelledHit)})

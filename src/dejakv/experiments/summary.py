@@ -12,7 +12,7 @@ import numpy as np
 
 from dejakv import __version__
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.experiments.fidelity import Fidelity, means, read_hit
+from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.experiments.labels import LabelledHit
 from dejakv.records import Record
 
@@ -99,21 +99,16 @@ class Outcome:
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         record = replace(record, order=tuple(record.order))
-        near = values["fidelity"]
+        near, hit = values["fidelity"], values.get("hit")
         return cls(
             record,
             values["text"],
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
-            read_hit(values.get("hit")),  # nor do they have this
-            tuple(values.get("donors", ())),  # and these
+            LabelledHit(**hit) if hit is not None else None,
+            tuple(values.get("donors", ())),
         )
-
-    @property
-    def said(self) -> str:
-        """The text that is compared."""
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ class Row:
 
     def correct(self, arm: str) -> bool | None:
         """Whether the arm's answer is the right one; None where that is not known."""
-        return None if self.answer is None or not self.scored else same(self.arms[arm].said, self.answer)
+        return None if self.answer is None or not self.scored else same(self.arms[arm].text, self.answer)
 
     @property
     def exact(self) -> Outcome | None:
@@ -166,7 +161,7 @@ class Row:
 
     def agrees(self, arm: str) -> bool | None:
         """Whether the arm's answer equals the exact one."""
-        return None if arm not in self.arms or self.exact is None else self.arms[arm].said == self.exact.said
+        return None if arm not in self.arms or self.exact is None else self.arms[arm].text == self.exact.text
 
     def agrees_first(self, arm: str) -> bool | None:
         """Whether the arm's first token equals the exact one."""

@@ -84,10 +84,6 @@ class Why:
     differs: str
     settings: RunSettings
 
-    @property
-    def donor(self) -> str:
-        return self.donors[0] if self.donors else ""
-
 
 def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     """Repeats a run in its order, up to the sample asked for, so that its cache holds what it held then: the prompts' state, and the
