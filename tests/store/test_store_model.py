@@ -113,6 +113,20 @@ class DiskMachine(StoreMachine):
     def make(self) -> Store:
         return open_store(self.folder, **self.settings)
 
+    beside: Store | None = None
+
+    @rule()
+    def go_on_in_another_store(self) -> None:
+        """Two stores use the folder and take turns, so that each meets what the other one did."""
+        self.store.flush()
+        other = self.beside or self.make()
+        self.beside, self.store = self.store, self.listening(other)
+
+    def teardown(self) -> None:
+        if self.beside is not None:
+            self.beside.close()
+        super().teardown()
+
 
 TestMemoryAgainstModel = StoreMachine.TestCase
 TestMemoryAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,6 +1,5 @@
 """Rules of what a store takes in: whether a state is worth storing, and the parts of its budgets by partition."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ class Admission:
 
 
 class AdmissionGate:
-    """Applies an `Admission`. Thread-safe. `clock` gives seconds that only grow."""
+    """Applies an `Admission`. Not thread-safe: the store's lock protects it. `clock` gives seconds that only grow."""
 
     def __init__(self, rules: Admission, clock: Clock = time.monotonic) -> None:
         self._rules = rules
@@ -53,16 +52,14 @@ class AdmissionGate:
         self._seen: FIFOCache[str, None] = FIFOCache(rules.remembered)
         self._allowance = float(rules.max_write_rate)
         self._filled = clock()
-        self._lock = threading.Lock()
 
     def unwanted(self, id: str, tokens: int) -> str | None:
         """The reason not to capture a prompt, or None. Counts as a sight of it."""
         if tokens < self._rules.min_tokens:
             return "too_short"
         if self._rules.second_sight:
-            with self._lock:
-                known = id in self._seen
-                self._seen[id] = None
+            known = id in self._seen
+            self._seen[id] = None
             if not known:
                 return "first_sight"
         return None
@@ -73,13 +70,12 @@ class AdmissionGate:
         rate = self._rules.max_write_rate
         if not rate:
             return None
-        with self._lock:
-            now = self._clock()
-            self._allowance = min(float(rate), self._allowance + rate * (now - self._filled))
-            self._filled = now
-            if refuse and self._allowance <= 0:
-                return "rate"
-            self._allowance -= nbytes
+        now = self._clock()
+        self._allowance = min(float(rate), self._allowance + rate * (now - self._filled))
+        self._filled = now
+        if refuse and self._allowance <= 0:
+            return "rate"
+        self._allowance -= nbytes
         return None
 
 

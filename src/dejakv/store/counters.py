@@ -33,10 +33,13 @@ class _Counts:
 
 
 class Counters:
-    """Thread-safe. A miss for an unknown id belongs to no partition: it counts only in the total (`partition=None`)."""
+    """Thread-safe. A miss for an unknown id belongs to no partition: it counts only in the total (`partition=None`).
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    lock  the store's; not held by who counts
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
         self._total = _Counts()
         self._by_partition: dict[str, _Counts] = {}
 

@@ -102,12 +102,12 @@ class Store:
         self._clock = clock
         self._background = background
         self._release = release
-        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._counters = Counters(self._lock)
         self._listeners = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
         self._queued: dict[str, Queued] = {}
         self._outcomes = WriterStats()
-        self._lock = threading.Lock()
         self._uses = Uses()
         self._condemned: dict[int, str] = {}
         self._lost: set[str] = set()
@@ -122,7 +122,8 @@ class Store:
     def wants(self, id: str, tokens: int, partition: str) -> bool:
         """Whether this prompt's state should be captured. Ask before capturing: it counts as a sight of the prompt, and a no
         also as a refusal."""
-        reason = self._gate.unwanted(id, tokens)
+        with self._lock:
+            reason = self._gate.unwanted(id, tokens)
         if reason is not None:
             self._counters.refused(partition, reason)
         return reason is None
@@ -131,8 +132,9 @@ class Store:
         """Stores a chunk, or of a prompt's exact state what no stored prefix has. Nobody finds a part of a prompt (`chunk.rows`) by
         the prompt's id before the last part; a prefix that is there serves."""
         meta = chunk.meta
-        reason = None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens)
-        reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
+        with self._lock:
+            reason = None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens)
+            reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
         if reason is None:
             try:
                 self._put(chunk)
