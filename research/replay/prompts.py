@@ -38,7 +38,7 @@ def load(path: Path, model: str, block: int | None = None, *, raw_prompts: bool 
 def trace_of(samples: Sequence[Sample], settings: RunSettings) -> Trace:
     """The trace of samples. Raises: InputError for pictures, whose tokens only the model knows."""
     tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
+    prompter = Prompter.of(settings, tokenizer)
     names: dict[tuple[object, ...], int] = {}
     calls: list[Call] = []
     for sample in samples:

@@ -76,5 +76,4 @@ def test_a_conversation_is_rendered_message_by_message() -> None:
 def test_a_record_may_name_its_partition() -> None:
     sample = Sample("1", "q", fields={"partition": "tenant"})
     assert Prompter().request(sample).partition == "tenant"
-    assert Prompter().request(sample, partition="other").partition == "other"
     assert Prompter().request(Sample("2", "q")).partition == "default"

@@ -121,7 +121,7 @@ def estimate(
             advice = recommend(rows, max_false_hits)
             chosen = {"index_encoder": "model", "min_gain": min_gain, **(cache or advice["settings"])}
             config = SemanticCacheConfig.from_dict(chosen)
-            prompter = Prompter(open_templates(settings), None, chunk_source, raw=raw_prompts)
+            prompter = Prompter.of(settings, open_templates(settings))
             looked_up, _ = dry_run(replace(settings, cache=config), found, engine, prompter, watch)
     total = shares.total
     return {
@@ -150,7 +150,7 @@ def estimate(
 
 def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked], Shares]:
     tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, None, settings.chunk_source, raw=settings.raw_prompts)
+    prompter = Prompter.of(settings, tokenizer)
     shares = Shares()
     asked: list[Asked] = []
     for sample in found:
@@ -383,7 +383,7 @@ def shares_alone(
     Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
     """
     tokenizer = tokenizer_of(settings)
-    prompter = Prompter(tokenizer, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
+    prompter = Prompter.of(settings, tokenizer)
     shares, seen = Shares(), SeenPrompts()
     lines: list[dict[str, Any]] = []
 

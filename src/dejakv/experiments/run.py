@@ -98,9 +98,7 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
 
 
 def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress, resume: bool) -> RunResult:
-    prompter = Prompter(
-        open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
-    )
+    prompter = Prompter.of(settings, open_templates(settings))
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label(summary, settings, chosen)

@@ -46,8 +46,13 @@ class Prompter:
         if template is not None:
             _check_template(template)
 
-    def request(self, sample: Sample, sampling: Sampling | None = None, partition: str | None = None) -> Request:
-        """The sample as a request. Its partition is the given one, or the `partition` of its record.
+    @classmethod
+    def of(cls, settings: RunSettings, templates: Any) -> "Prompter":
+        """The one of a run."""
+        return cls(templates, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
+
+    def request(self, sample: Sample, sampling: Sampling | None = None) -> Request:
+        """The sample as a request, in the `partition` of its record.
 
         Raises: InputError for an empty question, ConfigError for a chunk source that it lacks.
         """
@@ -62,7 +67,7 @@ class Prompter:
             chunk=chunk,
             question="" if asked else f"{sample.context} {sample.question}".strip(),
             media=sample.media,
-            partition=partition or str(sample.fields.get("partition") or DEFAULT_PARTITION),
+            partition=str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),
             parts=sample.parts,
             order="free" if sample.parts else "given",

@@ -109,9 +109,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     # Nothing of an earlier cache, and no bound: its gate learns nothing here. Its decisions are in the run's rows.
     alone = replace(settings.cache, cache_dir=None, fusion_cache_dir=None, error_bound=None)
     with opened(settings) as engine, cache_folder(replace(settings, cache=alone)) as inside:
-        prompter = Prompter(
-            open_templates(settings), settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
-        )
+        prompter = Prompter.of(settings, open_templates(settings))
         pipeline = pipeline_for("cache", engine, inside.cache, promotes=settings.promote)
         cache = pipeline.cache
         assert cache is not None
