@@ -12,8 +12,8 @@ from tests.trust.gates import gate_of, hit, opened, pilot, teach
 from dejakv.build import build_gate
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import StoreError
+from dejakv.store.claim import purge_folder
 from dejakv.store.open import open_store
-from dejakv.store.purge import purge_folder
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, fingerprint
 from dejakv.trust.gate import Gate

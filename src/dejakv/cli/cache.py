@@ -83,9 +83,8 @@ def purge_command(
     from contextlib import ExitStack, closing
 
     from dejakv.errors import ConfigError
-    from dejakv.store.claim import FORMAT
+    from dejakv.store.claim import FORMAT, purge_folder
     from dejakv.store.open import folders_of, format_of, open_store
-    from dejakv.store.purge import purge_folder
     from dejakv.store.selection import Purged, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
