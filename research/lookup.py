@@ -210,9 +210,6 @@ class NoEncoder:
     def encode(self, text: str) -> Vector:
         raise NotImplementedError("vectors are given in this benchmark")
 
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        raise NotImplementedError("vectors are given in this benchmark")
-
 
 def _gptcache(space: Space, count: int) -> Callable[[Vector], Any] | None:
     """One look-up of GPTCache over the same vectors; None where it is not installed."""

@@ -98,7 +98,6 @@ def test_a_picture_that_cannot_be_had_is_a_counted_skip(root: Path, image_id: st
     hook = hook_named("prompt_vision", config(image_root=str(root)), Engine())
     assert list(hook(request(image_id=image_id))) == ["prompt"]
     assert hook.counts == {"prompt: ok": 1, "vision: skip (InputError)": 1}
-    assert hook.last_error.startswith("vision: ")
 
 
 def test_a_link_out_of_the_root_is_not_followed(root: Path) -> None:
@@ -149,7 +148,6 @@ def test_own_hooks_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.fingerprint != hook.fingerprint
     assert plain(request("bad")) == {}
     assert plain.counts["hook: skip (ZeroDivisionError)"] == 1
-    assert "by zero" in plain.last_error
     with pytest.raises(ConfigError, match="no __call__"):
         hook_named("my_hooks:nothing", config("my_hooks:nothing", layers), Engine())
     with pytest.raises(ConfigError, match="callable"):

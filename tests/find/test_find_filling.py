@@ -243,9 +243,6 @@ class Lengths:
         self.asked += 1
         return np.array([1.0, 0.0], np.float32)
 
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        return [self.encode(text) for text in texts]
-
 
 def opened_over(store: Store, level: ExactTextCache | SemanticTextCache, embedder: str) -> None:
     HierarchicalCache(store, [level], embedder=embedder, background=False)

@@ -29,9 +29,6 @@ class WordEncoder:
         row = sum((self._word(word) for word in words), np.zeros(self.dim, np.float32))
         return (row / np.linalg.norm(row)).astype(np.float32)
 
-    def encode_many(self, texts: list[str]) -> list[Vector]:
-        return [self.encode(text) for text in texts]
-
     def _word(self, word: str) -> Vector:
         seed = int(digest_of(word)[:8], 16)
         return np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
@@ -142,4 +139,3 @@ def test_at_most_eight_best_first() -> None:
     scores = [match.score for match in cache.search(query("same words here 7")).matches]
     assert len(scores) == 8
     assert scores == sorted(scores, reverse=True)
-    assert cache.nbytes >= 50 * 64 * 4

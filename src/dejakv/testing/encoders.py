@@ -40,20 +40,10 @@ class TextEncoderTests:
         one, other = encoder.encode("a green lamp in the hall"), encoder.encode("who wrote this letter")
         assert float(one @ other) < 1 - 1e-3
 
-    def test_many_are_encoded_in_order_as_one_by_one(self, encoder: TextEncoder) -> None:
-        texts = ["a red ball", "a much longer text about a green lamp and a key", "hall", "a red ball"]
-        many = encoder.encode_many(texts)
-        assert len(many) == len(texts)
-        for vector, text in zip(many, texts, strict=True):
-            np.testing.assert_allclose(vector, encoder.encode(text), atol=ATOL)
-        assert list(encoder.encode_many([])) == []
-
     @pytest.mark.parametrize("text", ["", " \n\t"])
     def test_a_text_without_words_is_refused(self, encoder: TextEncoder, text: str) -> None:
         with pytest.raises(InputError):
             encoder.encode(text)
-        with pytest.raises(InputError):
-            encoder.encode_many(["fine", text])
 
     def test_the_fingerprint_stays(self, encoder: TextEncoder) -> None:
         assert encoder.fingerprint

@@ -1,6 +1,7 @@
-"""The seams of indexes and encoders, and the unit vectors that pass between them."""
+"""The seam of encoders, and the unit vectors that pass between them and indexes."""
 
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,39 +22,6 @@ WHOLE_BELOW = 256 * 1024**2
 SAMPLES = 4096
 
 
-class VectorIndex(Protocol):
-    """Vectors by id. Vectors are normalized when added, so every score is a cosine in [-1, 1].
-
-    `add` of a known id replaces its vector; `remove` of an unknown one does nothing (False).
-    Raises ConfigError for a vector of another dimension and InputError for one without a direction (zero, NaN, infinite).
-    Not thread-safe: `Spaces` guards the indexes of a level.
-    """
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the vectors and of the index structure, without the ids."""
-        ...
-
-    def add(self, id: str, vector: Vector) -> None: ...
-
-    def remove(self, id: str) -> bool: ...
-
-    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
-        """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
-        ...
-
-    def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
-        """The cosine with each of these ids; None for an unknown id."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, id: object) -> bool: ...
-
-
 class TextEncoder(Protocol):
     """Encodes texts as unit vectors. Thread-safe.
 
@@ -69,8 +37,6 @@ class TextEncoder(Protocol):
     def encode(self, text: str) -> Vector:
         """`[dim]` float32 of length 1. Raises InputError for a text without a direction."""
         ...
-
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]: ...
 
 
 class ImageEncoder(Protocol):
@@ -147,20 +113,22 @@ def module_fingerprint(module: Any) -> str:
     return digest_of(*parts)[:32]
 
 
+_encoding = threading.Lock()
+
+
 @contextmanager
 def torch_threads(count: int = 1) -> Generator[None]:
-    """Limits torch's threads and restores them: small models lose more by contended threads than they gain."""
+    """Limits torch's threads and restores them: small models lose more by contended threads than they gain. One at a time, since the
+    count is the whole process's."""
     import torch
 
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with _encoding:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def without_encoder(setting: str) -> str:

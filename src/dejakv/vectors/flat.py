@@ -10,22 +10,13 @@ NUMPY_BELOW = 2048
 """Rows below which one matrix-vector product is quicker than a call of FAISS."""
 
 
-def _aligned(rows: int, dim: int) -> Vector:
-    """An empty buffer aligned to a cache line: a product with an unaligned one takes up to 1.4 times as long."""
-    raw = np.empty(rows * dim * 4 + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)
-
-
-def _by_score(hit: Hit) -> float:
-    return -hit[1]
-
-
 class FlatIndex:
-    """Compares with every vector: always finds the nearest. 4 bytes a component, no training, deletion by id.
+    """Vectors by id; a search compares with every one. 4 bytes a component, no training, deletion by id. Not thread-safe.
 
-    Rows are kept in one buffer, which `faiss.knn_inner_product` reads directly: an empty space costs a few hundred
-    bytes, and a deletion moves the last row into the gap.
+    Vectors are normalized when added, so every score is a cosine in [-1, 1]. Rows are kept in one buffer, which
+    `faiss.knn_inner_product` reads directly: an empty space costs a few hundred bytes, and a deletion moves the last row into the gap.
+
+    Raises: ConfigError for a vector of another dimension, InputError for one without a direction (zero, NaN, infinite).
 
     >>> index = FlatIndex(2)
     >>> index.add("east", np.array([1, 0]))
@@ -35,27 +26,17 @@ class FlatIndex:
     """
 
     def __init__(self, dim: int) -> None:
-        self._dim = dim
+        self.dim = dim
         self._rows = np.empty((0, dim), dtype=np.float32)
         self._ids: list[str] = []
         self._row_of: dict[str, int] = {}
 
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._rows.nbytes)
-
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __contains__(self, id: object) -> bool:
-        return id in self._row_of
-
     def add(self, id: str, vector: Vector) -> None:
-        row = unit(vector, self._dim)
+        """Adds a vector, or replaces the one of a known id."""
+        row = unit(vector, self.dim)
         place = self._row_of.get(id)
         if place is None:
             place = len(self._ids)
@@ -66,6 +47,7 @@ class FlatIndex:
         self._rows[place] = row
 
     def remove(self, id: str) -> bool:
+        """Removes a vector; False for an unknown id."""
         hole = self._row_of.pop(id, None)
         if hole is None:
             return False
@@ -77,34 +59,29 @@ class FlatIndex:
         return True
 
     def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
-        query = unit(vector, self._dim)
+        """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
+        query = unit(vector, self.dim)
         count = len(self._ids)
         if count == 0 or k < 1:
             return []
         if count < NUMPY_BELOW:
             return self._search_numpy(query, count, k, least)
-        hits = self._search_faiss(query, count, min(k, count))
-        return hits if hits[-1][1] >= least else [hit for hit in hits if hit[1] >= least]
+        return [hit for hit in self._search_faiss(query, count, min(k, count)) if hit[1] >= least]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
-        query = unit(vector, self._dim)
+        """The cosine with each of these ids; None for an unknown one."""
+        query = unit(vector, self.dim)
         places = [self._row_of.get(id) for id in ids]
         return [None if place is None else float(self._rows[place].dot(query)) for place in places]
-
-    def items(self) -> list[tuple[str, Vector]]:
-        """Every id with a copy of its unit vector."""
-        return [(id, self._rows[place].copy()) for id, place in self._row_of.items()]
 
     def _search_numpy(self, query: Vector, count: int, k: int, least: float) -> list[Hit]:
         scores = self._rows[:count].dot(query)
         places = (scores >= least).nonzero()[0]
         if len(places) > 4 * k:  # sort few: usually the threshold has left few, otherwise a partition does
             places = places[np.argpartition(scores[places], len(places) - k)[-k:]]
-        ids = self._ids
         pairs: list[tuple[int, float]] = list(zip(places.tolist(), scores[places].tolist(), strict=True))
-        hits = [(ids[place], score) for place, score in pairs]
-        hits.sort(key=_by_score)
-        return hits[:k]
+        pairs.sort(key=lambda pair: -pair[1])
+        return [(self._ids[place], score) for place, score in pairs[:k]]
 
     def _search_faiss(self, query: Vector, count: int, k: int) -> list[Hit]:
         import faiss
@@ -113,13 +90,20 @@ class FlatIndex:
         places = np.empty(k, dtype=np.int64)
         pointer = faiss.swig_ptr
         faiss.knn_inner_product(
-            pointer(query), pointer(self._rows), self._dim, 1, count, k, pointer(scores), pointer(places)
+            pointer(query), pointer(self._rows), self.dim, 1, count, k, pointer(scores), pointer(places)
         )
         return [(self._ids[place], score) for place, score in zip(places.tolist(), scores.tolist(), strict=True)]
 
     def _grow(self) -> None:
         held = len(self._rows)
         # Doubling wastes half of a large buffer; a quarter more keeps a million rows near what they need.
-        bigger = _aligned(max(4, held * 2 if held < 65_536 else held + held // 4), self._dim)
+        bigger = _aligned(max(4, held * 2 if held < 65_536 else held + held // 4), self.dim)
         bigger[:held] = self._rows
         self._rows = bigger
+
+
+def _aligned(rows: int, dim: int) -> Vector:
+    """An empty buffer aligned to a cache line: a product with an unaligned one takes up to 1.4 times as long."""
+    raw = np.empty(rows * dim * 4 + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)

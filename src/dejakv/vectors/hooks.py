@@ -6,6 +6,7 @@ arguments and returns a hook, or is itself a function with the parameters `llm` 
 """
 
 import inspect
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from dejakv.vectors.image import image_encoder, image_roots, pictures_of
 from dejakv.vectors.spaces import LayerSpec
 from dejakv.vectors.text import text_encoder, varying_part
 
+logger = logging.getLogger(__name__)
+
 Hook = Callable[..., Mapping[str, Any]]
 BUILT_IN = ("none", "prompt", "vision", "prompt_vision")
 
@@ -34,7 +37,6 @@ class EmbeddingHook:
     hooks        by the name under which a failure is counted; each for itself: the others have their vectors
     fingerprint  of everything that the vectors depend on
     counts       of `ok` (by layer) and `skip <reason>` (a picture is missing, the hook raised, ...)
-    last_error   message of the last skip
     """
 
     def __init__(self, hooks: Mapping[str, Hook], engine: Any, fingerprint: str) -> None:
@@ -42,7 +44,6 @@ class EmbeddingHook:
         self._engine = engine
         self.fingerprint = fingerprint
         self.counts: Counter[str] = Counter()
-        self.last_error = ""
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> dict[str, Vector]:
@@ -55,7 +56,8 @@ class EmbeddingHook:
             except ConfigError:
                 raise
             except Exception as error:  # a hook is foreign code: any error costs this request its layers
-                made, self.last_error = {}, f"{name}: {error}"
+                logger.debug("the embedding hook %s failed", name, exc_info=True)
+                made: dict[str, Vector] = {}
                 self._count(f"{name}: skip ({type(error).__name__})")
             vectors |= made
         self._count(*(f"{name}: ok" for name in vectors))

@@ -3,7 +3,6 @@
 import inspect
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,11 @@ class ClipEncoder:
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
         self._model = load_sentence_transformer(name_or_path, device, "image_encoder")
-        self._lock = threading.Lock()
         self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
         picture = decoded(media)
-        with self._lock, torch_threads():
+        with torch_threads():
             row: Any = self._model.encode([picture], normalize_embeddings=True, show_progress_bar=False)[0]
         return unit(row, len(row), f"the encoder {self.name!r}")
 

@@ -5,7 +5,7 @@ nearest to the query, nearest first.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from dejakv.vectors.base import ANY, Hit, Vector, unit
 from dejakv.vectors.flat import FlatIndex
 
 
-class LSHIndex:
+class LSHIndex(FlatIndex):
     """Buckets by the side of random hyperplanes that a vector lies on.
 
     Sign convention: a vector on a plane counts as above it, so bit i is 1 where `plane_i . v >= 0`; the string reads
@@ -37,7 +37,7 @@ class LSHIndex:
     ) -> None:
         if not 1 <= num_hyperplanes <= 62:
             raise ConfigError(f"num_hyperplanes={num_hyperplanes} is out of range: give 1 to 62 (16 is usual)")
-        self._flat = FlatIndex(embedding_dim)
+        super().__init__(embedding_dim)
         self._probes = probes
         self._scan_below = scan_below
         self.hyperplanes: Vector = _hyperplanes(num_hyperplanes, embedding_dim, seed)
@@ -45,26 +45,12 @@ class LSHIndex:
         self._bucket_of: dict[str, int] = {}
 
     @property
-    def dim(self) -> int:
-        return self._flat.dim
-
-    @property
     def embedding_dim(self) -> int:
-        return self._flat.dim
+        return self.dim
 
     @property
     def num_hyperplanes(self) -> int:
         return len(self.hyperplanes)
-
-    @property
-    def nbytes(self) -> int:
-        return self._flat.nbytes + int(self.hyperplanes.nbytes)
-
-    def __len__(self) -> int:
-        return len(self._flat)
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._flat
 
     def compute_hash(self, embedding: Any) -> str:
         """The bucket of one `[dim]` vector (numpy or torch), as `num_hyperplanes` characters 0 and 1."""
@@ -89,30 +75,27 @@ class LSHIndex:
         row = unit(vector, self.dim)
         bucket = self._code(self.hyperplanes.dot(row))
         self._unhash(id)
-        self._flat.add(id, row)
+        super().add(id, row)
         self._bucket_of[id] = bucket
         self._buckets.setdefault(bucket, {})[id] = None
 
     def remove(self, id: str) -> bool:
         self._unhash(id)
-        return self._flat.remove(id)
+        return super().remove(id)
 
     def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
         query = unit(vector, self.dim)
-        if len(self._flat) < self._scan_below:
-            return self._flat.search(query, k, least)
+        if len(self) < self._scan_below:
+            return super().search(query, k, least)
         margins = self.hyperplanes.dot(query)
         code = self._code(margins)
         near: list[str] = []
         for flips in _probe_order(np.abs(margins), self._probes):
             near.extend(self._buckets.get(code ^ flips, ()))
-        scores = self._flat.scores(query, near)
+        scores = self.scores(query, near)
         found = [(id, score) for id, score in zip(near, scores, strict=True) if score is not None and score >= least]
         found.sort(key=lambda hit: -hit[1])
         return found[:k]
-
-    def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
-        return self._flat.scores(vector, ids)
 
     def _code(self, margins: Vector) -> int:
         code = 0

@@ -5,19 +5,15 @@ from dataclasses import dataclass
 
 from dejakv.config import SIMILARITY_THRESHOLD, IndexKind
 from dejakv.errors import ConfigError
-from dejakv.vectors.base import ANY, Hit, Vector, VectorIndex, unit
+from dejakv.vectors.base import ANY, Hit, Vector, unit
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
 from dejakv.vectors.lsh import LSHIndex
 
-INDEXES: dict[str, type[FlatIndex] | type[HNSWIndex] | type[LSHIndex]] = {
-    "flat": FlatIndex,
-    "hnsw": HNSWIndex,
-    "lsh": LSHIndex,
-}
+INDEXES: dict[str, type[FlatIndex]] = {"flat": FlatIndex, "hnsw": HNSWIndex, "lsh": LSHIndex}
 
 
-def make_index(kind: IndexKind | str, dim: int) -> VectorIndex:
+def make_index(kind: IndexKind | str, dim: int) -> FlatIndex:
     """Makes an empty index of the kind `flat`, `hnsw` or `lsh`. Raises ConfigError for another name or a dimension below 1.
 
     >>> make_index("flat", 384).dim
@@ -47,25 +43,18 @@ class Spaces:
         make_index(kind, dim or 1)
         self.dim = dim
         self.kind = kind
-        self._index_of: dict[str, VectorIndex] = {}
+        self._index_of: dict[str, FlatIndex] = {}
         self._space_of: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def __contains__(self, donor: object) -> bool:
-        return donor in self._space_of
-
-    @property
-    def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._index_of.values())
-
-    def get(self, space: str) -> VectorIndex | None:
+    def get(self, space: str) -> FlatIndex | None:
         """The index of a space; None if nothing was added."""
         return self._index_of.get(space)
 
     def add(self, space: str, donor: str, vector: Vector) -> None:
-        """Adds or replaces. Raises like `VectorIndex.add`, and then changes nothing."""
+        """Adds or replaces. Raises as `FlatIndex` does, and then changes nothing."""
         self.dim = self.dim or len(vector)
         row = unit(vector, self.dim)
         if self._space_of.get(donor, space) != space:
@@ -77,7 +66,7 @@ class Spaces:
         self._space_of[donor] = space
 
     def search(self, space: str, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
-        """As `VectorIndex.search`, within one space."""
+        """As `FlatIndex.search`, within one space."""
         index = self._index_of.get(space)
         return index.search(vector, k, least) if index is not None else []
 
@@ -122,27 +111,18 @@ class LayerSpec:
 
     @classmethod
     def parse(cls, text: str) -> "LayerSpec":
-        """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError naming the faulty part.
+        """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError for anything else.
 
         >>> LayerSpec.parse("vision:512:0.82")
         LayerSpec(name='vision', dim=512, threshold=0.82, weight=1.0)
         """
-        parts = [part.strip() for part in text.split(":")]
-        if len(parts) not in (2, 3):
-            raise ConfigError(
-                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD]: write for example vision:512:0.82"
-            )
-        name, dim = parts[0], parts[1]
         try:
+            name, dim, *rest = (part.strip() for part in text.split(":"))
+            (threshold,) = map(float, rest or [SIMILARITY_THRESHOLD])
             size = None if dim.lower() == "auto" else int(dim)
         except ValueError:
             raise ConfigError(
-                f"embedding_layers: {text!r} (--embedding-layer): the dimension {dim!r} is no whole number: write for example {name}:512"
-            ) from None
-        try:
-            threshold = float(parts[2]) if len(parts) == 3 else SIMILARITY_THRESHOLD
-        except ValueError:
-            raise ConfigError(
-                f"embedding_layers: {text!r} (--embedding-layer): the threshold {parts[2]!r} is no number: write for example {name}:{dim}:0.82"
+                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD], a whole number or auto and a number: "
+                "write for example vision:512:0.82"
             ) from None
         return cls(name, size, threshold)

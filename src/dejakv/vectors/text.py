@@ -1,7 +1,6 @@
 """Text encoders: a sentence-transformers model, or the served model's own input embeddings."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,27 +26,16 @@ class SentenceTransformerEncoder:
         self.name = name_or_path
         self._threads = threads
         self._model = load_sentence_transformer(name_or_path, device)
-        self._lock = threading.Lock()
         self.fingerprint = epoch_of(
             {"kind": "sentence-transformers", "weights": module_fingerprint(self._model), "long": "pieces averaged"}
         )
         self.dim = len(self.encode("dimension"))
 
     def encode(self, text: str) -> Vector:
-        return self.encode_many([text])[0]
-
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        cut = [self._pieces(text) for text in texts]
-        flat = [piece for pieces in cut for piece in pieces]
-        with self._lock, torch_threads(self._threads):
-            rows: Any = self._model.encode(flat, normalize_embeddings=True, show_progress_bar=False)
-        vectors: list[Vector] = []
-        start = 0
-        for pieces in cut:
-            stop = start + len(pieces)
-            vectors.append(unit(rows[start:stop].mean(axis=0), rows.shape[1], f"the encoder {self.name!r}"))
-            start = stop
-        return vectors
+        pieces = self._pieces(text)
+        with torch_threads(self._threads):
+            rows: Any = self._model.encode(pieces, normalize_embeddings=True, show_progress_bar=False)
+        return unit(rows.mean(axis=0), rows.shape[1], f"the encoder {self.name!r}")
 
     def _pieces(self, text: str) -> list[str]:
         """The text in parts within the model's limit; words are kept together."""
@@ -94,9 +82,6 @@ class ModelTextEncoder:
         vector = np.asarray(self._embed(text), dtype=np.float32)
         return unit(vector, vector.size, "the served model's embeddings")
 
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        return [self.encode(text) for text in texts]
-
 
 def varying_part(text: str, window: int = 0) -> str:
     """Returns the part of a text that is embedded: without white space around it, at most `window` characters (0: all).
@@ -131,7 +116,6 @@ def text_encoder(
 
 
 _loaded: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
-_loading = threading.Lock()
 
 
 def load_sentence_transformer(name_or_path: str, device: str, setting: str = "index_encoder") -> Any:
@@ -143,19 +127,14 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
         purpose = f"the encoder {name_or_path!r}"
         raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder(setting)) from None
     key = (name_or_path, device)
-    with _loading:
-        model = _loaded.get(key)
-        if model is None:
-            model = _loaded[key] = _load(SentenceTransformer, name_or_path, device, setting)
-        return model
-
-
-def _load(make: Any, name_or_path: str, device: str, setting: str) -> Any:
+    if (known := _loaded.get(key)) is not None:
+        return known
     try:
-        return make(name_or_path, device=device)
+        model = _loaded[key] = SentenceTransformer(name_or_path, device=device)
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
         raise ModelError(
             f"the encoder {name_or_path!r} cannot be loaded ({type(error).__name__}: {reason}): give a sentence-transformers "
             f"name that can be downloaded, or a local folder{without_encoder(setting)}"
         ) from None  # the error of a download is ninety lines long
+    return model

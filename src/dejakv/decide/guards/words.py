@@ -3,60 +3,21 @@
 Whatever is not listed here is a content word and must be equal in both texts: a gap costs a hit, never an answer.
 """
 
-SHAPES: dict[str, str] = {
-    "sphere": "ball",
-    "box": "cube",
-    "pyramid": "cone",
-    "hoop": "ring",
-    "plus": "cross",
-    "object": "thing",
-}
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
+SHAPES = _pairs("sphere=ball box=cube pyramid=cone hoop=ring plus=cross object=thing")
 """Nouns of the shapes data set. In geometry a box is no cube: see `LexicalGuard(vocabulary=...)`."""
 
-GENERAL: dict[str, str] = {
-    "little": "small",
-    "tiny": "small",
-    "big": "large",
-    "grey": "gray",
-    "violet": "purple",
-    "colour": "color",
-    "photo": "picture",
-    "photograph": "picture",
-    "image": "picture",
-    "automobile": "car",
-    "bicycle": "bike",
-    "television": "tv",
-    "couch": "sofa",
-    "whom": "who",
-    "which": "what",
-    "begin": "start",
-    "purchase": "buy",
-    "select": "choose",
-    "kilogram": "kg",
-    "kilogramme": "kg",
-    "gram": "g",
-    "gramme": "g",
-    "milligram": "mg",
-    "kilometer": "km",
-    "kilometre": "km",
-    "meter": "m",
-    "metre": "m",
-    "centimeter": "cm",
-    "centimetre": "cm",
-    "millimeter": "mm",
-    "millimetre": "mm",
-    "liter": "l",
-    "litre": "l",
-    "milliliter": "ml",
-    "millilitre": "ml",
-    "hour": "h",
-    "minute": "min",
-    "second": "sec",
-    "percent": "%",
-    "dollar": "$",
-    "euro": "€",
-    "pound": "£",
-}
+GENERAL = _pairs(
+    "little=small tiny=small big=large grey=gray violet=purple colour=color photo=picture photograph=picture image=picture "
+    "automobile=car bicycle=bike television=tv couch=sofa whom=who which=what begin=start purchase=buy select=choose "
+    "kilogram=kg kilogramme=kg gram=g gramme=g milligram=mg kilometer=km kilometre=km meter=m metre=m centimeter=cm "
+    "centimetre=cm millimeter=mm millimetre=mm liter=l litre=l milliliter=ml millilitre=ml hour=h minute=min second=sec "
+    "percent=% dollar=$ euro=€ pound=£"
+)
 SYNONYMS = {**GENERAL, **SHAPES}
 """Word -> the word that stands for it. Plurals follow: "boxes" is "cubes". Both must be singular."""
 
@@ -66,50 +27,8 @@ ATTRIBUTES = frozenset("color size shape material height width length weight age
 VALUES: dict[str, frozenset[str]] = {"size": frozenset({"small", "large"})}
 """Attribute -> all its values, where "is it A or B" asks for the attribute."""
 
-MEASURES: dict[str, str] = {
-    "large": "size",
-    "small": "size",
-    "tall": "height",
-    "high": "height",
-    "wide": "width",
-    "heavy": "weight",
-    "old": "age",
-}
+MEASURES = _pairs("large=size small=size tall=height high=height wide=width heavy=weight old=age")
 """How <adjective> -> what <attribute>."""
-
-OPPOSITES: tuple[tuple[str, str], ...] = (
-    ("left", "right"),
-    ("above", "below"),
-    ("on", "off"),
-    ("up", "down"),
-    ("in", "out"),
-    ("with", "without"),
-    ("before", "after"),
-    ("over", "under"),
-    ("inside", "outside"),
-    ("large", "small"),
-    ("more", "less"),
-    ("most", "least"),
-    ("first", "last"),
-    ("start", "stop"),
-    ("open", "close"),
-    ("enable", "disable"),
-    ("allow", "deny"),
-    ("increase", "decrease"),
-    ("add", "remove"),
-    ("buy", "sell"),
-    ("win", "lose"),
-    ("same", "different"),
-    ("true", "false"),
-    ("all", "none"),
-    ("max", "min"),
-    ("maximum", "minimum"),
-    ("accept", "reject"),
-    ("push", "pull"),
-    ("hot", "cold"),
-    ("to", "from"),
-)
-"""Only so that a reason can say "opposite"; words that differ are a rejection anyway."""
 
 NEGATIONS = frozenset(
     "not no never none nobody nothing nowhere neither nor without cannot hardly barely except".split()
@@ -151,10 +70,13 @@ FRAMES = (
 )
 """What only wraps a question; taken off in order."""
 
-NUMBERS: dict[str, str] = {
+NUMBERS = {
     word: str(value)
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen twenty".split()
-    )
-} | {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90"}
+    for value, word in [
+        *enumerate(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+            "eighteen nineteen".split()
+        ),
+        *zip(range(20, 100, 10), "twenty thirty forty fifty sixty seventy eighty ninety".split(), strict=True),
+    ]
+}

@@ -1,19 +1,16 @@
 """The seam of a level: one way to find an earlier request whose state may stand in for this one's."""
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from dejakv.request import Request
 
 Status = Literal["hit", "miss", "skip"]
-Value = TypeVar("Value")
 Vectors = Mapping[str, NDArray[np.float32]]
 
 
@@ -77,41 +74,6 @@ class Search:
 
     matches: tuple[Match, ...]
     statuses: Mapping[str, Status]
-
-
-class Recent(Generic[Value]):
-    """Values computed of the latest texts, apart by partition: a text that another tenant sent is not quicker. Thread-safe.
-
-    most   values kept
-    never  whether the value of the request that is served must not be remembered (`no_store`)
-
-    >>> lengths = Recent[int](most=100, never=lambda: False)
-    >>> lengths.get("tenant", "Where is it?", len)
-    12
-    """
-
-    def __init__(self, most: int, never: Callable[[], bool]) -> None:
-        self._never = never
-        self._values: LRUCache[tuple[str, str], Value] = LRUCache(most)
-        self._lock = threading.Lock()
-
-    def get(self, partition: str, text: str, compute: Callable[[str], Value]) -> Value:
-        """The value of a text, computed outside the lock if it is not remembered."""
-        with self._lock:
-            known = self._values.get((partition, text))
-        if known is not None:
-            return known
-        value = compute(text)
-        if value is not None and not self._never():
-            with self._lock:
-                self._values[partition, text] = value
-        return value
-
-    def forget(self, partition: str | None) -> None:
-        """Forgets one partition's texts, or all."""
-        with self._lock:
-            for key in [key for key in self._values if partition in (None, key[0])]:
-                del self._values[key]
 
 
 class Level(Protocol):

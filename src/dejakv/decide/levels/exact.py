@@ -1,6 +1,5 @@
 """L0.5: the same text but for case, white space, Unicode form and closing punctuation, found by a hash."""
 
-import sys
 import unicodedata
 from hashlib import blake2b
 
@@ -97,11 +96,6 @@ class ExactTextCache:
             self._donors[key] = left
         else:
             del self._donors[key]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the two tables and their keys, ids not counted."""
-        return sys.getsizeof(self._donors) + sys.getsizeof(self._key_of) + len(self._donors) * (49 + 56)
 
     def __len__(self) -> int:
         return len(self._key_of)

@@ -37,10 +37,6 @@ class FusionState:
     tensors: Mapping[str, Array]
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
-    def nbytes(self) -> int:
-        return sum(int(tensor.nbytes) for tensor in self.tensors.values())
-
 
 class FusionProvider(Protocol):
     """How to read and write the fusion tensors of a served model (`llm`)."""

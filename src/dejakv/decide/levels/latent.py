@@ -12,7 +12,8 @@ import numpy as np
 from dejakv.config import LayerMatch
 from dejakv.decide.levels.base import Match, Query, Search, Status, Vectors
 from dejakv.errors import ConfigError, InputError
-from dejakv.vectors.base import Hit, Vector, VectorIndex, unit
+from dejakv.vectors.base import Hit, Vector, unit
+from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.spaces import LayerSpec, Spaces
 
 _DEFAULT_SPACE = "default"
@@ -22,7 +23,7 @@ DEPTHS = (32, 256, 4096)
 last depth in *every* layer is missed, never wrongly found."""
 
 LayerVectors = Mapping[str, Vector]
-Indexes = Mapping[str, VectorIndex]
+Indexes = Mapping[str, FlatIndex]
 Combine = Callable[[Sequence[LayerSpec], LayerVectors, Indexes], list[Match]]
 
 
@@ -194,11 +195,6 @@ class EmbeddingCache:
     def remove(self, donor: str) -> None:
         for spaces in self._spaces.values():
             spaces.remove(donor)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the vectors of all layers."""
-        return sum(spaces.nbytes for spaces in self._spaces.values())
 
     def __len__(self) -> int:
         return max((len(spaces) for spaces in self._spaces.values()), default=0)

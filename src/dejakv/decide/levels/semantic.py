@@ -1,9 +1,10 @@
 """L1: a text that means the same, found by the cosine of embeddings."""
 
+from functools import lru_cache
 from typing import overload
 
 from dejakv.config import SIMILARITY_THRESHOLD
-from dejakv.decide.levels.base import Match, Query, Recent, Search
+from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
 from dejakv.request import nothing_is_kept
@@ -56,7 +57,7 @@ class SemanticTextCache:
         self.threshold = threshold
         self.chunk_window = chunk_window
         self._spaces = Spaces(kind=index)
-        self._recent: Recent[Vector | None] = Recent(REMEMBERED, nothing_is_kept)
+        self._remembered = lru_cache(REMEMBERED)(lambda _partition, part: self._encode(part))
 
     @property
     def fingerprint(self) -> str:
@@ -71,12 +72,13 @@ class SemanticTextCache:
     def vector(self, text: str, partition: str | None = None) -> Vector | None:
         """The unit vector a text is compared by; None for a text that cannot be embedded (an empty one).
 
-        With a partition, it is remembered for a while for that partition alone; see `Recent`.
+        With a partition it is remembered for a while, for that partition alone: a text that another tenant sent is not quicker.
         """
         part = varying_part(text, self.chunk_window)
         if not part:
             return None
-        return self._encode(part) if partition is None else self._recent.get(partition, part, self._encode)
+        kept = partition is not None and not nothing_is_kept()
+        return self._remembered(partition, part) if kept else self._encode(part)
 
     def encode(self, query: Query) -> None:
         """Sees to the vector of the query's text; one that is stored with a chunk is not computed again."""
@@ -126,16 +128,11 @@ class SemanticTextCache:
             self._spaces.add(space, donor, row)
 
     def forget(self, partition: str | None) -> None:
-        """Forgets the vectors of the latest texts of one partition, or of all."""
-        self._recent.forget(partition)
+        """Forgets the vectors of the latest texts, of all partitions."""
+        self._remembered.cache_clear()
 
     def remove(self, donor: str) -> None:
         self._spaces.remove(donor)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the vectors and the structure over them."""
-        return self._spaces.nbytes
 
     def __len__(self) -> int:
         return len(self._spaces)
