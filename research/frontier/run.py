@@ -38,7 +38,7 @@ def run_frontier(
     detail: int | None = None,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`; `research.report` draws the first.
+    """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`.
 
     model    docs-lm reads documents of facts with known answers; any other reads passages of real text
     samples  cases of each kind; kinds, only: names of kinds of change and of cells, all if empty

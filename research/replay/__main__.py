@@ -35,9 +35,7 @@ def replay_trace(
         bool,
         typer.Option("--raw-prompts", help="Read the field 'prompt' of a log as it stands, without a chat template."),
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="New folder for replay.json, which `research.report` reads.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New folder for replay.json.")] = None,
 ) -> None:
     """Replay a trace of requests through the store's eviction policies at a budget; no model runs."""
     from rich.console import Console

@@ -16,11 +16,7 @@ from dejakv.experiments.labels import LabelledHit, read_labels
 from dejakv.trust.evidence import Terms
 from dejakv.trust.features import LATE_BLEND, risk_of
 from research.machine import machine
-from research.trust import baselines
-from research.trust.gates import QUANTILES, Table, drift_row, gate_row
-
-DRIFTS = 100
-"""Orders with a drift."""
+from research.trust.gates import Table, gate_row, hindsight_row, static_row
 
 BOUNDS = (0.01, 0.02, 0.05)
 
@@ -35,9 +31,8 @@ def table_of(name: str, hits: Sequence[LabelledHit], differs: str, late: bool) -
     ]
     scores = [hit.score if hit.score is not None else hit.features.get("score", 0.0) for hit in hits]
     computed = [hit.computed for hit in hits]
-    donors = tuple(hit.donor for hit in hits) if all(hit.donor for hit in hits) else ()
     wrong = [hit.is_wrong(differs) for hit in hits]
-    return Table(name, np.array(risks), np.array(scores), np.array(wrong), np.array(computed), donors, late)
+    return Table(name, np.array(risks), np.array(scores), np.array(wrong), np.array(computed), late)
 
 
 def replay(given: argparse.Namespace) -> dict[str, Any]:
@@ -47,33 +42,19 @@ def replay(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "table": table.name, "hits": len(table), "wrong": int(table.wrong.sum()), "differs": given.differs,
         "orders": given.orders, "length": given.length or len(table), "ordered_by": "first token's margin" if given.late else "plan's risk",
-        "explore_share": given.explore, "audit_share": given.audit, "seed": given.seed, "machine": machine(), "rows": [], "drift": [],
+        "explore_share": given.explore, "audit_share": given.audit, "seed": given.seed, "machine": machine(), "rows": [],
     }  # fmt: skip
-    few = min(given.orders, given.slow)
-    vcache = list(baselines.vcache_rows(table, given.bound, few, given.length, given.seed)) if few else []
     for delta in given.bound:
         terms = Terms(delta, -math.log(1 - given.confidence), given.explore, given.audit)
+        how = (given.orders, given.length, given.seed)
         rows = [
-            gate_row(table, terms, given.orders, given.length, given.seed),
-            baselines.hindsight_row(table, delta, "risk"),
-            baselines.static_row(table, delta, "risk", given.orders, given.length, given.seed),
-            baselines.static_row(table, delta, "score", given.orders, given.length, given.seed),
-            baselines.hindsight_row(table, delta, "score"),
-            baselines.gptcache_row(table, delta),
-            *(row for bound, row in vcache if bound == delta),
+            gate_row(table, terms, *how),
+            hindsight_row(table, delta),
+            *(static_row(table, delta, ordered, *how) for ordered in ("risk", "score")),
         ]
         found["rows"] += [{"delta": delta, **row} for row in rows]
         for row in rows:
             print(line(delta, row), flush=True)
-        if given.drift and table.wrong.any() and not table.wrong.all():
-            found["drift"].append(
-                {
-                    "delta": delta,
-                    **drift_row(table, terms, min(given.orders, DRIFTS), given.drift, given.risen, given.seed),
-                }
-            )
-    for row in found["drift"]:
-        print(drift_line(row, given.drift, given.risen))
     return found
 
 
@@ -94,23 +75,6 @@ def line(delta: float, row: dict[str, Any]) -> str:
     work = "-" if row["work"] is None else f"{row['work']:.2f}"
     shares = f"{row['violated']:.1%} | {row['opened']:.1%} | {first} | {row['hits']:.1%}"
     return f"| {delta:.0%} | {row['method']} | {shares} | {wrong} | {within} | {labels} | {twice} | {work} |"
-
-
-def drift_line(row: dict[str, Any], length: int, risen: float) -> str:
-    """What drift did, in words."""
-    said = f"delta {row['delta']:.0%}: after {length:,} hits the gate was open in {row['open']:.0%} of the orders"
-    if not row["open"]:
-        return said
-    said += f"; then {risen:.0%} were wrong, and it closed in {row['noticed']:.0%} of these"
-    said += (
-        f", after {row['delay']:,.0f} hits of which it served {row['served']:,.0f}, {row['wrong_served']:,.0f} wrong (medians); delays at "
-        f"{', '.join(f'{share:.0%}' for share in QUANTILES)}: {', '.join(f'{value:,.0f}' for value in row['delays'])}"
-    )
-    if row["unnoticed"]:
-        said += f"; of {row['unnoticed']} orders in which it did not close the open rule keeps the bound in {row['kept_bound']}"
-    if row["missed_error"] is not None:
-        said += f", and in the others {row['missed_error']:.1%} of what it serves is wrong, with {row['missed_audits']:.0f} audits (medians)"
-    return said
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,9 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     played.add_argument("table", type=Path, nargs="+")
     played.add_argument("--orders", type=int, default=1000)
     played.add_argument(
-        "--slow", type=int, default=10, help="orders for vCache, which is slow; 0 leaves it out; default 10"
-    )
-    played.add_argument(
         "--length", type=int, default=0, help="rows of an order, drawn with replacement; default each row once"
     )
     played.add_argument("--differs", default="first")
@@ -150,10 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     played.add_argument("--explore", type=float, default=1.0)
     played.add_argument("--audit", type=float, default=0.02)
     played.add_argument("--late", action="store_true", help="order by the first token's margin in the approximate run")
-    played.add_argument(
-        "--drift", type=int, default=0, help="rows before and after a rise of wrong answers; default none"
-    )
-    played.add_argument("--risen", type=float, default=0.2, help="share of wrong answers after the rise, default 0.2")
     played.add_argument("--json", type=Path)
     return parser
 

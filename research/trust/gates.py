@@ -1,4 +1,4 @@
-"""A table in many random orders through the gate, and what came of it."""
+"""A table in many random orders through the gate, and beside it thresholds without a bound."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,6 @@ from research.trust.replay import Replayed, replayed
 
 BATCH = 250
 """Orders that are replayed at once."""
-
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of delays."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,6 @@ class Table:
     scores: NDArray[np.float64]
     wrong: NDArray[np.bool_]
     computed: NDArray[np.float64]
-    donors: tuple[str, ...] = ()
     late: bool = False
 
     @property
@@ -117,62 +113,53 @@ def _outcome(table: Table, rows: NDArray[Any], found: Replayed, terms: Terms) ->
     }
 
 
-def drift_row(table: Table, terms: Terms, orders: int, length: int, risen: float, seed: int) -> dict[str, Any]:
-    """Rows drawn with replacement, `length` with a quarter of the bound wrong and then as many with `risen` wrong: what passes until
-    the gate closes, where it was open.
+def loosest(values: NDArray[Any], wrong: NDArray[Any], delta: float) -> float:
+    """The lowest threshold whose hits are wrong in at most delta of all; infinite if there is none."""
+    order = np.argsort(-values, kind="stable")
+    known = values[order]
+    last = np.append(known[1:] != known[:-1], True)  # equal values are served together
+    good = last & (np.cumsum(wrong[order]) <= delta * np.arange(1, len(order) + 1))
+    return float(known[np.flatnonzero(good)[-1]]) if good.any() else np.inf
 
-    Of orders in which it does not close: in how many the rule that is open keeps the bound even so (`kept_bound`), since wrong rows
-    have other risks; of the others what is wrong of what the rule serves (`missed_error`), and how many audits there were
-    (`missed_audits`, medians).
-    """
+
+def static_row(table: Table, delta: float, ordered: str, orders: int, length: int, seed: int) -> dict[str, Any]:
+    """A threshold on the score, or on minus the risk, chosen on the first half of each order, where all is labelled, and applied to
+    the second."""
+    values = table.scores if ordered == "score" else -table.risks
     random = np.random.default_rng(seed)
-    right, bad = np.flatnonzero(~table.wrong), np.flatnonzero(table.wrong)
-    rates = np.repeat([terms.delta / 4, risen], length)
-    rows = np.where(
-        random.random((orders, 2 * length)) < rates,
-        random.choice(bad, (orders, 2 * length)),
-        random.choice(right, (orders, 2 * length)),
-    )
-    wrong = table.wrong[rows]
-    found = replayed(table.risks[rows], wrong, terms, random, table.times[rows])
-    delays: list[float] = []
-    served: list[int] = []
-    errors: list[int] = []
-    kept: list[bool] = []
-    missed: list[tuple[float, int]] = []
-    open_then = found.cutoff[:, length] >= 0
-    for order in np.flatnonzero(open_then).tolist():
-        after = slice(length, None)
-        closed = np.flatnonzero(found.alarms[order, after])
-        end = int(closed[0]) + 1 if closed.size else length
-        part = slice(length, length + end)
-        delays.append(end if closed.size else np.inf)
-        if not closed.size:
-            error = _error_after(table, float(found.cutoff[order, length]), float(found.time[order, length]), risen)
-            kept.append(error <= terms.delta)
-            if error > terms.delta:
-                missed.append((error, int((found.served[order, part] & found.labelled[order, part]).sum())))
-        served.append(int(found.served[order, part].sum()))
-        errors.append(int((found.served[order, part] & wrong[order, part]).sum()))
-    early = found.alarms[:, :length].any(axis=1).mean()
+    served, bad, violated = [], [], []
+    steps = length or len(table)
+    for rows in orders_of(len(table), orders, length, random):
+        half = steps // 2
+        least = loosest(values[rows[:half]], table.wrong[rows[:half]], delta)
+        hits = rows[half:][values[rows[half:]] >= least]
+        served.append(len(hits))
+        bad.append(int(table.wrong[hits].sum()))
+        under = table.wrong[values >= least]
+        violated.append(bool(len(under)) and under.mean() > delta)
+    named = f"threshold on the {ordered}, chosen on the first half"
+    return {**_threshold_row(named, served, bad, violated, steps), "labels": steps // 2, "twice": steps // 2 / steps}
+
+
+def hindsight_row(table: Table, delta: float) -> dict[str, Any]:
+    """The best threshold on the risk in hindsight: no rule of that order can keep more hits."""
+    hits = -table.risks >= loosest(-table.risks, table.wrong, delta)
+    bad = int(table.wrong[hits].sum())
+    row = _threshold_row("best threshold on the risk in hindsight", [int(hits.sum())], [bad], [False], len(table))
+    return {**row, "work": table.work(hits)}
+
+
+def _threshold_row(method: str, served: list[int], bad: list[int], violated: list[bool], steps: int) -> dict[str, Any]:
+    hits, errors = float(np.mean(served)), float(np.mean(bad))
     return {
-        "open": float(open_then.mean()),
-        "early_alarms": float(early),
-        "noticed": float(np.isfinite(delays).mean()) if delays else None,
-        "delay": float(np.median(delays)) if delays else None,
-        "delays": [float(value) for value in np.quantile(delays, QUANTILES, method="inverted_cdf")] if delays else None,
-        "unnoticed": len(kept),
-        "kept_bound": int(sum(kept)),
-        "missed_error": float(np.median([error for error, _ in missed])) if missed else None,
-        "missed_audits": float(np.median([audits for _, audits in missed])) if missed else None,
-        "served": float(np.median(served)) if served else None,
-        "wrong_served": float(np.median(errors)) if errors else None,
+        "method": method,
+        "violated": float(np.mean(violated)),
+        "opened": float(np.mean(np.array(served) > 0)),
+        "first": None,
+        "hits": hits / steps,
+        "error": errors / hits if hits else None,
+        "interval": interval(errors, hits),
+        "labels": None,
+        "twice": None,
+        "work": None,
     }
-
-
-def _error_after(table: Table, cutoff: float, time: float, risen: float) -> float:
-    """What is wrong of the hits that a rule serves, where a share `risen` of all hits is wrong, drawn as in `drift_row`."""
-    served = (table.risks <= cutoff) & (table.times < time)
-    bad = risen * float(served[table.wrong].mean())
-    right = (1 - risen) * float(served[~table.wrong].mean())
-    return bad / (bad + right) if bad + right else 0.0

@@ -90,8 +90,6 @@ def test_labels_under_a_bound_have_all_that_a_replay_orders_by(bounded: Any, pla
         str(bounded.output / "labels.jsonl"),
         "--orders",
         "3",
-        "--slow",
-        "0",
         "--late",
         "--bound",
         "0.3",

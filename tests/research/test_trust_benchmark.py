@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from research.trust.__main__ import main
-from research.trust.baselines import VCache, gptcache_row, hindsight_row, loosest, static_row, vcache_rows
-from research.trust.gates import Table, drift_row, error_under, gate_row, interval, orders_of
+from research.trust.gates import Table, error_under, gate_row, hindsight_row, interval, loosest, orders_of, static_row
 
 from dejakv.experiments.labels import LabelledHit, write_labels
 from dejakv.trust.evidence import Terms
@@ -59,13 +58,6 @@ def test_what_is_refused_late_has_been_computed() -> None:
     assert gate_row(late, TERMS, 10, 0, 0)["work"] >= gate_row(early, TERMS, 10, 0, 0)["work"]
 
 
-def test_after_a_rise_of_wrong_answers_the_gate_closes() -> None:
-    row = drift_row(table(), TERMS, 20, 800, 0.6, 0)
-    assert row["open"] > 0.9
-    assert row["noticed"] > 0.7  # elsewhere the loosest rule is not open, and what is wrong is not served
-    assert row["wrong_served"] < row["served"] < 800
-
-
 def test_the_loosest_threshold_that_keeps_the_bound() -> None:
     scores, wrong = np.array([0.9, 0.8, 0.8, 0.7]), np.array([False, False, True, False])
     assert loosest(scores, wrong, 0.25) == 0.7
@@ -73,34 +65,12 @@ def test_the_loosest_threshold_that_keeps_the_bound() -> None:
     assert loosest(scores, np.ones(4, bool), 0.2) == np.inf
 
 
-def test_thresholds_and_gptcache() -> None:
+def test_thresholds() -> None:
     chosen = static_row(table(), 0.1, "score", 20, 0, 0)
     assert chosen["error"] <= 0.15
     assert 0.2 < chosen["hits"] < 0.3  # of all hits; half of them chose
-    best = hindsight_row(table(), 0.1, "risk")
+    best = hindsight_row(table(), 0.1)
     assert (best["hits"], best["error"]) == (pytest.approx(0.555, abs=0.01), pytest.approx(0.1, abs=0.002))
-    default = gptcache_row(table(), 0.1)
-    assert (default["hits"], default["error"]) == (0.5, 0)
-
-
-def test_vcache_explores_first_and_then_serves_what_is_plainly_right() -> None:
-    cache = VCache(0.05)
-    for number in range(VCache.LEAST):
-        assert not cache.serves("d", 0.95, 0.999)
-        cache.learn("d", 0.95, True)
-        assert cache.serves("d", 0.95, 1.0) is (number == VCache.LEAST - 1)
-    for _ in range(200):
-        cache.learn("d", 0.9, True)
-        cache.learn("d", 0.3, False)
-    assert cache.serves("d", 0.95, 0.5)
-    assert not cache.serves("d", 0.2, 0.5)
-    assert not cache.serves("another", 0.99, 1.0)
-
-
-def test_vcache_at_equal_error_is_chosen_among_those_that_keep_the_bound() -> None:
-    rows = [row for _, row in vcache_rows(table(200), [0.1], 2, 0, 0)]
-    assert rows[0]["method"] == "vCache, its delta 0.1"
-    assert all(row["error"] <= 0.1 for row in rows[1:])
 
 
 def test_the_command_prints_every_rule_and_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,17 +79,19 @@ def test_the_command_prints_every_rule_and_writes_figures(tmp_path: Path, capsys
         for n in range(100)
     ]
     write_labels(tmp_path / "t.jsonl", hits)
-    told = ["replay", str(tmp_path / "t.jsonl"), "--orders", "5", "--slow", "2", "--bound", "0.1", "--drift", "200"]
+    told = ["replay", str(tmp_path / "t.jsonl"), "--orders", "5", "--bound", "0.1"]
     assert main([*told, "--json", str(tmp_path / "f.json")]) == 0
     found = json.loads((tmp_path / "f.json").read_text())
     assert (found["hits"], found["wrong"]) == (100, 39)
     methods = [row["method"].split(",")[0] for row in found["rows"]]
-    assert {"gate", "vCache", "GPTCache", "threshold on the score", "best threshold on the risk in hindsight"} <= set(
-        methods
-    )
+    assert methods == [
+        "gate",
+        "best threshold on the risk in hindsight",
+        "threshold on the risk",
+        "threshold on the score",
+    ]
     printed = capsys.readouterr().out
     assert all(row["method"] in printed for row in found["rows"])
-    assert "delta 10%" in printed
 
 
 def test_a_mistake_is_said_and_exits_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ _REVISION = 2
 
 MAX_GENERATION = 5
 """How often approximate state may enter KV entries that serve a blend. The cost of each generation on SmolLM2 is in
-docs/results/generations.md; `python -m research.generations` measures it again."""
+docs/results/generations.md."""
 
 TOP_LAYER_TAIL = 32
 """Last tokens of a prompt, where the question stands: `top_layer` always computes them."""

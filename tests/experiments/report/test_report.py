@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from research.replay.generate import generate
-from research.replay.run import replay
-from research.replay.trace import Call, Trace
-from research.report import STUDIES
 from tests.experiments.report.browser import measured, shot
 
 from dejakv.errors import ConfigError
@@ -27,7 +23,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that has changed answers, a dry run, a sweep, a replay, a tuning, and the published results."""
+    """A folder with a run that has changed answers, a dry run, a sweep and an estimate."""
     home = tmp_path_factory.mktemp("sources")
     wrong = {"max_samples": 24, "output": str(home / "run")}
     run(settings_from("shapes", wrong, {"media": "ignore"}))
@@ -40,22 +36,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{name} & <b>", "answer": "x"}) + "\n" for name in "aba")
     )
-    calls = [Call(record["input_length"], tuple(record["hash_ids"]), record["timestamp"]) for record in generate(200)]
-    for name, found in (
-        ("replay", {**replay(Trace(tuple(calls), 512)), "trace": "t.jsonl"}),
-        ("estimate", estimate(str(home / "log.jsonl"), "docs-lm")),
-        ("frontier", json.loads((RESULTS / "frontier-smollm2.json").read_text())),
-        ("workloads", json.loads((RESULTS / "workloads.json").read_text())),
-    ):
-        (home / name).mkdir()
-        (home / name / f"{name}.json").write_text(json.dumps(found))
+    (home / "estimate").mkdir()
+    (home / "estimate" / "estimate.json").write_text(json.dumps(estimate(str(home / "log.jsonl"), "docs-lm")))
     return home
 
 
 @pytest.fixture(scope="module")
 def report(sources: Path) -> Path:
-    names = ("run", "dry", "sweep.csv", "replay", "estimate", "frontier", "workloads")
-    make_report([sources / name for name in names], sources / "report.html", sources / "svg", STUDIES)
+    names = ("run", "dry", "sweep.csv", "estimate")
+    make_report([sources / name for name in names], sources / "report.html", sources / "svg")
     return sources / "report.html"
 
 
@@ -107,9 +96,8 @@ def test_what_each_section_tells(report: Path) -> None:
     for words in (
         "Run run: shapes-vlm on shapes", "Hits by level", "Time to first token of all requests", "Pictures encoded",
         "computed in full", 'src="data:image/png', "dejakv run --model shapes-vlm", "--media ignore", "Run dry:", "would-be hits",
-        "Sweep sweep.csv", "against the similarity threshold", "Pareto front", "bad failed:", "Replay of t.jsonl",
-        "comes nearest to Belady", "python -m research.replay t.jsonl", "Settings for log.jsonl", "recommended: reuse=exact",
-        "Frontier frontier: smollm2-135m", "python -m research.frontier", "Workloads workloads", "rag, vllm",
+        "Sweep sweep.csv", "against the similarity threshold", "Pareto front", "bad failed:", "Settings for log.jsonl",
+        "recommended: reuse=exact",
     ):  # fmt: skip
         assert words in page, words
 
@@ -202,25 +190,17 @@ def test_a_run_that_cannot_be_reported(harm: Any, says: str, sources: Path, tmp_
         ("missing", None, "no file or folder"),
         (".", None, "has nothing to report"),
         ("other.csv", "name,model\n", "is no log of a sweep"),
-        ("replay.json", "{}", "was not written by this version"),
+        ("estimate.json", "{}", "was not written by this version"),
         ("estimate.json", '{"rows": [{}]}', "was not written by this version"),
-        ("frontier.json", "[", "was not written by this version"),
+        ("estimate.json", "[", "was not written by this version"),
     ],
 )
 def test_sources_that_are_none(name: str, content: str | None, says: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=says):
-        make_report([tmp_path / name], tmp_path / "page.html", files=STUDIES)
+        make_report([tmp_path / name], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize("name", ["frontier.json", "workloads.json", "replay.json"])
-def test_a_study_is_sent_to_the_report_of_the_source(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("{}")
-    for source in (tmp_path, tmp_path / name):
-        with pytest.raises(ConfigError, match=r"is of a study: give it to `python -m research\.report`"):
-            make_report([source], tmp_path / "page.html")
 
 
 def test_the_pareto_front_has_what_no_other_point_beats() -> None:

@@ -1,6 +1,6 @@
 """From folders and logs to the page: what each source is, its section, and the files that are written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ from dejakv.experiments.report.sweep_section import sweep_section
 from dejakv.experiments.samples_log import finished_summary
 from dejakv.experiments.sweep_log import logged
 
-Found = Mapping[str, Any]
 
-
-def estimate_section(folder: Path, found: Found, prefix: str) -> Section:
+def estimate_section(found: Mapping[str, Any], prefix: str) -> Section:
     """Hits against false hits by level and threshold, and the recommendation."""
-    rows: Sequence[Found] = found["rows"]
+    rows: Sequence[Mapping[str, Any]] = found["rows"]
     series: list[list[Series]] = [[], []]
     for guard, label in ((True, "words checked"), (False, "words not checked")):
         chosen = [row for row in rows if row["level"] == "semantic_text" and row["lexical_guard"] is guard]
@@ -39,15 +37,10 @@ def estimate_section(folder: Path, found: Found, prefix: str) -> Section:
     return Section(f"Settings for {found['log']}", blocks)
 
 
-Files = Mapping[str, tuple[str, Callable[[Path, Any, str], Section]]]
-"""Files that are a section of their own, by name: a key that each must have, and the function that makes the section."""
-
-FILES: Files = {"estimate.json": ("rows", estimate_section)}
-STUDY_FILES = ("frontier.json", "workloads.json", "replay.json")
-"""Files that `python -m research.report` has sections for."""
+ESTIMATE = "estimate.json"
 
 
-def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None, files: Files = FILES) -> list[Path]:
+def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None) -> list[Path]:
     """Writes the page, and with `svg` each chart as a file into that folder. Returns what was written.
 
     An earlier report is replaced; any other file is not.
@@ -55,7 +48,7 @@ def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None, 
     Raises: ConfigError for a source that is none, and for an output that exists and is no report.
     """
     _check_output(output)
-    sections = [one for number, source in enumerate(sources) for one in sections_of(source, f"s{number}", files)]
+    sections = [one for number, source in enumerate(sources) for one in sections_of(source, f"s{number}")]
     make_folder(output.parent)
     drawn: dict[Path, str] = {}
     if svg is not None:
@@ -83,34 +76,29 @@ def _check_output(output: Path) -> None:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
 
 
-def sections_of(source: Path, prefix: str, files: Files = FILES) -> list[Section]:
+def sections_of(source: Path, prefix: str) -> list[Section]:
     """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
-    inside = [source / name for name in files] if source.is_dir() else [source] if source.name in files else []
-    found = [_made(path, *files[path.name], f"{prefix}-{path.stem}") for path in inside if path.exists()]
+    estimate = source / ESTIMATE if source.is_dir() else source
+    found = [_estimated(estimate, f"{prefix}-estimate")] if estimate.name == ESTIMATE and estimate.exists() else []
     if (source / SUMMARY).exists() or (source / SAMPLES).exists():
         return [run_section(source, finished_summary(source), f"{prefix}-run"), *found]
     if found:
         return found
-    if source.name in STUDY_FILES or any((source / name).exists() for name in STUDY_FILES):
-        raise ConfigError(
-            f"{str(source)!r} is of a study: give it to `python -m research.report` in a checkout of the source"
-        )
     if source.is_dir():
-        known = ", ".join((SUMMARY, *files))
         raise ConfigError(
-            f"{str(source)!r} has nothing to report: give a folder with one of {known}, or the log of a sweep"
+            f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
         )
     return [sweep_section(source, logged(source), f"{prefix}-sweep")]
 
 
-def _made(path: Path, key: str, make: Callable[[Path, Any, str], Section], prefix: str) -> Section:
+def _estimated(path: Path, prefix: str) -> Section:
     found = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
-    if not isinstance(found.get(key), list) or not found[key]:
-        raise ConfigError(f"{foreign} (it has no {key}): make it again")
+    if not isinstance(found.get("rows"), list) or not found["rows"]:
+        raise ConfigError(f"{foreign} (it has no rows): make it again")
     try:
-        return make(path.parent, found, prefix)
+        return estimate_section(found, prefix)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
         raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error
