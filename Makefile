@@ -27,7 +27,7 @@ ablation: $(VENV)/.installed-report $(VENV)/.model
 	mkdir -p runs/ablation
 	for name in shapes smollm2; do \
 	    log=runs/ablation/$$name.csv; \
-	    $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/dejakv sweep --specs research/specs/ablation-$$name.json --jobs 2 --log-file $$log \
+	    $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/dejakv sweep --specs research/specs/ablation-$$name.json --log-file $$log \
 	        $$(test -e $$log && echo --resume) || exit; \
 	done
 	$(BIN)/dejakv report runs/ablation/shapes.csv runs/ablation/smollm2.csv --output runs/ablation/report.html

@@ -20,17 +20,17 @@ def spec_of(experiments: int) -> str:
     )
 
 
-def started(folder: Path, log: str, jobs: int) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "dejakv", "sweep", "--specs", "spec.yaml", "--log-file", log, "--jobs", str(jobs)]
+def started(folder: Path, log: str) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "dejakv", "sweep", "--specs", "spec.yaml", "--log-file", log]
     resume = ["--resume"] if (folder / log).exists() else []
     return subprocess.Popen([*line, *resume], cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-def killed_and_resumed(folder: Path, jobs: int, kills: int, dice: random.Random) -> int:
+def killed_and_resumed(folder: Path, kills: int, dice: random.Random) -> int:
     """Runs the sweep, killing it after a random number of new rows each time, until it ends. Returns the kills that hit."""
     hits = 0
     for _ in range(kills):
-        process = started(folder, "killed.csv", jobs)
+        process = started(folder, "killed.csv")
         rows = len(logged(folder / "killed.csv")) if (folder / "killed.csv").exists() else 0
         wanted = rows + dice.randint(1, 8)
         while process.poll() is None and _rows(folder) < wanted:
@@ -40,7 +40,7 @@ def killed_and_resumed(folder: Path, jobs: int, kills: int, dice: random.Random)
             os.kill(process.pid, signal.SIGKILL)
             hits += 1
         process.wait()
-    assert started(folder, "killed.csv", jobs).wait() == 0
+    assert started(folder, "killed.csv").wait() == 0
     return hits
 
 

@@ -1,6 +1,6 @@
 """`dejakv sweep`: many runs from one specification, or the ablation of every level."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ def sweep_command(
         bool,
         typer.Option("--purge-cache-between-runs", help="Delete the cache folders of an experiment before it runs."),
     ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Experiments that run at a time; times are comparable only with 1.")
-    ] = 1,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Measure every level alone, at several thresholds.")
     ] = False,
@@ -35,34 +32,19 @@ def sweep_command(
 
     from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError
+    from dejakv.experiments import sweep as sweeps
     from dejakv.experiments.plain_words import counted
-    from dejakv.experiments.sweep import ablation as make_ablation
-    from dejakv.experiments.sweep import layer_dims, read_spec, sweep
     from dejakv.experiments.sweep_log import logged, show
 
     if bool(specs) == ablation:
         raise ConfigError("give either --specs FILE or --ablation")
     if specs:
-        spec = read_spec(specs)
+        spec = sweeps.read_file(specs, "--specs")
     else:
-        spec = make_ablation(model or ["shapes-vlm"], layer_dims(preset), preset=preset, max_samples=max_samples)
-
-    def report(name: str, summary: dict[str, Any]) -> None:
-        if "error" in summary:
-            typer.echo(f"{name}: failed: {summary['error']}")
-            return
-        shown = {key: summary.get(key) for key in ("hit_rate", "agreement")}
-        figures = ", ".join(
-            f"{key.replace('_', ' ')} {'not measured' if value is None else f'{value:.3f}'}"
-            for key, value in shown.items()
-        )
-        typer.echo(f"{name}: {figures}")
-
-    counts = "samples" if jobs == 1 else "experiments"
-    with watching(Console(stderr=True), counts=counts, always_lines=True) as watch:
-        lines = sweep(
-            spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, jobs=jobs, progress=report, watch=watch
-        )  # fmt: skip
+        dims = sweeps.layer_dims(preset)
+        spec = sweeps.ablation(model or ["shapes-vlm"], dims, preset=preset, max_samples=max_samples)
+    with watching(Console(stderr=True)) as watch:
+        lines = sweeps.sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch)
     every = logged(log_file)
     show(every, Console())
     failed = sum(bool(line["error"]) for line in lines)

@@ -71,52 +71,41 @@ class SweepLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds the line of a run, and replaces an earlier failed one."""
-        self.lines = [held for held in self.lines if held["name"] != line["name"]]
-        self.lines.append(line)
+        self.lines = [*(held for held in self.lines if held["name"] != line["name"]), line]
+        text = io.StringIO(newline="")
         if self.path.suffix == ".json":
-            text = json.dumps(self.lines, indent=2) + "\n"
+            text.write(json.dumps(self.lines, indent=2) + "\n")
         else:
-            table = io.StringIO(newline="")
-            writer = csv.DictWriter(table, COLUMNS)
+            writer = csv.DictWriter(text, COLUMNS)
             writer.writeheader()
             writer.writerows(self.lines)
-            text = table.getvalue()
-        replace_file(self.path, text, "--log-file")
+        replace_file(self.path, text.getvalue(), "--log-file")
 
 
 def logged(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a log; the figures of a CSV are texts. Raises: ConfigError for what is no log of this version."""
     path = Path(path)
-
-    def foreign(why: str) -> ConfigError:
-        return ConfigError(
-            f"{shown(str(path))} is no log of a sweep ({why}): give the --log-file of a sweep of this version"
-        )
-
     try:
         text = path.read_text(encoding="utf-8")
         found: Any = json.loads(text) if path.suffix == ".json" else _rows(text)
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise foreign(str(error)) from error
-    if not isinstance(found, list):
-        raise foreign("no list")
-    for line in found:
-        if not isinstance(line, dict) or set(line) != set(COLUMNS):
-            raise foreign("other columns than this version writes")
-        try:
+        if not isinstance(found, list):
+            raise ValueError("no list")
+        for line in found:
+            if set(line) != set(COLUMNS):
+                raise ValueError("other columns than this version writes")
             json.loads(line["settings"] or "{}")
-        except (TypeError, ValueError) as error:
-            raise foreign("settings that are not JSON") from error
-    if len({line["name"] for line in found}) < len(found):
-        raise foreign("two rows have one name")
+        if len({line["name"] for line in found}) < len(found):
+            raise ValueError("two rows have one name")
+    except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
+        raise ConfigError(
+            f"{shown(str(path))} is no log of a sweep ({error}): give the --log-file of a sweep of this version"
+        ) from error
     return found
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
-    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    if rows.fieldnames is None:
-        raise ValueError("it is empty")
-    if tuple(rows.fieldnames) != COLUMNS:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ValueError("other columns than this version writes")
     return list(rows)
 

@@ -1,7 +1,5 @@
-"""Sweeps that fail, are resumed, and run in several processes."""
+"""Sweeps that fail and are resumed."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, logged, open_log
+from dejakv.experiments.sweep_log import COLUMNS, open_log
 
 TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "shares"}
 
@@ -27,19 +25,6 @@ class Breaks:
     def __iter__(self) -> Any:
         yield Sample("1", "a question")
         raise RuntimeError("a mistake\nof two lines")
-
-
-class Kills:
-    """A data set that ends its process, as a lack of memory does."""
-
-    name = "kills"
-
-    def __init__(self, **_: Any) -> None:
-        """Whatever the command line says."""
-
-    def __iter__(self) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-        yield Sample("1", "never")
 
 
 def grid(**more: Any) -> dict[str, Any]:
@@ -74,21 +59,6 @@ def test_it_is_told_which_experiment_runs_and_how_far_it_is(tmp_path: Path) -> N
     told = Told()
     sweep(grid(), tmp_path / "log.csv", watch=told)
     assert [stage for stage in told.stages if " of 2" in stage] == ["s1, 1 of 2", "s2, 2 of 2"]
-    told = Told()
-    sweep(grid(), tmp_path / "other.csv", jobs=2, watch=told)
-    assert told.stages == ["2 experiments, 2 at a time"]
-    assert told.counts == [(1, 2), (2, 2)]
-
-
-def test_a_process_that_is_killed_is_a_row_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "foreign_kills.py").write_text(Path(__file__).read_text().split("def grid")[0])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    spec = grid(experiments=[{"name": "bad", "dataset": "foreign_kills:Kills"}])
-    lines = {line["name"]: line for line in sweep(spec, tmp_path / "log.csv", jobs=2)}
-    assert "SIGKILL, perhaps for lack of memory" in lines["bad"]["error"]
-    assert [lines[name]["share_prefix"] for name in ("s1", "s2")] == [0.0, 0.0]
-    assert {line["name"] for line in logged(tmp_path / "log.csv")} == {"s1", "s2", "bad"}
 
 
 def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
@@ -111,12 +81,3 @@ def test_rows_of_one_name_are_no_log(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(f"{','.join(COLUMNS)}\r\n{row}\r\n{row}\r\n")
     with pytest.raises(ConfigError, match="two rows have one name"):
         sweep(grid(), tmp_path / "log.csv", resume=True)
-
-
-def test_jobs_do_not_share_a_cache_folder(tmp_path: Path) -> None:
-    spec = {"defaults": {**TINY, "cache_dir": str(tmp_path / "c")}, "grid": {"seed": [1, 2]}}
-    with pytest.raises(ConfigError, match="have one cache folder"):
-        sweep(spec, tmp_path / "log.csv", jobs=2)
-    with pytest.raises(ConfigError, match="--jobs 0"):
-        sweep(spec, tmp_path / "log.csv", jobs=0)
-    assert not (tmp_path / "log.csv").exists()
