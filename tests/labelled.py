@@ -50,9 +50,9 @@ def blending(make: Callable[..., Any], **settings: Any) -> Made:
 def past_pilot(pipeline: Any, method: Method) -> None:
     """Draws as many hits of a method as a pilot takes."""
     cache = pipeline.cache
-    known = {"epoch": pipeline.engine.epoch, "method": method, "setting": setting_of(method, cache.config)}
+    cls = cache.gate.class_of("default", pipeline.engine.epoch, method, setting_of(method, cache.config))
     for number in range(PILOT):
-        cache.gate.draw(partition="default", features={"score": 1 - number / PILOT}, **known)
+        cache.gate.draw(cls, {"score": 1 - number / PILOT})
 
 
 def figures(pipeline: Any) -> tuple[int, int, int]:

@@ -103,9 +103,7 @@ def test_a_label_of_an_untried_blend_counts_in_no_rule_that_would_not_serve_it(o
 
 def test_a_rule_that_opens_meanwhile_leaves_the_draw_unlabelled(opened: Gate) -> None:
     setting = setting_of("blend", replace(BOUNDED))
-    draw = opened.draw(
-        partition="default", epoch="e", method=LATE_BLEND, setting=setting, features={"time_share": 0.1}, late=True
-    )
+    draw = opened.draw(opened.class_of("default", "e", LATE_BLEND, setting), {"time_share": 0.1}, late=True)
     assert (draw.served, draw.labelled, draw.reason) == (False, False, "a rule has opened meanwhile")
 
 

@@ -17,7 +17,7 @@ def gate_of(ledger: Ledger | None = None, *, chance: float = 0.0, **settings: An
 def hit(gate: Gate, risk: float = 0.5, partition: str = "a", **known: str) -> Draw:
     """One would-be hit of this risk."""
     asked = {"epoch": "e", "method": "adopt", "setting": "default", **known}
-    return gate.draw(partition=partition, features={"score": 1 - risk}, **asked)
+    return gate.draw(gate.class_of(partition, **asked), {"score": 1 - risk})
 
 
 def pilot(gate: Gate, partition: str = "a", **known: str) -> None:

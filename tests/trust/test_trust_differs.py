@@ -109,7 +109,6 @@ READ = (ToolCall("weather", '{"city": "Bonn", "days": 2}'),)
         f"```json\n{CALL}\n```",
         f"[TOOL_CALLS] [{CALL}]",
         '<|python_tag|>{"name": "weather", "parameters": {"city": "Bonn", "days": 2}}',
-        '<function=weather>{"city": "Bonn", "days": 2}</function>',
         json.dumps({"tool_calls": [{"type": "function", "function": json.loads(CALL)}]}),
         '{"name": "weather", "arguments": "{\\"days\\": 2, \\"city\\": \\"Bonn\\"}"}',
     ],
@@ -118,9 +117,10 @@ def test_one_call_in_many_spellings(text: str) -> None:
     assert tool_calls(text) == READ
 
 
-def test_parameters_in_tags_are_texts() -> None:
-    text = "<tool_call><function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function></tool_call>"
-    assert tool_calls(text) == (ToolCall("weather", '{"city": "Bonn"}'),)
+def test_a_call_in_other_tags_equals_itself_alone() -> None:
+    call = "<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>"
+    assert tool_calls(f"Well: {call}") == (ToolCall("", call),)
+    assert tool_calls(call) != tool_calls(call.replace("Bonn", "Rome"))
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_counts_of_what_happened() -> None:
 
 def test_features_that_are_no_numbers_are_the_riskiest() -> None:
     gate = opened()
-    draw = gate.draw(partition="a", epoch="e", method="adopt", setting="default", features={"score": float("nan")})
+    draw = gate.draw(gate.class_of("a", "e", "adopt", "default"), {"score": float("nan")})
     assert (draw.risk, draw.served) == (1.0, False)
 
 
@@ -204,13 +204,13 @@ def test_no_label_is_lost_between_threads() -> None:
 
 def late(gate: Gate, margin: float, wrong: bool) -> Draw:
     """A hit of a late class, with its label if it is to have one."""
-    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
-    if gate.tries({}, **known):
-        draw = gate.draw(**known, features={"first_margin": margin})
+    cls = gate.class_of("p", "e", LATE_BLEND, "s")
+    if gate.tries(cls, {}):
+        draw = gate.draw(cls, {"first_margin": margin})
         if draw.labelled:
             gate.learn(draw, wrong)
         return draw
-    draw = gate.draw(**known, features={}, late=True)
+    draw = gate.draw(cls, {}, late=True)
     assert not draw.served
     if draw.labelled:
         gate.learn(draw, wrong, {"first_margin": margin})
@@ -232,10 +232,10 @@ def test_a_risk_that_is_known_late_opens_rules_for_those_that_are_sure() -> None
     report = gate.report("p")
     assert report.gate == "open"
     assert report.wrong == 0
-    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
-    assert gate.tries({"time_share": 0.1}, **known)
-    assert not gate.tries({"time_share": 0.9}, **known), "it takes nearly as long as full computation"
-    refused = gate.draw(**known, features={}, late=True)  # it was found closed, and has opened meanwhile
+    cls = gate.class_of("p", "e", LATE_BLEND, "s")
+    assert gate.tries(cls, {"time_share": 0.1})
+    assert not gate.tries(cls, {"time_share": 0.9}), "it takes nearly as long as full computation"
+    refused = gate.draw(cls, {}, late=True)  # it was found closed, and has opened meanwhile
     assert (refused.served, refused.labelled) == (False, False)
 
 
@@ -243,11 +243,11 @@ def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_
     gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
     for _ in range(PILOT):
         late(gate, 1.0, False)
-    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
+    cls = gate.class_of("p", "e", LATE_BLEND, "s")
     before = gate.report("p").classes[0]
-    gate.learn(gate.draw(**known, features={}, late=True), False)
+    gate.learn(gate.draw(cls, {}, late=True), False)
     assert gate.report("p").lost == 1
-    gate.learn(gate.draw(**known, features={}, late=True), True)
+    gate.learn(gate.draw(cls, {}, late=True), True)
     after = gate.report("p").classes[0]
     assert [rule.labels for rule in after.rules] == [rule.labels + 1 for rule in before.rules]
     assert [rule.wrong for rule in after.rules] == [1] * len(after.rules)
@@ -258,10 +258,10 @@ def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
     gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
     for number in range(PILOT):
         late(gate, number / 4, False)
-    known = {"partition": "p", "epoch": "e", "method": LATE_BLEND, "setting": "s"}
-    gate.draw(**known, features={}, late=True)
+    cls = gate.class_of("p", "e", LATE_BLEND, "s")
+    gate.draw(cls, {}, late=True)
     for _ in range(MOST):
-        gate.lost(gate.draw(**known, features={}, late=True))
+        gate.lost(gate.draw(cls, {}, late=True))
     report = gate.report("p")
     assert len(report.classes[0].rules) > 1
     assert [rule.wrong for rule in report.classes[0].rules] == [1] * len(report.classes[0].rules)

@@ -17,7 +17,7 @@ from dejakv.store.open import open_store
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, fingerprint
 from dejakv.trust.gate import Gate
-from dejakv.trust.ledger import FILE, MOST_EPOCHS, Ledger
+from dejakv.trust.ledger import FILE, Ledger
 from dejakv.trust.settings import TrustSettings
 
 KEY = ClassKey("e", "blend", "default", "g")
@@ -292,7 +292,7 @@ for number in range(rounds):
         cold += 1
         continue
     for score in range(22):
-        draw = gate.draw(partition="p", epoch="e", method="adopt", setting="s", features={"score": score / 22})
+        draw = gate.draw(gate.class_of("p", "e", "adopt", "s"), {"score": score / 22})
         if draw.labelled:
             gate.learn(draw, False)
             told += 1
@@ -385,19 +385,16 @@ def test_old_models_and_classes_leave(ledger: Ledger) -> None:
     assert ledger.read(KEY._replace(group="1")) is None
 
 
-def test_a_folder_keeps_the_models_served_last(tmp_path: Path) -> None:
+def test_evidence_of_all_terms_is_listed_and_removed_for_the_operator(tmp_path: Path) -> None:
     ledger, other = Ledger(tmp_path, "t"), Ledger(tmp_path, "u")
     other.change(KEY._replace(epoch="old"), one_more)
-    for number in range(2 * MOST_EPOCHS):
+    for number in range(3):
         ledger.change(KEY._replace(epoch=f"e{number}"), one_more)
-    ledger.change(KEY._replace(epoch="e0", method="adopt"), one_more)
-    assert {key.epoch for key, _, _ in ledger.classes() if key.method == "blend"} == {"e4", "e5", "e6", "e7"}
-    assert ledger.read(KEY._replace(epoch="e0")) is None
-    assert other.read(KEY._replace(epoch="old")) is not None, "evidence of other terms has models of its own"
+    assert {key.epoch for key, _, _ in ledger.classes()} == {"e0", "e1", "e2"}
     latest, _, terms = ledger.classes(any_terms=True)[0]
-    assert (latest.method, terms) == ("adopt", "t")
-    assert ledger.remove(epoch="e7") == 1
-    assert ledger.remove() == 5
+    assert (latest.epoch, terms) == ("e2", "t")
+    assert ledger.remove(epoch="e2") == 1
+    assert ledger.remove() == 3
     assert other.classes() == []
     ledger.close()
     other.close()

@@ -1,6 +1,5 @@
 """The error bound, as an observer: what it leaves of the plan that was chosen, and the label that waits."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,26 +45,32 @@ class ErrorBound:
         if decision.ask.no_store:
             why = "nothing of this request is kept, so that its answer could not be checked"
             return decision.without(f"{BOUND}: {why}")
-        setting = setting_of(plan.method, self._config)
-        late = decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
-        takes = {TIME_SHARE: _time_share(decision)} if late else None
-        if takes is not None and self._tries(prepared, setting, takes):
+        request, late = prepared.request, self._is_late(plan, decision)
+        method, setting = LATE_BLEND if late else plan.method, setting_of(plan.method, self._config)
+        cls = self._gate.class_of(request.partition, prepared.epoch, method, setting)
+        features = features_of(plan, decision.found, len(prepared.token_ids))
+        if late:
+            features[TIME_SHARE] = _time_share(decision)
+        if late and self._gate.tries(cls, features):
             trial = Trial(plan)
             decision = replace(decision, trial=trial)
 
             def accept(logs: NDArray[np.float32]) -> str:
-                tried = {**takes, **certainty(logs)}
-                trial.draw = self._draw(prepared, decision, plan, setting, tried)
-                self._note(trial.draw, prepared, decision)
-                return "" if trial.draw.served else f"{BOUND}: {trial.draw.reason}"
+                trial.draw = draw = self._gate.draw(cls, {**features, **certainty(logs)})
+                self._note(draw, prepared, decision)
+                return "" if draw.served else f"{BOUND}: {draw.reason}"
 
             return replace(decision, plans=(replace(plan, accept=accept), *decision.plans[1:]))
-        draw = self._draw(prepared, decision, plan, setting, takes, late=late)
+        draw = self._gate.draw(cls, features, late=late)
         decision = replace(decision, trial=Trial(plan, draw))
         if not draw.served:
             decision = decision.without(f"{BOUND}: {draw.reason}")
         self._note(draw, prepared, decision)
         return decision
+
+    def _is_late(self, plan: Plan, decision: Decision) -> bool:
+        """Whether a plan is judged by its first token, which is known once it was tried."""
+        return decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
         """Hands the answer to the label that waits: one of the two that are compared is known then."""
@@ -73,36 +78,6 @@ class ErrorBound:
         if trial is not None and trial.draw is not None and queue is not None and queue.differs is not None:
             answer = _greedy(prepared.request, ran, queue.differs)
             queue.answered(trial.draw, answer, approximate=plan.approximate)
-
-    def _tries(self, prepared: Prepared, setting: str, known: Mapping[str, float]) -> bool:
-        """Whether a blend of which this is known (`TIME_SHARE`) may be served once it was tried."""
-        partition = prepared.request.partition
-        return self._gate.tries(known, partition=partition, epoch=prepared.epoch, method=LATE_BLEND, setting=setting)
-
-    def _draw(
-        self,
-        prepared: Prepared,
-        decision: Decision,
-        plan: Plan,
-        setting: str,
-        tried: Mapping[str, float] | None,
-        *,
-        late: bool = False,
-    ) -> Draw:
-        """Whether a plan may serve, and whether its outcome is to be learned from.
-
-        setting  the quality that it runs with: evidence is collected for each method and setting
-        tried    of a blend that is judged by its first token: `TIME_SHARE`, and what is known from trying it
-        late     that will be known with its label
-        """
-        return self._gate.draw(
-            partition=prepared.request.partition,
-            epoch=prepared.epoch,
-            method=LATE_BLEND if tried is not None else plan.method,
-            setting=setting,
-            features={**features_of(plan, decision.found, len(prepared.token_ids)), **(tried or {})},
-            late=late,
-        )
 
     def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
         """The label waits from before anybody has seen a token."""

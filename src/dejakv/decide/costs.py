@@ -7,7 +7,6 @@ long prompt would make the request slower.
 
 from dataclasses import dataclass, replace
 from statistics import median
-from threading import Lock
 
 
 @dataclass(frozen=True)
@@ -75,29 +74,27 @@ BEGINNINGS = 3
 
 
 class Rate:
-    """A constant that follows what is observed: the median of the latest, so that a stall of the machine does not show.
-    Thread-safe."""
+    """A constant that follows observations: the median of the latest, so that a stall of the machine does not show.
+
+    Needs no lock: its lists are replaced, never changed, and of two threads at once one observation may be lost.
+    """
 
     def __init__(self, begin: float) -> None:
         self._begin = [begin] * BEGINNINGS
         self._seen = self._begin
         self._missed = 0
-        self._lock = Lock()
 
     @property
     def value(self) -> float:
-        with self._lock:
-            return median(self._seen)
+        return median(self._seen)
 
     def add(self, observed: float) -> None:
-        with self._lock:
-            self._seen = [*self._seen, max(0.0, observed)][-SEEN:]
-            self._missed = 0
+        self._seen = [*self._seen, max(0.0, observed)][-SEEN:]
+        self._missed = 0
 
     def missed(self) -> None:
         """Another kind of work was done instead. After `SEEN` times in a row what was observed is forgotten: else a slow spell would
         rule this kind out for good, since nothing more would be seen of it."""
-        with self._lock:
-            self._missed += 1
-            if self._missed >= SEEN:
-                self._seen, self._missed = self._begin, 0
+        self._missed += 1
+        if self._missed >= SEEN:
+            self._seen, self._missed = self._begin, 0

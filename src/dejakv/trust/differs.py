@@ -19,8 +19,6 @@ from dejakv.request import Request
 from dejakv.settings import named, shown
 
 _MARKS = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=")
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
 _DECODER = json.JSONDecoder()
 
 
@@ -123,14 +121,12 @@ def tool_calls(text: str) -> tuple[ToolCall, ...]:
     """The calls of an answer in their order; empty for prose. Never raises.
 
     Calls are JSON objects that name a tool and its arguments: alone, in a list or a `tool_calls` object, in a code fence, behind
-    `[TOOL_CALLS]` or `<|python_tag|>`, between `<tool_call>` tags; and `<function=NAME>` with JSON or `<parameter=KEY>` tags.
+    `[TOOL_CALLS]` or `<|python_tag|>`, or between `<tool_call>` tags. Other calls (`<function=NAME>`) are compared as they are written.
 
     >>> tool_calls('Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
     (ToolCall(name='weather', arguments='{"city": "Bonn"}'),)
     """
-    calls = [ToolCall(match[1], _tagged(match[2])) for match in _FUNCTION.finditer(text)]
-    rest = _FUNCTION.sub("", text)
-    calls += [call for value in _values(rest) for call in _calls_in(value)]
+    calls = [call for value in _values(text) for call in _calls_in(value)]
     if not calls and (mark := _MARKS.search(text)) is not None:
         return (ToolCall("", text[mark.start() :].strip()),)
     return tuple(calls)
@@ -171,8 +167,3 @@ def _arguments(given: Any) -> str:
         except (ValueError, RecursionError):
             return given.strip()
     return json.dumps(given, sort_keys=True)
-
-
-def _tagged(inside: str) -> str:
-    found = {name: value.strip() for name, value in _PARAMETER.findall(inside)}
-    return json.dumps(found, sort_keys=True) if found else _arguments(inside)

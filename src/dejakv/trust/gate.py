@@ -1,6 +1,6 @@
 """The gate decides which would-be hits are served, and which are computed both ways to learn from.
 
-draw = gate.draw(partition="", epoch=epoch, method="blend", setting="default", features=features)
+draw = gate.draw(gate.class_of(partition, epoch, "blend", "default"), features)
 # serve the approximate answer if draw.served; if draw.labelled, compute the other one too, compare, and then
 gate.learn(draw, wrong)
 """
@@ -53,12 +53,15 @@ class Gate:
         self._resumed = self._closed = False
         self._lock = self._ledger.lock
 
-    def tries(self, features: Mapping[str, float], *, partition: str, epoch: str, method: str, setting: str) -> bool:
+    def class_of(self, partition: str, epoch: str, method: str, setting: str) -> ClassKey:
+        """The class of hits of a method, and of the quality that it runs with (`setting`)."""
+        return ClassKey(epoch, method, setting, self.settings.group_of(partition))
+
+    def tries(self, cls: ClassKey, features: Mapping[str, float]) -> bool:
         """Whether a hit may be tried before its risk is known: an open rule could serve it then. A ledger that cannot be read is no.
 
         features  known before the try: `TIME_SHARE`
         """
-        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         with self._lock:
             try:
                 state = self._ledger.read(cls)
@@ -66,24 +69,14 @@ class Gate:
                 return False
             return state is not None and not self._waits(cls) and _serves(state, 0.0, features.get(TIME_SHARE, 0.0))
 
-    def draw(
-        self,
-        *,
-        partition: str,
-        epoch: str,
-        method: str,
-        setting: str,
-        features: Mapping[str, float],
-        late: bool = False,
-    ) -> Draw:
+    def draw(self, cls: ClassKey, features: Mapping[str, float], *, late: bool = False) -> Draw:
         """Decides about one would-be hit. A ledger that cannot be read or written refuses it, and the reason says why.
 
         features  of the plan: `trust.features.features_of`; of a plan that was tried also `TIME_SHARE` and `certainty`
         late      the hit is not tried now (see `tries`); its label brings the features that decide its risk
         """
-        cls = ClassKey(epoch, method, setting, self.settings.group_of(partition))
         time = float(features.get(TIME_SHARE, 0.0))
-        asked = Draw(cls, 0.0 if late else risk_of(method, features), time, late=late, id=secrets.token_hex(16))
+        asked = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
         with self._lock:
             try:
                 drawn = self._draw(asked)

@@ -40,9 +40,6 @@ APPLICATION, VERSION = 0x444B5654, 3
 MOST_CLASSES = 10_000
 """Classes with evidence. The one that was changed longest ago leaves first, and would begin anew."""
 
-MOST_EPOCHS = 4
-"""Models with evidence for one method, setting and group: those that were served last."""
-
 _WAIT_SECONDS = 1.0
 _KEY = "epoch, method, setting, owner, terms"
 _IS_KEY = "epoch = ? AND method = ? AND setting = ? AND owner = ? AND terms = ?"
@@ -57,10 +54,6 @@ _NOTED = ("cls", "risk", "time", "served", "round", "opened", "warned")
 """What is kept of a draw until its label is told."""
 _DROP = "DELETE FROM drawn WHERE id = ?"
 _PUT = "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(turn), 0) + 1 FROM classes), ?)"
-_OLD_EPOCHS = (
-    "DELETE FROM classes WHERE method = ?1 AND setting = ?2 AND owner = ?3 AND terms = ?4 AND epoch IN (SELECT epoch FROM classes"
-    " WHERE method = ?1 AND setting = ?2 AND owner = ?3 AND terms = ?4 ORDER BY turn DESC LIMIT -1 OFFSET ?5)"
-)
 _OLD_CLASSES = "DELETE FROM classes WHERE turn IN (SELECT turn FROM classes ORDER BY turn DESC LIMIT -1 OFFSET ?)"
 
 
@@ -111,7 +104,6 @@ class Ledger:
                 state = change(state)
                 connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
                 if known is None:
-                    connection.execute(_OLD_EPOCHS, (*cls[1:], self._terms, MOST_EPOCHS))
                     connection.execute(_OLD_CLASSES, (MOST_CLASSES,))
             return state
 
