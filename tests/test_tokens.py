@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.decide.copied.tokens import run_hashes, with_media
+from dejakv.decide.copied.fingerprints import run_hashes, with_media
 from dejakv.identity import Span
 
 

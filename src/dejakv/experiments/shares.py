@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.decide.copied.tokens import Hashes, run_hashes, with_media
+from dejakv.decide.copied.fingerprints import Hashes, run_hashes, with_media
 from dejakv.identity import Span
 from dejakv.request import DEFAULT_PARTITION
 

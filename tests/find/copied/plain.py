@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dejakv.decide.copied.fingerprints import GUARANTEED, fingerprints
+from dejakv.decide.copied.fingerprints import GUARANTEED, Ids, fingerprints
 from dejakv.decide.copied.index import CopiedIndex
 from dejakv.decide.copied.search import Cover, cover
-from dejakv.decide.copied.tokens import Ids
 
 Texts = Mapping[str, Ids]
 

@@ -14,9 +14,6 @@ Entries = NDArray[np.uint64]
 MAX_HOLDERS = 16
 """Places kept for one fingerprint."""
 
-ENTRY_BYTES = 12
-"""Memory of one place."""
-
 SEGMENT_BYTES = 256
 """What the name of a segment and its place in two tables take, about."""
 
@@ -123,11 +120,6 @@ def _most_used(group: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np
     return favoured
 
 
-def bytes_of(places: int) -> int:
-    """Memory of a segment of so many places."""
-    return ENTRY_BYTES * places + SEGMENT_BYTES
-
-
 @dataclass(frozen=True)
 class Holders:
     """Places where fingerprints stand: `[c]` each, sorted by key, then number.
@@ -162,9 +154,6 @@ class CopiedIndex:
     def __len__(self) -> int:
         return len(self._number_of)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._number_of
-
     @property
     def entries(self) -> int:
         """Places held, those of removed segments included until they are compacted away."""
@@ -196,26 +185,14 @@ class CopiedIndex:
 
     def remove(self, name: str) -> bool:
         """Takes a segment out: it is not found from now on, and its memory is given back with the next compaction."""
-        if not self._drop(name):
+        number = self._number_of.pop(name, None)
+        if number is None:
             return False
+        self._alive[number] = False
+        self._dead += int(self._sizes[number])
         if self._dead > DEAD_SHARE * self.entries:
             self._compact()
         return True
-
-    def shrink(self, nbytes: int) -> list[str]:
-        """Takes out the oldest segments until at most `nbytes` are held; which they were."""
-        gone: list[str] = []
-        if self._dead and self.nbytes > nbytes:
-            self._compact()
-        while len(self) and (excess := self.nbytes - nbytes) > 0:
-            for size, name in zip(self._sizes.tolist(), list(self._names), strict=False):
-                excess -= bytes_of(size)  # at most: some are beyond the cap
-                self._drop(name)
-                gone.append(name)
-                if excess <= 0:
-                    break
-            self._compact()
-        return gone
 
     def used(self, names: Sequence[str]) -> None:
         """Notes that segments were of use: where a fingerprint has too many holders, those used most stay."""
@@ -245,14 +222,6 @@ class CopiedIndex:
     def _living(self, tier: Tier) -> Tier:
         """Without places of removed segments, which must not count as holders."""
         return tier.only(self._alive[numbers_of(tier.entries)]) if self._dead else tier
-
-    def _drop(self, name: str) -> bool:
-        number = self._number_of.pop(name, None)
-        if number is None:
-            return False
-        self._alive[number] = False
-        self._dead += int(self._sizes[number])
-        return True
 
     def _compact(self) -> None:
         """Numbers what is held anew, in its order, and drops the places of what was removed."""

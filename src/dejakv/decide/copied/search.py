@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.decide.copied.fingerprints import GUARANTEED, WINDOW, K, fingerprints
+from dejakv.decide.copied.fingerprints import GUARANTEED, WINDOW, Ids, K, fingerprints, run_hashes
 from dejakv.decide.copied.index import CopiedIndex, Holders
-from dejakv.decide.copied.tokens import Ids, run_hashes
 
 MAX_CANDIDATES = 2048
 """Candidates that are verified for a prompt, or one for each of its fingerprints if there are more of those."""

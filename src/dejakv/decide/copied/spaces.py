@@ -2,16 +2,12 @@
 
 from cachetools import LRUCache
 
-from dejakv.decide.copied.fingerprints import Fingerprints, fingerprints
-from dejakv.decide.copied.index import CopiedIndex, bytes_of
+from dejakv.decide.copied.fingerprints import Fingerprints, Ids, fingerprints, with_media
+from dejakv.decide.copied.index import CopiedIndex
 from dejakv.decide.copied.search import Cover, cover
-from dejakv.decide.copied.tokens import Ids, with_media
 from dejakv.request import Prepared
 from dejakv.store.base import ChunkMeta
 from dejakv.store.store import Store
-
-MAX_BYTES = 256 << 20
-"""Memory of one space: about 170 million tokens."""
 
 KEPT_BYTES = 16 << 20
 """Token ids of the segments that one space compares most often: 500 prompts of 4,000 tokens. With a quarter of it, lookups of 64
@@ -33,15 +29,13 @@ class _Space:
 
 
 class CopiedText:
-    """Finds runs of a prompt in stored chunks of its partition and epoch.
+    """Finds runs of a prompt in stored chunks of its partition and epoch. About 1.5 bytes of memory a token, far less than its state takes
+    in the store.
 
-    store      where the chunks' token ids are
-    max_bytes  memory of one space's index. When it is reached, the chunks that were added first leave that index until an eighth is
-               free. They stay in the store and are found by other levels. A chunk that needs more than half of it alone is not indexed
+    store  where the chunks' token ids are
     """
 
-    def __init__(self, store: Store, *, max_bytes: int = MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._spaces: dict[tuple[str, str], _Space] = {}
         self._space_of: dict[str, tuple[str, str]] = {}
@@ -49,44 +43,31 @@ class CopiedText:
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def __contains__(self, id: object) -> bool:
-        return id in self._space_of
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all spaces; names and bookkeeping of chunks are estimated."""
-        return sum(space.index.nbytes + int(space.tokens.currsize) for space in self._spaces.values())
-
     def add(self, meta: ChunkMeta, found: Fingerprints | None = None) -> bool:
-        """Makes a chunk findable. False for one that is known, is shorter than a run or too large for the limit.
+        """Makes a chunk findable. False for one that is known or is shorter than a run.
 
         found  its `fingerprints_of`, if they are known
         """
-        found = fingerprints_of(meta) if found is None else found
-        if 2 * bytes_of(len(found)) > self.max_bytes:
-            return False
         name = (meta.partition, meta.epoch)
         space = self._spaces.get(name) or _Space()
-        if not space.index.add(meta.id, found):
+        if not space.index.add(meta.id, fingerprints_of(meta) if found is None else found):
             return False
         self._spaces[name] = space
         self._space_of[meta.id] = name
         if meta.generation:
             space.generations[meta.id] = meta.generation
-        if space.index.nbytes > self.max_bytes:
-            for id in space.index.shrink(self.max_bytes - self.max_bytes // 8):
-                self._forget(id)
         return True
 
     def remove(self, id: str) -> bool:
         """Makes a chunk unfindable; False for one that is not held."""
-        name = self._space_of.get(id)
+        name = self._space_of.pop(id, None)
         if name is None:
             return False
-        index = self._spaces[name].index
-        index.remove(id)
-        self._forget(id)
-        if not len(index):
+        space = self._spaces[name]
+        space.index.remove(id)
+        space.generations.pop(id, None)
+        space.tokens.pop(id, None)
+        if not len(space.index):
             del self._spaces[name]
         return True
 
@@ -108,7 +89,7 @@ class CopiedText:
     def tokens(self, meta: ChunkMeta) -> Ids:
         """Returns a stored chunk's token ids as `with_media` gives them; those that a search has just compared are kept."""
         space = self._spaces.get((meta.partition, meta.epoch))
-        ids = self._tokens(space, meta.id) if space is not None and meta.id in self else None
+        ids = self._tokens(space, meta.id) if space is not None and meta.id in self._space_of else None
         return with_media(meta.token_ids, meta.spans) if ids is None else ids
 
     def _tokens(self, space: _Space, id: str) -> Ids | None:
@@ -123,8 +104,3 @@ class CopiedText:
         if ids.nbytes <= space.tokens.maxsize:
             space.tokens[id] = ids
         return ids
-
-    def _forget(self, id: str) -> None:
-        space = self._spaces[self._space_of.pop(id)]
-        space.generations.pop(id, None)
-        space.tokens.pop(id, None)

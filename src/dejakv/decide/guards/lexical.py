@@ -92,15 +92,15 @@ class LexicalGuard(Guard):
         self._synonyms = {**vocabulary, **(synonyms or {})}
         for word in self._synonyms:  # a chain of synonyms ends at one word
             self._synonyms[word] = self._root(word)
-        self._remembered = lru_cache(REMEMBERED)(lambda _partition, text: self._read(text))
+        self._remembered = lru_cache(REMEMBERED)(self._read)
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         """Compares the questions, or the chunks where these are what is asked."""
         asked = donor.metadata.get(QUESTION)
         by_question = request.question and isinstance(asked, str)
         one, other = (request.question, asked) if by_question else (request.chunk, donor.chunk)
-        here = self._read(one) if nothing_is_kept() else self._remembered(request.partition, one)
-        reason = explain(here, self._remembered(donor.partition, other))
+        here = self._read(one) if nothing_is_kept() else self._remembered(one, request.partition)
+        reason = explain(here, self._remembered(other, donor.partition))
         if reason:
             return Verdict("reject", self.name, reason)
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
@@ -113,7 +113,7 @@ class LexicalGuard(Guard):
         """Forgets all readings."""
         self._remembered.cache_clear()
 
-    def _read(self, text: str) -> "Reading":
+    def _read(self, text: str, _remembered_for: str = "") -> "Reading":
         return read(text, self._synonyms, self._phrases)
 
     def _root(self, word: str) -> str:

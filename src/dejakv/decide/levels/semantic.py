@@ -57,7 +57,7 @@ class SemanticTextCache:
         self.threshold = threshold
         self.chunk_window = chunk_window
         self._spaces = Spaces(kind=index)
-        self._remembered = lru_cache(REMEMBERED)(lambda _partition, part: self._encode(part))
+        self._remembered = lru_cache(REMEMBERED)(self._encode)
 
     @property
     def fingerprint(self) -> str:
@@ -78,7 +78,7 @@ class SemanticTextCache:
         if not part:
             return None
         kept = partition is not None and not nothing_is_kept()
-        return self._remembered(partition, part) if kept else self._encode(part)
+        return self._remembered(part, partition) if kept else self._encode(part)
 
     def encode(self, query: Query) -> None:
         """Sees to the vector of the query's text; one that is stored with a chunk is not computed again."""
@@ -137,7 +137,7 @@ class SemanticTextCache:
     def __len__(self) -> int:
         return len(self._spaces)
 
-    def _encode(self, part: str) -> Vector | None:
+    def _encode(self, part: str, _remembered_for: str | None = None) -> Vector | None:
         try:
             return self.encoder.encode(part)
         except InputError:

@@ -16,8 +16,7 @@ from dejakv.blend.recomputed import Choose, RecomputePlan, highest
 from dejakv.blend.settings import BlendConfig, first_asked
 from dejakv.blend.slices import copy_part, ranges_of, sliced
 from dejakv.blend.token_map import Donors, Ids, TokenMap, long_runs, new_text
-from dejakv.decide.copied.fingerprints import GUARANTEED
-from dejakv.decide.copied.tokens import with_media
+from dejakv.decide.copied.fingerprints import GUARANTEED, with_media
 from dejakv.engines.base import UNREADABLE, ComputedRows, Donor, Prepared
 from dejakv.engines.tensors import borrowed, room_for, to_store
 from dejakv.engines.transformers.blend_model import BlendCache, BlendLayer, BlendModel
