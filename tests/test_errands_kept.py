@@ -9,7 +9,7 @@ from tests.labelled import blending, figures
 
 from dejakv.request import Sampling, kept_for, nothing_is_kept
 from dejakv.store.open import open_store
-from dejakv.testing.expiry import Ahead
+from dejakv.testing.stores import Ahead
 
 SAMPLED = Sampling(4, temperature=1.5, seed=3)
 """Of such an answer a label computes the prompt in full again."""

@@ -15,7 +15,7 @@ from dejakv.idle import SettlingQueue
 from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
-from dejakv.testing.expiry import Ahead
+from dejakv.testing.stores import Ahead
 from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", ttl=60.0)

@@ -10,7 +10,7 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.http.keys import ApiKeys
 from dejakv.identity import Span
 from dejakv.store import open_store
-from dejakv.testing.prompts import ids, prompt_chunk
+from dejakv.testing.chunks import ids, prompt_chunk
 from dejakv.trust.draw import ClassKey
 from dejakv.trust.evidence import Counts
 from dejakv.trust.ledger import Ledger

@@ -11,7 +11,7 @@ from dejakv.errors import ConfigError
 from dejakv.request import keeping
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.expiry import Ahead
+from dejakv.testing.stores import Ahead
 
 OUTPUT = np.ones((2, 3), np.float32)
 CONTENT = "a" * 64

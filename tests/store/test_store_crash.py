@@ -12,8 +12,7 @@ import pytest
 from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.selection import Selection
-from dejakv.testing.chunks import make_chunk
-from dejakv.testing.prompts import check_whole, prompt_chunk
+from dejakv.testing.chunks import check_whole, make_chunk, prompt_chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

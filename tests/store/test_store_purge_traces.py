@@ -15,7 +15,7 @@ from dejakv.store import open_store
 from dejakv.store.open import folders_of
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
-from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk
+from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 
 SECRET = tuple(range(70_000, 70_030))
 DONOR = prompt_chunk(

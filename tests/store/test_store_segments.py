@@ -20,7 +20,7 @@ from dejakv.store.catalog import Catalog, RecordRow
 from dejakv.store.keys import Keys, ends_of
 from dejakv.store.objects import Memory
 from dejakv.store.selection import DONORS, Selection
-from dejakv.testing.prompts import PREAMBLE, check_whole, ids, prompt_chunk
+from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 
 LONG = tuple(range(1000, 2000))
 SPANS = (Span(5, 300, "ab" * 32),)

@@ -1,14 +1,16 @@
-"""Chunks with random content, for tests of whatever handles chunks."""
+"""Chunks for tests of whatever handles chunks: with random content, or with state as a model would give it."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dejakv.identity import exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import NUMPY_DTYPES, Chunk, ChunkMeta, Tensor
 from dejakv.store.store import Store
 
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "I64": np.int64}
+PREAMBLE = tuple(range(1000, 1040))
 
 
 def make_chunk(
@@ -23,13 +25,13 @@ def make_chunk(
 ) -> Chunk:
     """A chunk with random content; equal arguments give equal chunks.
 
-    number            which prompt it is of: with `partition` and `epoch` it makes the id
-    nbytes            about how many bytes the tensor has, shaped `[2, 1, 2, tokens, 2]`
-    dtype             one of `DTYPES`
-    seed              other content for the same prompt; `number` unless it is given
-    fields            further fields of `ChunkMeta`: vectors, spans, answer, metadata
+    number   which prompt it is of: with `partition` and `epoch` it makes the id
+    nbytes   about how many bytes the tensor has, shaped `[2, 1, 2, tokens, 2]`
+    dtype    F32, F16, BF16, U8 or I64
+    seed     other content for the same prompt; `number` unless it is given
+    fields   further fields of `ChunkMeta`: vectors, spans, answer, metadata
     """
-    kind = np.dtype(DTYPES[dtype])
+    kind = np.dtype(NUMPY_DTYPES[dtype])
     tokens = max(1, nbytes // kind.itemsize // 8)
     raw = np.random.default_rng(number if seed is None else seed).bytes(2 * 1 * 2 * tokens * 2 * kind.itemsize)
     data = np.frombuffer(raw, dtype=kind).reshape(2, 1, 2, tokens, 2)
@@ -47,14 +49,67 @@ def make_chunk(
     return Chunk(meta, Tensor(data, dtype))
 
 
-def size_in(store: Store, chunk: Chunk) -> int:
-    """Bytes that a chunk counts for in an empty store."""
-    assert store.stats().entries == 0
-    assert store.put(chunk)
-    held = store.stats().bytes
-    assert store.delete(chunk.meta.id)
-    return held
+def prompt_chunk(
+    tokens: Sequence[int],
+    *,
+    partition: str = "p",
+    epoch: str = "e",
+    width: int = 2,
+    created: float = 1.0,
+    **fields: Any,
+) -> Chunk:
+    """Exact state of a prompt, `[2, 1, 1, tokens, width]` float32. A row depends on all tokens up to its own, as in a model: equal
+    prefixes have equal rows."""
+    chain = np.empty(len(tokens), np.uint64)
+    state = 7
+    for place, token in enumerate(tokens):
+        state = (state * 6364136223846793005 + token + 1) % 2**64
+        chain[place] = state
+    planes = np.arange(1, 2 * width + 1, dtype=np.uint64).reshape(2, 1, 1, 1, width)
+    data = ((chain.reshape(1, 1, 1, -1, 1) * planes) >> np.uint64(40)).astype(np.float32)
+    digests = [span.digest for span in fields.get("spans", ())]
+    meta = ChunkMeta(
+        id=exact_key(partition, epoch, tokens, digests),
+        partition=partition,
+        epoch=epoch,
+        token_ids=tuple(tokens),
+        prompt=f"prompt {tokens[-1]}",
+        chunk=f"chunk {tokens[-1]}",
+        created=created,
+        **fields,
+    )
+    return Chunk(meta, Tensor(data, "F32"))
+
+
+def turns(count: int) -> list[Chunk]:
+    """A conversation after the preamble: each prompt continues the one before by 20 tokens."""
+    told = [token for turn in range(count) for token in range(100 * turn, 100 * turn + 20)]
+    return [prompt_chunk((*PREAMBLE, *told[: 20 * turn])) for turn in range(1, count + 1)]
+
+
+def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
+    """A prompt's state in parts, its first rows first."""
+    data, dtype = chunk.tensor.data, chunk.tensor.dtype
+    return [
+        Chunk(chunk.meta, Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype), [(start, end)])
+        for start, end in pairwise((0, *ends))
+    ]
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.data.tobytes() == right.data.tobytes()
+
+
+def ids(store: Store) -> set[str]:
+    return {meta.id for meta in store.metas()}
+
+
+def check_whole(store: Store, chunks: Sequence[Chunk]) -> None:
+    """All are there, whole, as they were."""
+    for chunk in chunks:
+        found = store.get(chunk.meta.id)
+        assert found is not None
+        assert found.rows is None
+        assert same_bits(found.tensor, chunk.tensor)
+        assert found.meta.nbytes == chunk.tensor.nbytes
+        assert (found.meta.token_ids, found.meta.prompt) == (chunk.meta.token_ids, chunk.meta.prompt)

@@ -17,7 +17,7 @@ from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.stores import EveryRank
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.open import open_store
-from dejakv.testing.prompts import check_whole, deliveries, prompt_chunk
+from dejakv.testing.chunks import check_whole, deliveries, prompt_chunk
 
 META = ChunkMeta("a", "default", "e", (1, 2), "", "")
 

@@ -15,8 +15,8 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.store.age import now
 from dejakv.store.base import Chunk
-from dejakv.testing.expiry import Ahead
-from dejakv.testing.prompts import prompt_chunk
+from dejakv.testing.chunks import prompt_chunk
+from dejakv.testing.stores import Ahead
 
 VLLM: Any = SimpleNamespace(
     parallel_config=SimpleNamespace(distributed_executor_backend=None),
