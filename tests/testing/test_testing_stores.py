@@ -51,7 +51,7 @@ class TellsNobody(Store):
 
 FAULTS = [
     (KeepsTheCallersArray, "test_what_is_loaded_cannot_be_written_to_and_is_nobody_elses"),
-    (TellsEverybodysStatistics, "test_partitions_do_not_see_each_other"),
+    (TellsEverybodysStatistics, "test_partitions_and_epochs_do_not_see_each_other"),
     (NeverNotesAUse, "test_max_entries_evicts_the_least_recently_used"),
     (NeverNotesAUse, "test_lfu_evicts_the_least_often_used"),
     (IgnoresItsBudget, "test_max_bytes_holds_and_evicts_as_many_as_it_takes"),

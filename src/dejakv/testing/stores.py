@@ -128,6 +128,7 @@ class StoreTests:
         assert store.get(mine.meta.id) is None
         assert store.find("a", "e", LONG[:100]) is None
         assert store.find("ae", "", LONG[:100]) is None
+        assert store.find("a", "f", LONG[:100]) is not None
         assert [meta.id for meta in store.metas("b")] == [theirs.meta.id]
         assert [meta.id for meta in store.metas(epoch="f")] == [later.meta.id]
         assert store.put(mine)
@@ -459,10 +460,10 @@ class StoreTests:
         """What is from the future is old."""
         tokens = (*PREAMBLE, *range(60))
         old, ahead, *young = (
-            prompt_chunk((*tokens, *more), created=now() + since)
+            prompt_chunk((*tokens, *more), width=64, created=now() + since)
             for more, since in (((), -100), (range(3000, 3090), 3600), (range(4000, 4090), 0), (range(200, 230), 0))
         )
-        for chunk in (old, ahead, *young):
+        for chunk in (ahead, old, *young):
             assert store.put(chunk)
         purged = store.purge(Selection(older_than=50))
         assert (purged.prompts, purged.parts) == (2, 0)
