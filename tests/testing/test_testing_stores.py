@@ -66,8 +66,8 @@ def run(kind: type[Store], name: str, tmp_path: Path) -> None:
             return kind(budget=Budget(**settings))
 
     test = getattr(Suite(), name)
-    argument = {"tmp_path": tmp_path} if "tmp_path" in test.__annotations__ else {"store": kind()}
-    test(**argument)
+    given = {"tmp_path": tmp_path, "limit": "max_entries", "store": kind()}
+    test(**{argument: given[argument] for argument in test.__annotations__ if argument in given})
 
 
 @pytest.mark.parametrize(("kind", "name"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
