@@ -361,7 +361,6 @@ class HierarchicalCache:
         self.store.close()
         if self.fusion is not None:
             self.fusion.close()
-        self.finder.close()
 
 
 def described_rows(

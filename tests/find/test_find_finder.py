@@ -65,13 +65,6 @@ def test_blend_does_without_the_guards_of_words_and_adopt_does_not() -> None:
     assert made.find(ASKED, Ask("adopt")).plan.reason.startswith("lexical")
 
 
-def test_a_request_that_is_not_to_be_compared_asks_no_level() -> None:
-    level = similar()
-    made = finder_of(SIMILAR, PREFIXED, level=level, guards=(ThresholdGuard({"semantic_text": 0.8}),))
-    decision = made.find(ASKED, Ask("blend", similar=False))
-    assert (decision.plan.method, decision.plan.reused, level.asked) == ("prefix", 64, 0)
-
-
 def test_a_prefix_that_does_not_pay_is_not_used() -> None:
     made = finder_of(PREFIXED)
     masked = Costs(row=1e-3, pair=1e-3)  # 36 rows with 82 tokens each in the mean, or 100 with 50

@@ -23,14 +23,12 @@ from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.levels.base import Encodes, Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.store import Store
-from dejakv.vectors.base import Closes
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +113,10 @@ class Finder:
         Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
         """
         began = time.perf_counter()
-        if ask.threshold != prepared.request.threshold:
-            prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
-        key, query = self._asked(prepared)
+        request = replace(prepared.request, threshold=ask.threshold)
+        prepared = replace(prepared, request=request)
+        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
+        query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
         statuses: dict[str, Status] = {}
         found = self._find(query, key, prepared, ask, statuses)
         same = bool(found.donors) and found.donors[0].id == key
@@ -134,11 +133,7 @@ class Finder:
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
-        key, query = self._asked(prepared)
-        found = Found(prefix=self._longest_prefix(prepared, key, None) if self.config.exact_prefix else None)
-        tokens = len(prepared.token_ids)
-        plans, considered = choose(tokens, found, Ask(), self.config, costs=costs, piece=prepared.piece)
-        return Decision(key, tokens, Ask(), plans, found, query, {}, considered=considered)
+        return self.find(prepared, Ask(levels=False), costs=costs)
 
     def fill(self) -> None:
         """Makes all that is stored findable."""
@@ -192,50 +187,38 @@ class Finder:
             _encode(level, query)
         return {**query.vectors, **{name: row for name, row in query.encoded.items() if row is not None}}
 
-    def close(self) -> None:
-        """Ends what levels have running, and the filling."""
-        self.stop()
-        for level in self.levels:
-            if isinstance(level, Closes):
-                level.close()
-
     def _fill(self, levels: Sequence[Level]) -> None:
         """Has what is stored indexed by copied text and these levels: by a thread, if there may be one."""
         with self._lock:
             self._fillings += 1
-        if not self._background:
-            self._index(levels)
-            return
+        if self._background:
+            self._threads.append(threading.Thread(target=self._index, args=(levels,), name="dejakv-fill", daemon=True))
+            self._threads[-1].start()
+        elif (failed := self._index(levels)) is not None:
+            raise failed
 
-        def quietly() -> None:
-            try:
-                self._index(levels)
-            except Exception as error:
-                logger.warning("not every level finds all stored prompts until the next start: %s", error)
-
-        thread = threading.Thread(target=quietly, name="dejakv-fill", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _index(self, levels: Sequence[Level]) -> None:
+    def _index(self, levels: Sequence[Level]) -> Exception | None:
+        """Adds what is stored; the first error, which costs its prompt's hits."""
+        failed: Exception | None = None
         try:
             listed = takewhile(lambda _: not self._stopped, self.store.metas())
             metas = sorted(listed, key=lambda meta: meta.created)  # the newest is found first
             if levels:
                 self._warn_of_vectors(metas)
-            failed: Exception | None = None
             for meta in takewhile(lambda _: not self._stopped, metas):
                 try:
                     self._add(meta, levels)
-                except Exception as error:  # it costs this prompt's hits
+                except Exception as error:
                     failed = failed or error
-            if failed is not None:
-                raise failed
-        finally:
-            with self._lock:
-                self._fillings -= 1
-                if not self._fillings:
-                    self._left.clear()
+        except Exception as error:
+            failed = error
+        with self._lock:
+            self._fillings -= 1
+            if not self._fillings:
+                self._left.clear()
+        if failed is not None:
+            logger.warning("not every level finds all stored prompts until the next start: %s", failed)
+        return failed
 
     def _add(self, meta: ChunkMeta, levels: Sequence[Level]) -> None:
         """Adds a chunk to copied text and to these levels, unless it has left since it was listed."""
@@ -259,26 +242,15 @@ class Finder:
                     level.add(meta.id, query)
 
     def _warn_of_vectors(self, metas: Sequence[ChunkMeta]) -> None:
-        """Says how many stored prompts have vectors of another embedder, and what that costs, if there are any."""
+        """Tells how many stored prompts have vectors of another embedder, if a level compares vectors."""
         prompts = [meta for meta in metas if meta.kind == KV and meta.chunk]
         others = sum(meta.embedder != self.embedder for meta in prompts)
-        latent = bool(self.config.embedding_layers)
-        text = any(isinstance(level, SemanticTextCache) for level in self.levels)
-        costs = ["their texts are embedded again, now and at each start"] * text + [
-            "no latent layer finds them"
-        ] * latent
-        if others and costs:
+        if others and any(isinstance(level, Encodes) for level in self.levels):
             logger.warning(
                 "%d of %d stored prompts have vectors of other settings (index_encoder, with `model` the model itself, chunk_window, "
-                "levels or embedding_hook): %s. The earlier settings use these vectors; dejakv cache purge removes the prompts",
-                others, len(prompts), ", and ".join(costs),
+                "levels or embedding_hook): texts are embedded again, now and at each start, and latent layers find none of these "
+                "prompts. The earlier settings use these vectors; dejakv cache purge removes the prompts", others, len(prompts),
             )  # fmt: skip
-
-    def _asked(self, prepared: Prepared) -> tuple[str, Query]:
-        """A prompt's exact key, and what the levels are asked."""
-        request = prepared.request
-        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
-        return key, Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         own = self._known(key, prepared)
@@ -286,13 +258,13 @@ class Finder:
             self._add(own, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
             return self._named(ask, own, prepared)
-        if own is None and ask.similar and self.config.copied_text and ask.piecewise:
+        if own is None and self.config.copied_text and ask.piecewise:
             copied = self._copied_text(prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
                 statuses.update(skipped(self.levels))
                 return copied
-        return self._alike(query, own, prepared, ask, statuses) if ask.similar and ask.levels else Found()
+        return self._alike(query, own, prepared, ask, statuses) if ask.levels else Found()
 
     def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
         """The donors that the caller named, or the prompt's own state, which is always better."""

@@ -49,7 +49,6 @@ class Ask:
                asked. They must be of the request's own partition and epoch
     no_store   nothing of this request is kept
     donors     of how many prompts a piecewise method takes state at most; None: of as many as the settings say
-    similar    False leaves out whatever is not exact: exact prefixes and equal prompts alone
     levels     False leaves out the levels, which may run an encoder: copied text is still looked for
     tells_first_token  the engine lets a blend be refused by its first token, so that an error bound may wait for it
     """
@@ -58,7 +57,6 @@ class Ask:
     threshold: float | None = None
     named: tuple[str, ...] = ()
     no_store: bool = False
-    similar: bool = True
     donors: int | None = None
     levels: bool = True
     tells_first_token: bool = False
@@ -287,45 +285,40 @@ def choose(
     piece   see `Prepared`
     """
     ways = tuple(exact_plans(tokens, found, costs, piece))
-    exact = _cheapest(ways)
+    exact, tried, reason = _cheapest(ways), (), found.refused
     others = (FULL,) if exact.donors else ()
-
-    def exactly(reason: str, considered: tuple[Plan, ...] = ways) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
-        return (replace(exact, reason=reason), *others), considered
-
     if found.match is None or not found.donors:
-        return exactly(found.refused)
-    if same:
+        pass
+    elif same:
         donor = found.donors[0]
         if found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            own = tuple(exact_plans(tokens, found, costs, piece))[-1]
-        else:
-            own = ways[-1]
-        if not own.donors:
-            reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
-            return (replace(FULL, reason=reason),), ways
-        own = replace(own, method="exact", match=found.match)
-        return (own, exact, *others), (*ways, own)
-    if ask.method == "exact":
+        own = tuple(exact_plans(tokens, found, costs, piece))[-1]
+        if own.donors:
+            own = replace(own, method="exact", match=found.match)
+            return (own, exact, *others), (*ways, own)
+        reason = (
+            f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
+        )
+    elif ask.method == "exact":
         level = found.match.level
-        return exactly(
+        reason = (
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
-    tried = tuple(
-        replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards))
-        for way in _approximate_plans(tokens, found, ask, config, costs, piece)
-    )
-    admitted = [way for way in tried if not way.refused]
-    if not admitted:
-        return exactly(tried[0].refused, (*ways, *tried))
-    best = _cheapest([*ways, *admitted])
-    if not best.approximate:
-        return exactly(f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}", (*ways, *tried))
-    whole = best
-    if best.piecewise:  # with the settings that an engine needs
-        whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
-    return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
+    else:
+        tried = tuple(
+            replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards))
+            for way in _approximate_plans(tokens, found, ask, config, costs, piece)
+        )
+        admitted = [way for way in tried if not way.refused]
+        best = _cheapest([*ways, *admitted])
+        if best.approximate:
+            whole = best
+            if best.piecewise:  # with the settings that an engine needs
+                whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
+            return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
+        reason = f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}" if admitted else tried[0].refused
+    return (replace(exact, reason=reason), *others), (*ways, *tried)
 
 
 def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequence[PlanGuard]) -> str:
