@@ -206,7 +206,7 @@ def test_an_unsure_blend_is_declined_once_it_was_tried(docs_engine: Any, served:
     stream = hits()
     until_open(pipeline, stream)
     gate, asked, given = pipeline.cache.gate, next(stream), []
-    gate.draw, draw = lambda **named: replace(draw(**named), served=False, reason="unsure"), gate.draw
+    gate.draw, draw = lambda *asked: replace(draw(*asked), served=False, reason="unsure"), gate.draw
     answer = pipeline.answer(asked, on_token=lambda token, _: given.append(token))
     assert (answer.record.method, answer.record.approximate, answer.record.stored) == ("prefix", False, True)
     assert answer.record.reason == "error bound: unsure"

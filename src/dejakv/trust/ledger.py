@@ -1,21 +1,18 @@
 """The ledger of evidence: a SQLite file in a cache folder, which several processes share, or memory.
 
 A draw that is to be labelled is written down before its label is awaited, under the name of its process, which keeps a file of that name
-locked. A later process finds the labels that an ended one never told. A label is one `BEGIN IMMEDIATE` transaction that takes its draw out,
+locked: a later process finds the labels that an ended one never told. A label is one `BEGIN IMMEDIATE` transaction that takes its draw out,
 so that none is counted twice and none overwrites another.
 
-There is one answer to damage: an operation that cannot read or write raises StoreError, and the gate stays closed while that lasts. A row is
-stored with its digest, so that a row that was changed is noticed. Defences against somebody who may write to the folder are not attempted.
+An operation that cannot read or write raises StoreError, and the gate stays closed while that lasts. Rows are stored with their digests.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import sqlite3
-import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -23,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dejakv.errors import StoreError
-from dejakv.store.claim import entrance
+from dejakv.store.claim import InUse, entrance
 from dejakv.store.connection import Connection
-from dejakv.store.directory import is_our_file
+from dejakv.store.directory import Directory, is_our_file
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, Tally
 
@@ -82,10 +79,10 @@ class Ledger:
         self.lock = self._connection.lock
         """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
         self._process = ""
-        self._sign = -1
+        self._sign: InUse | None = None
+        """Locks the file of that name. A child of fork has no lock, and gives itself another name."""
         if self._folder is not None and not self._folder.is_dir():
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
-        _ledgers.add(self)
 
     def read(self, cls: ClassKey) -> State | None:
         """The state of a class; None of an unknown one."""
@@ -128,7 +125,7 @@ class Ledger:
 
         def ended(connection: sqlite3.Connection) -> list[Draw]:
             processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
-            gone = {process for process in processes if process != self._process and not self._lives(process)}
+            gone = {process for process in processes if not self._lives(process)}
             query = "SELECT process, id, draw FROM drawn WHERE terms = ?"
             rows = connection.execute(query, (self._terms,)).fetchall()
             return [_draw_of(id, text) for process, id, text in rows if process in gone]
@@ -163,15 +160,9 @@ class Ledger:
         """Closes the file for good."""
         with self.lock:
             self._connection.close()
-            if self._folder is not None and self._sign >= 0:
+            if self._folder is not None and self._sign is not None and not self._sign.left:
                 (self._folder / _lock_name(self._process)).unlink(missing_ok=True)
-            self.leave()
-
-    def leave(self) -> None:
-        """Gives up this process's name. In a child of fork the parent keeps its lock, which belongs to the open file."""
-        if self._sign >= 0:
-            os.close(self._sign)
-        self._process, self._sign = "", -1
+                self._sign.close()
 
     def _using(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -209,29 +200,29 @@ class Ledger:
 
     def _named(self) -> str:
         """The name of this process. Call it in a transaction, so that no other process finds the name before its lock."""
-        if self._folder is not None and not self._process:
+        if self._folder is not None and (self._sign is None or self._sign.left):
             self._process = secrets.token_hex(8)
-            file = self._folder / _lock_name(self._process)
-            self._sign = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._sign, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with Directory.open(self._folder) as folder:
+                name = _lock_name(self._process)
+                os.close(folder.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+                self._sign = InUse(folder, name)
         return self._process
 
     def _lives(self, process: str) -> bool:
-        if self._folder is None or not re.fullmatch("[0-9a-f]{16}", process):
+        if self._folder is None:
+            return process == self._process
+        if not re.fullmatch("[0-9a-f]{16}", process):
             return False
-        file = self._folder / _lock_name(process)
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        file.unlink(missing_ok=True)
-        return False
+        with Directory.open(self._folder) as folder:
+            try:
+                sign = InUse(folder, _lock_name(process))
+            except OSError:
+                return False
+            ended = sign.alone()
+            sign.close()
+            if ended:
+                folder.remove(_lock_name(process))
+            return not ended
 
 
 def _lock_name(process: str) -> str:
@@ -307,14 +298,3 @@ def _draw_of(id: str, row: object) -> Draw:
     found = _unsealed(row)
     found["cls"] = ClassKey(*found["cls"])
     return Draw(**found, labelled=True, id=id)
-
-
-_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for ledger in list(_ledgers):
-        ledger.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
