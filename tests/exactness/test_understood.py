@@ -20,7 +20,7 @@ from transformers.models.llama import modeling_llama
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.transformers.attributes import source_digest
+from dejakv.engines.transformers.libraries import source_digest
 from dejakv.records import Record
 
 PROMPTS = [prompt(20, seed) for seed in range(6)]

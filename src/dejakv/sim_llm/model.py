@@ -66,7 +66,7 @@ class LlamaForCausalLMWithKVReuse:
             raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
         self.model, self.tokenizer, self.matching, self.tail = model.eval(), tokenizer, matching, tail
         self.similarity = TaskSimilarity(similarity, self.embed_tokens, encoder)
-        self._watch = ModelWatch(model, tokenizer, None, str(model.config._attn_implementation))
+        self._watch = ModelWatch(model, tokenizer, None)
         self.manager: InterTaskKVManager | None = None
 
     @classmethod

@@ -112,7 +112,7 @@ class TransformersEngine(Engine):
         self.pruning: PruneConfig | None = None
         timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
         self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
-        self._watch = ModelWatch(self.model, tokenizer, processor, self._attention, trusted)
+        self._watch = ModelWatch(self.model, tokenizer, processor, trusted)
         self._follow()
 
     @classmethod
@@ -185,7 +185,7 @@ class TransformersEngine(Engine):
         else:
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
-        own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
+        own_epoch = self._epoch_for(len(ids)) if self._watch.tables else ""
         return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
 
     def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
@@ -337,12 +337,12 @@ class TransformersEngine(Engine):
             stops = [stop for stop in pieces(n, piece, spans) if stop > held] if piece > 1 else []
             if beams > 1 and n - 1 > max([held, *stops]):
                 stops.append(n - 1)
-            if stops and not self._watch.continues(stops[-1], n):
+            if stops and not self._watch.tables.continues(stops[-1], n):
                 stops = []  # the model would compute the prompt anew
             for stop in stops:
                 shown = sum(span.start < stop and span.start + span.length > at for span in spans)
                 own, rows = rows.divided(shown) if rows else (None, None)
-                with given_features(self._base, own) as features, visible(), self._watch.tables_of(n):
+                with given_features(self._base, own) as features, visible(), self._watch.tables.of(n):
                     decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
                 at = stop
             if beams > 1:
@@ -458,7 +458,7 @@ class TransformersEngine(Engine):
         """Why a call of `generate` must go to the model as it is; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
         reason = call.why_untouched(images)
-        if not reason and self._watch.by_length and call.padded:
+        if not reason and self._watch.tables and call.padded:
             reason = "the rows of a padded batch share one rotary table"
         reason = reason or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
@@ -511,7 +511,7 @@ class TransformersEngine(Engine):
             raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
 
     def _epoch_for(self, tokens: int) -> str:
-        return self._watch.epoch_for(tokens) if self._watch.by_length else self._watch.epoch
+        return self._watch.tables.epoch_of(self._watch.epoch, tokens)
 
     def _follow(self) -> None:
         if self.vision is not None:
@@ -532,7 +532,7 @@ class TransformersEngine(Engine):
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
         held = reusable(held, n, self.piece, prepared.spans)
-        if not held or (self._watch.by_length and not self._watch.continues(held, n)):
+        if not held or not self._watch.tables.continues(held, n):
             return cache, 0
         return filled_cache(consecutive(parts, 0, held), held, self.device, self.model.dtype, cache), held
 
