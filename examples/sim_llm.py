@@ -63,7 +63,7 @@ def _similarity(inference: SimLLMInference, cases: int, facts: int, rng: random.
             change = docs.change(kind, doc, rng, questions=1)
             embed, tokenizer = inference.model.similarity.embed, inference.model.tokenizer
             texts = [docs.prompt_of(one.text, change.questions[0].text) for one in (doc, change.target)]
-            one, other = (embed(tokenizer(text)["input_ids"], text) for text in texts)
+            one, other = (embed(tokenizer(text)["input_ids"]) for text in texts)
             scores.append(float(one @ other))
         passed = ", ".join(f"{t:g}: {sum(s >= t for s in scores)}/{cases}" for t in THRESHOLDS)
         yield f"{kind:>10}  mean {statistics.mean(scores):.3f}, {min(scores):.3f} to {max(scores):.3f}  ({passed})"

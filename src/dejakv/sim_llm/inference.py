@@ -4,7 +4,6 @@ import threading
 import time
 from typing import Any
 
-from dejakv.errors import ConfigError
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, TaskResult
 from dejakv.sim_llm.tasks import InterTaskKVManager
 
@@ -55,7 +54,7 @@ class SimLLMInference:
         device: str = "auto",
         **model_kwargs: Any,
     ) -> "SimLLMInference":
-        """`model_kwargs`: similarity, encoder, matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
+        """`model_kwargs`: similarity, matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
         seed (see `InterTaskKVManager`); all others go to transformers.
 
         Raises: ModelError for a model that is missing, or ordinary; ConfigError for a setting out of range
@@ -78,16 +77,21 @@ class SimLLMInference:
     ) -> TaskAnswer:
         """The answer. Greedy unless `do_sample`. `task_id` names the task if it is kept; None: a digest of the prompt."""
         sampling = {"temperature": temperature, "top_p": top_p, "do_sample": do_sample}
-        [answer] = self._run([prompt], [task_id], max_new_tokens, enable_kv_reuse, {**sampling, **generate_kwargs})
-        return answer
+        options = {"max_new_tokens": max_new_tokens, **sampling, **generate_kwargs}
+        ids = tuple(self.model.tokenizer(prompt)["input_ids"])
+        with self._lock:
+            began = time.perf_counter()
+            result = self.model.run(ids, task_id, enable_kv_reuse=enable_kv_reuse, **options)
+            took = (1, result.prompt_tokens, result.computed, len(result.tokens), time.perf_counter() - began)
+            self._totals = {name: self._totals[name] + one for name, one in zip(_TOTALS, took, strict=True)}
+        return TaskAnswer.of(self.model.tokenizer.decode(result.tokens, skip_special_tokens=True).strip(), result)
 
     def batch_generate(
         self, prompts: list[str], max_new_tokens: int = 100, enable_kv_reuse: bool = True, **generate_kwargs: Any
     ) -> list[TaskAnswer]:
-        """Answers in order: hits as one batch, misses as another. Prompts of one call are no donors of each other."""
-        if not prompts:
-            return []
-        return self._run(list(prompts), None, max_new_tokens, enable_kv_reuse, generate_kwargs)
+        """Answers in order, one after the other: a prompt may take the state of the prompts before it."""
+        options = {"max_new_tokens": max_new_tokens, "enable_kv_reuse": enable_kv_reuse, **generate_kwargs}
+        return [self.generate(prompt, **options) for prompt in prompts]
 
     def get_statistics(self) -> dict[str, Any]:
         """The cache's statistics, and prompts, prompt_tokens, computed_tokens (prompt rows through the condensed layers),
@@ -103,21 +107,3 @@ class SimLLMInference:
     def set_similarity_threshold(self, threshold: float) -> None:
         """Raises: ConfigError for what is no cosine."""
         self.manager.similarity_threshold = threshold
-
-    def _run(
-        self, prompts: list[str], task_ids: list[str | None] | None, most: int, reuse: bool, options: dict[str, Any]
-    ) -> list[TaskAnswer]:
-        if most < 1:
-            raise ConfigError(f"max_new_tokens={most} leaves no room for an answer: give at least 1")
-        ids = [tuple(self.model.tokenizer(prompt)["input_ids"]) for prompt in prompts]
-        with self._lock:
-            began = time.perf_counter()
-            results = self.model.run(ids, task_ids, prompts, enable_kv_reuse=reuse, max_new_tokens=most, **options)
-            self._totals["seconds"] += time.perf_counter() - began
-            for result in results:
-                self._totals["prompts"] += 1
-                self._totals["prompt_tokens"] += result.prompt_tokens
-                self._totals["computed_tokens"] += result.computed
-                self._totals["new_tokens"] += len(result.tokens)
-        decode = self.model.tokenizer.decode
-        return [TaskAnswer.of(decode(r.tokens, skip_special_tokens=True).strip(), r) for r in results]

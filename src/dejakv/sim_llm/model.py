@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
-from transformers.cache_utils import Cache
 
+from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import TOP_LAYER_TAIL
 from dejakv.blend.token_map import Donors, Ids
 from dejakv.blend.top_layer import MATCHINGS, computed_rows, take_rows
@@ -18,9 +17,11 @@ from dejakv.engines.transformers.top_layer import UNSOUND, moved_rows
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
-from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache, held
+from dejakv.models.lckv.cache import GivenRows, LCKVCache, held
 from dejakv.models.lckv.layout import layout_of
 from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry, TaskSimilarity
+
+_OWN = ("similarity", "matching", "tail")
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,11 @@ class TaskResult:
 class LlamaForCausalLMWithKVReuse:
     """Takes LCKV models; in ordinary ones this is unsound, and they are refused.
 
-    tokenizer  for pad and sentence ends. `matching`, `tail`: see `reuse.top_layer.take_rows`. `similarity`: see `TaskSimilarity`
+    `matching`, `tail`: see `blend.top_layer.take_rows`. `similarity`: see `TaskSimilarity`
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        similarity: str = "mean",
-        encoder: Any = None,
-        matching: str = "map",
-        tail: int = TOP_LAYER_TAIL,
+        self, model: Any, tokenizer: Any, *, similarity: str = "mean", matching: str = "map", tail: int = TOP_LAYER_TAIL
     ) -> None:
         layout = layout_of(model)
         if layout is None:
@@ -59,21 +53,22 @@ class LlamaForCausalLMWithKVReuse:
                 f"{type(model).__name__} cannot take the top layer's KV of a similar task: {UNSOUND}. Use a layer-condensed model "
                 "(docs-lckv is bundled), or blend for this one"
             )
-        self.layout = layout
         if matching not in MATCHINGS:
             raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
         if tail < 1:
             raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
-        self.model, self.tokenizer, self.matching, self.tail = model.eval(), tokenizer, matching, tail
-        self.similarity = TaskSimilarity(similarity, self.embed_tokens, encoder)
+        self.model, self.tokenizer, self.layout = model.eval(), tokenizer, layout
+        self.matching, self.tail = matching, tail
+        self.similarity = TaskSimilarity(similarity, self.embed_tokens)
+        self._ends = sentence_ends(tokenizer)
         self._watch = ModelWatch(model, tokenizer, None)
         self.manager: InterTaskKVManager | None = None
 
     @classmethod
     def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> "LlamaForCausalLMWithKVReuse":
-        """A bundled name, a folder or a hub id. `similarity`, `encoder`, `matching`, `tail` as in the class; other options go
-        to transformers. Raises: ModelError."""
-        own = {k: options.pop(k) for k in ("similarity", "encoder", "matching", "tail") if k in options}
+        """A bundled name, a folder or a hub id. `similarity`, `matching`, `tail` as in the class; other options go to
+        transformers. Raises: ModelError."""
+        own = {name: options.pop(name) for name in _OWN if name in options}
         with no_bars():
             model, tokenizer = load(model_path, **options)
         if device == "auto":
@@ -98,8 +93,7 @@ class LlamaForCausalLMWithKVReuse:
 
     def cpu(self) -> "LlamaForCausalLMWithKVReuse":
         """Moves the model to the CPU."""
-        self.model.cpu()
-        return self
+        return self.to("cpu")
 
     @property
     def epoch(self) -> str:
@@ -134,185 +128,103 @@ class LlamaForCausalLMWithKVReuse:
         """[1, prompt + answer] token ids, as `generate` returns them, for [1, tokens] of one task."""
         ids = torch.as_tensor(input_ids)
         if ids.dim() != 2 or ids.shape[0] != 1:
-            raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]; `run` takes many")
+            raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]")
         prompt = tuple(ids[0].tolist())
-        [result] = self.run([prompt], [task_id], **options)
-        return torch.tensor([[*prompt, *result.tokens]], device=ids.device)
+        return torch.tensor([[*prompt, *self.run(prompt, task_id, **options).tokens]], device=ids.device)
 
     @torch.no_grad()
     def run(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        task_ids: Sequence[str | None] | None = None,
-        texts: Sequence[str] | None = None,
+        prompt: tuple[int, ...],
+        task_id: str | None = None,
         *,
         enable_kv_reuse: bool = True,
         max_new_tokens: int = 100,
         **options: Any,
-    ) -> list[TaskResult]:
-        """One result for each prompt, in order. All hits run as one batch, and all misses as another, which are then kept.
+    ) -> TaskResult:
+        """Answers a prompt from a similar task's state, or computes it and keeps its own.
 
-        options  of `generate` (temperature, top_p, do_sample, ...). Raises: InputError for an empty or over-long prompt, or a
-                 batch of several with a tokenizer that has no pad token
+        options  of `generate` (temperature, top_p, do_sample, ...). Raises: InputError for an empty or over-long prompt; ModelError for
+                 a task of another model
         """
-        for prompt in prompts:
-            self._check(len(prompt), max_new_tokens)
-        texts = texts or [self.tokenizer.decode(prompt) for prompt in prompts]
-        task_ids = task_ids or [None] * len(prompts)
-        manager = self._current() if enable_kv_reuse else None
-        found = [self._search(manager, ids, text) for ids, text in zip(prompts, texts, strict=True)]
-        results: dict[int, TaskResult] = {}
-        for wanted in (True, False):
-            chosen = [i for i, entry in enumerate(found) if (entry is not None) == wanted]
-            if chosen:
-                entries = [found[i] for i in chosen]
-                group = self._group([prompts[i] for i in chosen], entries, max_new_tokens, options)
-                for i, (result, kv) in zip(chosen, group, strict=True):
-                    results[i] = result
-                    if manager is not None and kv is not None:
-                        name = task_ids[i] or manager.generate_task_id(texts[i])
-                        vector = self.similarity.embed(prompts[i], texts[i])
-                        manager.add_task(name, vector, kv, token_ids=tuple(prompts[i]), text=texts[i])
-        return [results[i] for i in range(len(prompts))]
+        self._check(len(prompt), max_new_tokens)
+        epoch, manager = self.epoch, self.manager
+        if manager is None or not epoch or not enable_kv_reuse:
+            return self._generate(prompt, None, max_new_tokens, options)[0]
+        manager.epoch = epoch
+        found = self._search(manager, prompt)
+        result, cache = self._generate(prompt, found, max_new_tokens, options)
+        if found is None:
+            text = self.tokenizer.decode(prompt)
+            state = [held(cache, layer) for layer in self.layout.task_layers]
+            kept = [torch.stack([kv[part][0, :, : len(prompt)] for kv in state if kv is not None]) for part in (0, 1)]
+            name = task_id or manager.generate_task_id(text)
+            manager.add_task(name, self.similarity.embed(prompt), kept, token_ids=prompt, text=text)
+        return result
 
-    def _current(self) -> InterTaskKVManager | None:
-        """The manager, under the model's present epoch; None if the model's state cannot be told apart."""
-        epoch = self.epoch
-        if self.manager is None or not epoch:
-            return None
-        self.manager.epoch = epoch
-        return self.manager
-
-    def _search(self, manager: InterTaskKVManager | None, ids: tuple[int, ...], text: str) -> TaskCacheEntry | None:
-        if manager is None:
-            return None
-
+    def _search(self, manager: InterTaskKVManager, ids: tuple[int, ...]) -> TaskCacheEntry | None:
         def judge(donor: Sequence[int], cosine: float) -> float:
             """The similarity; none for a donor of which no row would be taken, so that it is no hit."""
             score = self.similarity.score(ids, donor, cosine)
-            return score if score < manager.similarity_threshold or self._saves(ids, donor) else -math.inf
+            if (
+                score < manager.similarity_threshold
+                or not donor
+                or len(computed_rows(self._rows(ids, donor))) < len(ids)
+            ):
+                return score
+            return -math.inf
 
-        return manager.search_similar_task(self.similarity.embed(ids, text), judge=judge)
-
-    def _saves(self, ids: tuple[int, ...], donor: Sequence[int]) -> bool:
-        """Whether a prompt takes any row of a donor. Of one without token ids it is not known."""
-        return not donor or len(computed_rows(self._rows(ids, donor))) < len(ids)
+        return manager.search_similar_task(self.similarity.embed(ids), judge=judge)
 
     def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
         return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
-    def _group(
-        self, prompts: list[tuple[int, ...]], entries: list[Any], most: int, options: dict[str, Any]
-    ) -> list[tuple[TaskResult, KV | None]]:
-        """Results of prompts that are all hits or all misses, and on a miss the state to keep. They run as one batch, padded on the left."""
-        hit = entries[0] is not None
-        longest = max(len(ids) for ids in prompts)
-        blank = [longest - len(ids) for ids in prompts]
-        blank_id, device = self._pad(len(prompts)), self.model.device
-        given = self._given(prompts, entries, blank, longest) if hit else None
+    def _generate(
+        self, ids: tuple[int, ...], entry: TaskCacheEntry | None, most: int, options: dict[str, Any]
+    ) -> tuple[TaskResult, LCKVCache]:
+        """The answer, and the cache that it left."""
+        given = self._given(ids, entry) if entry is not None else None
+        if not options.get("do_sample"):
+            options = {name: value for name, value in options.items() if name not in ("temperature", "top_p", "top_k")}
+        pad = self.tokenizer.pad_token_id
+        prompt = torch.tensor([ids], device=self.model.device)
         out = self.model.generate(
-            torch.tensor(
-                [[blank_id] * left + list(ids) for left, ids in zip(blank, prompts, strict=True)], device=device
-            ),
-            attention_mask=torch.tensor([[0] * left + [1] * (longest - left) for left in blank], device=device),
-            past_key_values=LCKVCache(self.layout, given) if hit else None,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=LCKVCache(self.layout, given) if given is not None else None,
             max_new_tokens=most,
             return_dict_in_generate=True,
-            **self._decoding(options),
+            **{"do_sample": False, "pad_token_id": 0 if pad is None else pad, **options},
         )
-        computed = longest if given is None else given.rows.shape[1]
-        made: list[tuple[TaskResult, KV | None]] = []
-        for row, (ids, entry) in enumerate(zip(prompts, entries, strict=True)):
-            kv = None if hit else self._state(out.past_key_values, row, len(ids), longest)
-            made.append((self._result(out.sequences[row, longest:], entry, ids, min(computed, len(ids))), kv))
-        return made
-
-    def _given(
-        self, prompts: list[tuple[int, ...]], entries: list[TaskCacheEntry], blank: list[int], longest: int
-    ) -> GivenRows:
-        """The donors' rows `[batch, heads, longest, dim]` of each stored layer, in the prompts' order, keys turned to their positions.
-        As many rows are computed of each prompt as the neediest one asks for: to compute a known row is harmless."""
-        plans = [self._rows(ids, entry.token_ids) for ids, entry in zip(prompts, entries, strict=True)]
-        computed = [set((computed_rows(plan) + left).tolist()) for plan, left in zip(plans, blank, strict=True)]
-        most = max(map(len, computed))
-        index = [
-            sorted([*own, *[i for i in range(longest - 1, -1, -1) if i not in own][: most - len(own)]])
-            for own in computed
-        ]
-        stacks = [self._moved(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
-
-        def batch(slot: int, part: int) -> torch.Tensor:
-            rows = [stack[slot][part] for stack in stacks]
-            return torch.stack([pad(one, (0, 0, left, 0)) for one, left in zip(rows, blank, strict=True)])
-
-        layers = enumerate(self.layout.task_layers)
-        return GivenRows(
-            {layer: (batch(slot, 0), batch(slot, 1)) for slot, layer in layers},
-            torch.tensor(index, device=self.model.device),
-        )
-
-    def _moved(self, entry: TaskCacheEntry, plan: Ids) -> list[KV]:
-        keys, values = self._kv(entry)
-        return moved_rows(self.model, torch.stack([keys, values]), plan, np.arange(keys.shape[2]))
-
-    def _kv(self, entry: TaskCacheEntry) -> KV:
-        """A task's state on the model's device. Raises: ModelError if it is of another model."""
-        keys, values = (part.to(self.model.device) for part in entry.top_layer_kv)
-        config = self.model.config
-        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
-        got = (keys.shape[0], keys.shape[1], keys.shape[3])
-        if want != got or keys.dtype != self.model.dtype:
-            raise ModelError(
-                f"the task's state is of another model: (layers, heads, dim) {got} in {keys.dtype}, this model has {want} "
-                f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
-            )
-        return keys, values
-
-    def _state(self, cache: Cache, row: int, tokens: int, longest: int) -> KV:
-        """Keys and values `[layers, kv heads, tokens, dim]` that a similar task may take, of one prompt of a batch; copies."""
-        parts: list[list[torch.Tensor]] = [[], []]
-        for layer in self.layout.task_layers:
-            kv = held(cache, layer)
-            assert kv is not None
-            for part, tensor in zip(parts, kv, strict=True):
-                part.append(tensor[row, :, longest - tokens : longest])
-        return torch.stack(parts[0]), torch.stack(parts[1])
-
-    def _result(
-        self, made: torch.Tensor, entry: TaskCacheEntry | None, ids: tuple[int, ...], computed: int
-    ) -> TaskResult:
-        tokens = made.tolist()
+        tokens = out.sequences[0, len(ids) :].tolist()
         ends = self.model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [ends])
         stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
-        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed)
+        computed = len(ids) if given is None else given.rows.shape[1]
+        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed), out.past_key_values
 
-    def _decoding(self, options: dict[str, Any]) -> dict[str, Any]:
-        chosen = {"do_sample": False, **options}
-        if not chosen["do_sample"]:
-            for name in ("temperature", "top_p", "top_k"):
-                chosen.pop(name, None)
-        return {"pad_token_id": self._pad(1), **chosen}
-
-    @property
-    def _ends(self) -> Any:
-        """Ids of tokens that end a sentence, for the token map."""
-        known = [self.tokenizer.convert_tokens_to_ids(mark) for mark in (".", "?", "!")]
-        unknown = self.tokenizer.unk_token_id
-        return np.array([i for i in known if i is not None and i != unknown], np.int64)
-
-    def _pad(self, batch: int) -> int:
-        pad = self.tokenizer.pad_token_id
-        if pad is None and batch > 1:
-            raise InputError(
-                f"{type(self.tokenizer).__name__} has no pad token, which a batch of {batch} prompts needs: set "
-                "tokenizer.pad_token = tokenizer.eos_token, or run the prompts one by one"
+    def _given(self, ids: tuple[int, ...], entry: TaskCacheEntry) -> GivenRows:
+        """A task's rows in the prompt's order, keys turned to their positions. Raises: ModelError if they are of another model."""
+        device, config = self.model.device, self.model.config
+        state = torch.stack([part.to(device) for part in entry.top_layer_kv])
+        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
+        got = (state.shape[1], state.shape[2], state.shape[4])
+        if want != got or state.dtype != self.model.dtype:
+            raise ModelError(
+                f"the task's state is of another model: (layers, heads, dim) {got} in {state.dtype}, this model has {want} "
+                f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
             )
-        return 0 if pad is None else int(pad)
+        plan = self._rows(ids, entry.token_ids)
+        moved = moved_rows(self.model, state, plan, np.arange(state.shape[3]))
+        layers = zip(self.layout.task_layers, moved, strict=True)
+        rows = torch.from_numpy(computed_rows(plan))[None].to(device)
+        return GivenRows({layer: (keys[None], values[None]) for layer, (keys, values) in layers}, rows)
 
     def _check(self, tokens: int, most: int) -> None:
         limit = self.model.config.max_position_embeddings
+        if most < 1:
+            raise ConfigError(f"max_new_tokens={most} leaves no room for an answer: give at least 1")
         if not tokens:
             raise InputError("the prompt has no tokens: give a question")
         if tokens + most > limit:

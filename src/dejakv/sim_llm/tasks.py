@@ -241,7 +241,7 @@ def _checked(top_layer_kv: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor
     return keys, values
 
 
-Name = Literal["mean", "position", "sentence"]
+Name = Literal["mean", "position"]
 NAMES: tuple[Name, ...] = get_args(Name)
 Rows = Callable[[Sequence[int]], NDArray[np.float32]]
 """Input embeddings `[tokens, hidden]` of token ids."""
@@ -252,27 +252,22 @@ class TaskSimilarity:
 
     name      `mean`: the mean of the prompt's input embeddings, and their cosine. `position`: the same search, judged by the
               cosines of the tokens at equal positions, averaged: what the public code of Sim-LLM compares; it tells word
-              order, and punishes shifts. `sentence`: a sentence encoder over the text, and the same cosine
+              order, and punishes shifts
     rows      gives input embeddings
-    encoder   needed by `sentence` alone
     """
 
-    def __init__(self, name: str, rows: Rows, encoder: Any = None) -> None:
+    def __init__(self, name: str, rows: Rows) -> None:
         if name not in NAMES:
             raise ConfigError(f"similarity={name!r} is unknown: choose one of {', '.join(NAMES)}")
-        if name == "sentence" and encoder is None:
-            raise ConfigError("similarity='sentence' needs an encoder: give a sentence-transformers model")
-        self.name, self._rows, self._encoder = name, rows, encoder
+        self.name, self._rows = name, rows
 
     @property
     def dim(self) -> int:
         """Length of a task's embedding."""
-        return int(self._encoder.dim) if self.name == "sentence" else int(self._rows([0]).shape[1])
+        return int(self._rows([0]).shape[1])
 
-    def embed(self, token_ids: Sequence[int], text: str) -> NDArray[np.float32]:
+    def embed(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """[dim] float32 of length 1."""
-        if self.name == "sentence":
-            return self._encoder.encode(text)
         return normalized(self._rows(token_ids).mean(0))
 
     def score(self, query: Sequence[int], donor: Sequence[int], cosine: float) -> float:

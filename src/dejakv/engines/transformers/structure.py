@@ -48,10 +48,6 @@ _VALUES = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
     range, slice, re.Pattern, type(Ellipsis), type(NotImplemented),
 )  # fmt: skip
-_BUILTIN = (
-    types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-)  # fmt: skip
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MAKE_MODULES = frozenset({"__init__", "__setstate__"})
@@ -129,17 +125,10 @@ class Structure:
         if isinstance(value, type):
             known = in_library(value.__module__) or is_trusted(value.__module__, self._trusted)
             return _name(value) if known else self._unknown(f"{path} is the class {_name(value)}")
-        if isinstance(value, types.GenericAlias | types.UnionType) or type(value).__module__ == "typing":
-            return repr(value)
         if isinstance(value, _CODE):
             return self._code(value, path)
-        if isinstance(value, _BUILTIN):
-            owner = getattr(value, "__self__", None)
-            bound = owner is not None and not isinstance(owner, type | types.ModuleType)
-            return [
-                f"{getattr(value, '__module__', '')}.{value.__qualname__}",
-                self._text(owner, path) if bound else "",
-            ]
+        if isinstance(value, types.BuiltinFunctionType) and in_library(str(value.__module__)):
+            return f"{value.__module__}.{value.__qualname__}"
         if id(value) in self._seen:
             return f"object {self._seen[id(value)][0]}"
         self._note(value)
@@ -157,8 +146,6 @@ class Structure:
         if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.flags.writeable:
             self._loose[path] = torch.from_numpy(value)
             return "array"
-        if isinstance(value, types.ModuleType) and in_library(value.__name__):
-            return value.__name__
         return self._object(value, path)
 
     def _note(self, value: Any) -> None:
@@ -240,14 +227,14 @@ class Structure:
             while hasattr(backend, "_torchdynamo_orig_backend"):
                 backend = backend._torchdynamo_orig_backend
             return ["compiled", self._text(backend, path)]
-        mapping = isinstance(value, dict | types.MappingProxyType)
-        if isinstance(value, list | tuple) or not (mapping or hasattr(value, "__dict__")):
+        read = [vars(value)] if hasattr(value, "__dict__") and not isinstance(value, list | tuple) else []
+        read += [value] if isinstance(value, dict) else []
+        if not read:
             return self._unknown(f"{path or 'the model'} holds a {_name(type(value))}")
-        held = [self._kind(type(value), path), self._text(getattr(value, "default_factory", None), path)]
-        for items in ([vars(value)] if hasattr(value, "__dict__") else []) + ([value] if mapping else []):
+        for items in read:
             self._watch(items)
-            held.append(self._items(items, path))
-        return held
+        made = self._text(getattr(value, "default_factory", None), path)
+        return [self._kind(type(value), path), made, *(self._items(items, path) for items in read)]
 
     def _code(self, value: Any, path: str, *, member: bool = False) -> Any:
         """A function, method or partial: a library's by its name, a trusted one by its code; with its closure.
@@ -262,8 +249,6 @@ class Structure:
                 self._items(value.keywords, path),
             ]
         if isinstance(value, types.MethodType):
-            if home(str(value.__func__.__module__)) == "dejakv" and of_library(value.__func__):
-                return _OWN_HOOK
             owner = value.__self__
             if isinstance(owner, nn.Module) and id(owner) not in self._parts:
                 return self._unknown(f"{path} is a method of {_name(type(owner))}, which is no part of the model")
