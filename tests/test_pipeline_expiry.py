@@ -11,7 +11,6 @@ from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 from dejakv.build import build_cache
 from dejakv.decide.plan import Ask
 from dejakv.errors import InputError
-from dejakv.idle import SettlingQueue
 from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
@@ -85,21 +84,6 @@ def test_rows_of_a_blend_live_no_longer_than_its_donors(docs_engine: Any, clock:
     assert all(0 < meta.ttl <= 50.0 for meta in rows)
     clock.seconds = 51
     assert list(pipeline.cache.store.metas()) == []
-
-
-def test_a_prompt_that_waits_too_long_is_not_promoted(docs_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Ahead()
-    monkeypatch.setattr("dejakv.idle.now", clock)
-    waiting, prepared = SettlingQueue(), docs_engine.prepare(request(QUESTION))
-    waiting.promote("old", prepared, 60.0)
-    clock.seconds = 50
-    waiting.promote("young", prepared, 60.0)
-    clock.seconds = 70
-    taken = waiting.take_promotion()
-    assert taken is not None
-    assert taken.key == "young"
-    assert taken.request.ttl == pytest.approx(40, abs=1)
-    assert waiting.take_promotion() is None
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "60", True])

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot
 
-from dejakv.engines.base import Prepared
+from dejakv.decide.levels.base import Query
+from dejakv.decide.plan import Ask, Decision, Found, Plan
 from dejakv.idle import PREFILL, QueueCounts, SettlingQueue
 from dejakv.request import Media, Request
+from dejakv.store.base import ChunkMeta
 from dejakv.trust.differs import Seen, differs_of
 from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate
@@ -154,13 +156,15 @@ def test_a_label_is_learned() -> None:
     assert (report.explored, report.explored_wrong) == (2, 1)
 
 
-def asked(key: str, partition: str = "a", **more: Any) -> Prepared:
-    return Prepared(Request(key, f"prompt {key}", key, partition=partition, **more), (1, 2, 3), epoch="e")
+def asked(key: str, partition: str = "a", no_store: bool = False, ttl: float | None = None, **more: Any) -> Decision:
+    request = Request(key, f"prompt {key}", key, partition=partition, **more)
+    entry = ChunkMeta(key, partition, "e", (1, 2, 3), request.prompt, request.chunk, ttl=ttl or 0.0)
+    return Decision(entry, Ask("blend", no_store=no_store), (Plan("blend"),), Found(), Query(request, ""), {})
 
 
 def promoting(prompts: SettlingQueue, keys: str, **more: Any) -> SettlingQueue:
     for key in keys:
-        prompts.promote(key, asked(key, **more))
+        prompts.promote(asked(key, **more))
     return prompts
 
 
@@ -178,18 +182,11 @@ def test_the_newest_prompt_comes_first_and_each_once() -> None:
 
 def test_what_waits_is_the_prompt_and_not_what_a_caller_hung_on_it() -> None:
     prompts = SettlingQueue()
-    prompts.promote("k", asked("k", metadata={"options": object()}))
+    prompts.promote(asked("k", metadata={"options": object()}))
     item = prompts.take_promotion()
     assert item is not None
     assert (item.request.prompt, item.request.chunk, item.epoch) == ("prompt k", "k", "e")
     assert (item.request.sampling, item.request.metadata) == (PREFILL, {})
-
-
-def test_a_prompt_that_was_computed_exactly_waits_no_longer() -> None:
-    prompts = promoting(SettlingQueue(), "12")
-    prompts.forget("2")
-    prompts.forget("2")
-    assert taken(prompts) == "1"
 
 
 def test_partitions_are_cleared_apart() -> None:
@@ -211,6 +208,17 @@ def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dejakv.idle.MOST_BYTES", 50)
     too_large = promoting(SettlingQueue(), "1", media=(Media(bytes(100)),))
     assert too_large.counts == QueueCounts(promotions=0, dropped=1)
+
+
+def test_a_prompt_that_waits_too_long_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1000.0, 1050.0, 1070.0, 1070.0])
+    monkeypatch.setattr("dejakv.idle.now", lambda: next(clock))
+    waiting = promoting(SettlingQueue(), "12", ttl=60.0)
+    assert waiting.counts.promotions == 2
+    item = waiting.take_promotion()
+    assert item is not None
+    assert (item.key, item.request.ttl) == ("2", pytest.approx(40))
+    assert waiting.take_promotion() is None
 
 
 def test_a_removal_concerns_the_work_of_its_partition_that_began_before() -> None:

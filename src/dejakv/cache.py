@@ -17,10 +17,9 @@ from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
 from dejakv.decide.guards.base import Guard
-from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match
 from dejakv.decide.levels.fusion import FusionStates
-from dejakv.decide.plan import APPROXIMATE, Ask, Decision, Plan, PlanGuard
+from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
@@ -109,8 +108,8 @@ class HierarchicalCache:
         return costs.fixed(fixed) if fixed and costs is not None else costs
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
-        """The same without an engine; without `ask`, as the request and the settings say. See `Finder.find`."""
-        decision = self.finder.find(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
+        """The same without an engine; without `ask`, as the request and the settings say. See `Finder.decide`."""
+        decision = self.finder.decide(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
         if self.config.enable_fusion_cache:
             decision = replace(decision, statuses={**decision.statuses, "fusion": "skip"})
         for observer in self.observers:
@@ -122,82 +121,63 @@ class HierarchicalCache:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
         return self.finder.exactly(prepared, costs=self.costs(engine))
 
-    def keep(
-        self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion, *, promote: bool = False
-    ) -> bool:
+    def keep(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> bool:
         """Keeps what was computed, off the caller's path. True if the prompt's exact state was handed to the writer.
 
-        plan     the plan that ran
-        promote  a prompt that was answered approximately is to wait in `queue`, from which the caller takes it
+        plan  the plan that ran
 
         Of a blended prompt the rows that were computed in every layer are kept, for later blends and nothing else.
         """
         for observer in self.observers:
             observer.answered(prepared, decision, plan, ran)
-        if decision.ask.no_store:
+        if decision.ask.no_store or plan.method == "exact":
             return False
-        if plan.method in APPROXIMATE:
-            if ran.rows is not None:
-                self._keep_rows(prepared, decision.key, ran, ran.rows)
-            if promote:
-                self.queue.promote(decision.key, prepared, self._lifetime(prepared.request, self.config.ttl_prompts))
+        if plan.approximate:
+            self._keep_rows(decision, ran)
             return False
-        if plan.method == "exact" or self.store.meta(decision.key) is not None:
-            return False
-        return self.keep_exact(prepared, decision, ran, answer=ran.text)
+        return self.keep_exact(decision, ran, answer=ran.text)
 
     def keep_exact(
-        self,
-        prepared: Prepared,
-        decision: Decision,
-        completion: Completion,
-        *,
-        answer: str | None = None,
-        begun: int | None = None,
+        self, decision: Decision, ran: Completion, *, answer: str | None = None, begun: int | None = None
     ) -> bool:
-        """Hands a prompt's exact state to the writer. False if the store does not want it, or there is no room.
+        """Hands a prompt's exact state to the writer. False if it is stored already, is not wanted, or there is no room.
 
         begun  `queue.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
         """
-        tokens, partition = len(prepared.token_ids), prepared.request.partition
+        query, asked = decision.query, self.finder.asked(decision.statuses)
+        entry = replace(decision.entry, answer=answer, created=now())
+        if asked:
+            entry = replace(entry, vectors=dict(self.finder.vectors(query)))
+        if answer is not None:
+            note = greedy_note(query.request.sampling, ran.token_ids)
+            entry = replace(entry, metadata={**entry.metadata, **note})
 
         def removed() -> bool:
-            return begun is not None and self.queue.removed_since(begun, partition)
-
-        if removed() or not self._wanted(decision.key, tokens, partition):
-            return False
-        capture = completion.capture
-        if completion.shared:
-            taken = capture()
-
-            def capture() -> Tensor | None:
-                return taken
-
-        asked = self.finder.asked(decision.statuses)
-        described = self.describe(prepared, decision, answer=answer, embedded=asked)
-        if answer is not None:
-            note = greedy_note(prepared.request.sampling, completion.token_ids)
-            described = replace(described, metadata={**described.metadata, **note})
+            return begun is not None and self.queue.removed_since(begun, entry.partition)
 
         def complete(meta: ChunkMeta) -> ChunkMeta | None:
             if removed():
                 return None
-            return meta if asked else replace(meta, vectors=dict(self.finder.vectors(decision.query)))
+            return meta if asked else replace(meta, vectors=dict(self.finder.vectors(query)))
 
-        return self._submit(described, capture, complete, levels=asked)
+        return not removed() and self._submit(entry, ran.capture, complete, ran.shared, levels=asked)
 
     def _submit(
         self,
         meta: ChunkMeta,
         capture: Callable[[], Tensor | None],
         complete: Callable[[ChunkMeta], ChunkMeta | None],
+        at_once: bool,
         *,
-        levels: bool,
+        levels: bool = False,
     ) -> bool:
         """Hands a chunk to the writer and makes it findable at once; by vectors only if `levels`, else when it is stored."""
-        submitted = self.store.submit(meta, capture, complete=complete, after=self.stored, background=self._background)
+        background, after = self._background, self.finder.add
+        submitted = self.store.submit(
+            meta, capture, complete=complete, after=after, at_once=at_once, background=background
+        )
         if submitted:
-            self._findable(meta, levels=levels)
+            self.finder.add(meta, levels=levels)
         return submitted
 
     def judged(self, request: Request, record: Record, agreed: bool) -> None:
@@ -211,73 +191,34 @@ class HierarchicalCache:
         """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
         return EpochPrefixes(self.store, epoch)
 
-    def _keep_rows(self, prepared: Prepared, key: str, completion: Completion, rows: ComputedRows) -> None:
+    def _keep_rows(self, decision: Decision, ran: Completion) -> None:
         """Hands a blend's own rows to the writer, each run as a chunk."""
-        partition = prepared.request.partition
-        for described in self.describe_rows(prepared, key, rows):
-            first, stop = described.position, described.position + described.num_tokens
-            if self.store.meta(described.id) is not None or not self._wanted(described.id, stop - first, partition):
-                continue
-            taken = rows.capture(first, stop) if completion.shared else None
-            capture = partial(rows.capture, first, stop) if taken is None else lambda taken=taken: taken
-            if self._submit(described, capture, self._with_donors, levels=False):
-                self.finder.counts.add(partition, CacheCounts(rows_kept=stop - first))
+        rows, kept = ran.rows, 0
+        if rows is None:
+            return
+        for meta in self.describe_rows(decision.entry, rows, decision.query.request.ttl):
+            capture = partial(rows.capture, meta.position, meta.position + meta.num_tokens)
+            if self._submit(meta, capture, self._with_donors, ran.shared):
+                kept += meta.num_tokens
+        self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=kept))
 
     def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
         """A description of rows; None if a donor was purged meanwhile, and they would have to leave with it."""
         return None if any(self.store.meta(donor) is None for donor in meta.metadata[DONORS]) else meta
 
-    def _lifetime(self, request: Request, own: float | None) -> float:
-        """Seconds for which what is kept of a request may be used: its own choice can only shorten the settings'."""
-        return shortest(request.ttl, self.config.lifetime(own))
+    def describe_rows(self, entry: ChunkMeta, rows: ComputedRows, ttl: float | None = None) -> list[ChunkMeta]:
+        """Descriptions of a blend's own rows, one for each run; none if too much approximate state went into them.
 
-    def _wanted(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether the store takes such a chunk: asked before the state is copied out of the engine."""
-        return self.store.wants(id, tokens, partition)
-
-    def describe(
-        self, prepared: Prepared, decision: Decision, *, answer: str | None = None, embedded: bool = True
-    ) -> ChunkMeta:
-        """The description under which a prompt's exact state is stored; without vectors unless `embedded`."""
-        request = prepared.request
-        return ChunkMeta(
-            id=decision.key,
-            partition=request.partition,
-            epoch=prepared.epoch,
-            token_ids=prepared.token_ids,
-            prompt=request.prompt,
-            chunk=request.chunk,
-            space=decision.query.space,
-            spans=prepared.spans,
-            embedder=self.finder.embedder,
-            vectors=dict(self.finder.vectors(decision.query)) if embedded else {},
-            answer=answer,
-            created=now(),
-            ttl=self._lifetime(request, self.config.ttl_prompts),
-            metadata={"request": request.id} | ({QUESTION: request.question} if request.question else {}),
-        )
-
-    def describe_rows(self, prepared: Prepared, key: str, rows: ComputedRows) -> list[ChunkMeta]:
-        """The same of a blend's own rows, one for each run; none if too much approximate state went into them.
+        entry  `Decision.entry` of the blended prompt
+        ttl    seconds that its request allows
 
         They may be used no longer than any donor whose state they attended to.
         """
         if rows.generation > self.config.max_generation:
             return []
-        request = prepared.request
         donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
-        ttl = shortest(self._lifetime(request, self.config.ttl_rows), *(remaining(meta, now()) for meta in donors))
-        return [described_rows(prepared, key, rows, first, stop, ttl) for first, stop in rows.runs]
-
-    def stored(self, meta: ChunkMeta) -> None:
-        """Makes a chunk findable that is in the store."""
-        self._findable(meta, levels=True)
-
-    def _findable(self, meta: ChunkMeta, *, levels: bool) -> None:
-        self.queue.forget(meta.id)
-        self.finder.add(meta, levels=levels)
-        if self.store.meta(meta.id) is None:  # evicted or cleared while it was indexed
-            self.finder.remove(meta.id)
+        lives = (ttl, self.config.lifetime(self.config.ttl_rows), *(remaining(meta, now()) for meta in donors))
+        return [described_rows(entry, rows, first, stop, shortest(*lives)) for first, stop in rows.runs]
 
     def serves(self, engine: Engine) -> None:
         """Notes an engine whose state is kept here, for as long as it lives, and measures its costs: not while the first request waits.
@@ -363,24 +304,22 @@ class HierarchicalCache:
             self.fusion.close()
 
 
-def described_rows(
-    prepared: Prepared, key: str, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0
-) -> ChunkMeta:
-    """The description of the rows first..stop of a blended prompt. `key`: the prompt's exact key; `ttl`: see `ChunkMeta`.
+def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0) -> ChunkMeta:
+    """The description of the rows first..stop of a blended prompt (`entry`: see `Decision`). `ttl`: see `ChunkMeta`.
 
     Without prompt and chunk, so that no level can compare it; without spans, since runs hold no media.
     """
-    request, token_ids = prepared.request, prepared.token_ids[first:stop]
+    token_ids = entry.token_ids[first:stop]
     return ChunkMeta(
-        id=rows_key(request.partition, prepared.epoch, token_ids, first, rows.generation, key, rows.donors),
-        partition=request.partition,
-        epoch=prepared.epoch,
+        id=rows_key(entry.partition, entry.epoch, token_ids, first, rows.generation, entry.id, rows.donors),
+        partition=entry.partition,
+        epoch=entry.epoch,
         token_ids=token_ids,
         prompt="",
         chunk="",
         kind=ROWS,
         created=now(),
-        metadata={"request": request.id, PROMPT: key, DONORS: list(rows.donors)},
+        metadata={"request": entry.metadata["request"], PROMPT: entry.id, DONORS: list(rows.donors)},
         position=first,
         generation=rows.generation,
         ttl=ttl,

@@ -168,13 +168,16 @@ class SettlingQueue:
         assert self.gate is not None
         self.gate.lost(label.draw)
 
-    def promote(self, key: str, prepared: Prepared, ttl: float = 0.0) -> None:
-        """The prompt of this key was answered approximately. One that waits already becomes the newest."""
-        request = replace(prepared.request, sampling=PREFILL, metadata={})
-        waiting = self._promotions
+    def promote(self, decision: Decision) -> None:
+        """The prompt was answered approximately. One that waits already becomes the newest. Nothing waits of a request of which nothing
+        is kept."""
+        if decision.ask.no_store:
+            return
+        entry, waiting = decision.entry, self._promotions
+        request = replace(decision.query.request, sampling=PREFILL, metadata={})
         with self._lock:
-            waiting.pop(key, None)
-            waiting[key] = Promotion(key=key, request=request, epoch=prepared.epoch, came=now(), ttl=ttl)
+            waiting.pop(entry.id, None)
+            waiting[entry.id] = Promotion(key=entry.id, request=request, epoch=entry.epoch, came=now(), ttl=entry.ttl)
             while _full(waiting, MOST_PROMOTIONS):
                 del waiting[next(iter(waiting))]
                 self._dropped += 1
@@ -190,11 +193,6 @@ class SettlingQueue:
                 if left > 0:
                     return replace(item, request=replace(item.request, ttl=left))
             return None
-
-    def forget(self, key: str) -> None:
-        """The prompt of this key was computed exactly."""
-        with self._lock:
-            self._promotions.pop(key, None)
 
     def removing(self, partition: str | None) -> None:
         """A purge or clearing begins, of a partition or of all: work that began before it is not stored."""
@@ -291,7 +289,7 @@ class Settler:
                     with keeping(ttl=request.ttl):  # nothing is promoted of a request of which nothing is kept
                         prepared = replace(self._engine.prepare(request), epoch=waiting.epoch)
                         decision, completion = self._exactly(prepared, None)
-                        done = cache.keep_exact(prepared, decision, completion, begun=begun)
+                        done = cache.keep_exact(decision, completion, begun=begun)
                 except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(request.partition, done)
@@ -360,9 +358,8 @@ class Settler:
             prepared = replace(self._engine.prepare(request), epoch=label.epoch)
             if full is None:
                 decision, completion = self._exactly(prepared, go_on)
-                wanted = not request.no_store and cache.store.meta(decision.key) is None
-                if wanted and cache.keep_exact(prepared, decision, completion, begun=begun):
-                    queue.forget(decision.key)
+                if not request.no_store:
+                    cache.keep_exact(decision, completion, begun=begun)
                 full = seen(completion)
             if reused is None:
                 prefix = label.decision.found.prefix

@@ -54,15 +54,19 @@ class Pipeline:
             return self._answer(replace(self.engine.prepare(request), epoch=""), clock)
 
     def _answer(self, prepared: Prepared, clock: Clock) -> Answer:
-        cache = self.cache if prepared.epoch else None
-        decision = cache.decide(prepared, self.engine) if cache is not None else None
-        plan, ran = self.run_plans(prepared, decision.plans if decision is not None else self._undecided, clock)
-        clock.stop()
-        stored = False
-        if cache is not None and decision is not None:
-            if ran.exactly:
-                plan = decision.instead(ran.computed_tokens, ran.exactly)
-            stored = cache.keep(prepared, decision, plan, ran, promote=self.promotes)
+        cache = self.cache
+        if cache is None or not prepared.epoch:
+            unidentified = self.engine.unidentified if cache is not None else ""
+            plan, ran = self.run_plans(prepared, (replace(FULL, reason=unidentified),), clock)
+            clock.stop()
+            decision, stored = None, False
+        else:
+            decision = cache.decide(prepared, self.engine)
+            plan, ran = self.run_plans(prepared, decision.plans, clock)
+            clock.stop()
+            stored = cache.keep(prepared, decision, plan, ran)
+            if self.promotes and plan.approximate:
+                cache.queue.promote(decision)
         record = Record.of(prepared, decision, plan, ran, clock, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
         return Answer(ran.text, ran.token_ids, record, cached, ran, decision)
@@ -70,7 +74,7 @@ class Pipeline:
     def run_plans(
         self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
     ) -> tuple[Plan, Completion]:
-        """Runs the first plan that the engine does not refuse, and returns it, with the reason of the first refusal.
+        """Runs the first plan that the engine does not refuse. Returns the plan that ran, with the reason of the first refusal.
 
         plans  best first; the last is full computation
         """
@@ -78,16 +82,14 @@ class Pipeline:
         for plan in plans:
             ran = self.engine.run(prepared, plan, store, on_token=on_token)
             if isinstance(ran, Completion):
+                if ran.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
+                    full = ran.computed_tokens == len(prepared.token_ids)
+                    plan, reason = FULL if full else next(each for each in plans if not each.approximate), ran.exactly
                 return replace(plan, reason=reason) if reason else plan, ran
             reason = reason or ran.reason
         raise ModelError(
             f"the engine {self.engine.name} refused every plan ({reason}): full computation must not be refused"
         )
-
-    @property
-    def _undecided(self) -> tuple[Plan, ...]:
-        """The plans where nothing is looked up."""
-        return (replace(FULL, reason=self.engine.unidentified if self.cache is not None else ""),)
 
     def _prepared(self, request: Request) -> Prepared:
         """The request's tokens, its parts in the order that saves most, under the engine's epoch."""

@@ -20,6 +20,7 @@ from dejakv.trust.settings import TrustSettings
 
 ASK = Ask("blend", tells_first_token=True)
 PREPARED = Prepared(Request("r", "prompt", "prompt"), tuple(range(100)), (), epoch="e")
+ENTRY = ChunkMeta("k", "default", "e", tuple(range(100)), "prompt", "prompt")
 DELTA = 0.1
 
 
@@ -29,7 +30,7 @@ def hit(gate: Gate, share: float | None, margin: float, wrong: bool) -> tuple[An
     blend = Plan("blend", reused=50, seconds=share)
     full = Plan("none", seconds=1.0 if share is not None else None)
     query = Query(PREPARED.request, "", dict)
-    decision = Decision("k", 100, ASK, (blend, full), Found(copied=50), query, {}, considered=(full, blend))
+    decision = Decision(ENTRY, ASK, (blend, full), Found(copied=50), query, {}, considered=(full, blend))
     decision = ErrorBound(gate, BOUNDED).decided(PREPARED, decision)
     trial = decision.trial
     if trial is not None and trial.draw is None:
@@ -114,7 +115,7 @@ def test_a_plan_is_drawn_for_under_its_own_class_and_features() -> None:
     plan, full = Plan("blend", (donor,), Match("d", "copied", 0.6), reused=70, kept=5), Plan("none")
     found = Found(plan.match, plan.donors, copied=60, runs=((0, 60),))
     query = Query(prepared.request, "", dict)
-    decision = Decision("k", 100, Ask("blend"), (plan, full), found, query, {}, considered=(full, plan))
+    decision = Decision(ENTRY, Ask("blend"), (plan, full), found, query, {}, considered=(full, plan))
     trial = ErrorBound(gate, BOUNDED).decided(prepared, decision).trial
     assert trial is not None
     draw = trial.draw

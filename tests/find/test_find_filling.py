@@ -29,7 +29,7 @@ BOTH = copied((7, 8), WORDS[:100], (9,), WORDS[100:200])
 
 
 def donors(finder: Finder, asked: Prepared = BOTH) -> set[str]:
-    return {meta.id for meta in finder.find(asked, Ask("blend")).plan.donors}
+    return {meta.id for meta in finder.decide(asked, Ask("blend")).plan.donors}
 
 
 def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
@@ -58,10 +58,10 @@ def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> Non
     store, item, found = Busy(), prompt(tuple(range(40)), "a question"), list[Decision]()
     store.put(chunk_of(item, space=space_of(item, "exact")))
     made = Finder(store, [ExactTextCache()])
-    store.then = lambda: found.append(made.find(item, Ask()))
+    store.then = lambda: found.append(made.decide(item, Ask()))
     made.fill()
     assert found[0].plan.method == "exact"
-    assert found[0].statuses == made.find(item, Ask()).statuses == {"exact_text": "hit", "kv_cache": "hit"}
+    assert found[0].statuses == made.decide(item, Ask()).statuses == {"exact_text": "hit", "kv_cache": "hit"}
 
 
 def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
@@ -181,7 +181,7 @@ def test_vectors_of_two_requests_are_computed_at_once() -> None:
             both.wait()
 
     made = Finder(open_store(), [Meets()])
-    asking = [threading.Thread(target=made.find, args=(prompt((n, 1, 2)), Ask("adopt"))) for n in range(2)]
+    asking = [threading.Thread(target=made.decide, args=(prompt((n, 1, 2)), Ask("adopt"))) for n in range(2)]
     for thread in asking:
         thread.start()
     for thread in asking:
@@ -216,7 +216,7 @@ def test_lookups_while_others_add_and_remove() -> None:
         try:
             while not done.is_set():
                 kept, other = items[chance.integers(0, 20)], items[chance.integers(20, 60)]
-                found = made.find(prompt((1, *kept.token_ids, *other.token_ids)), Ask("blend")).found
+                found = made.decide(prompt((1, *kept.token_ids, *other.token_ids)), Ask("blend")).found
                 assert found.copied in (300, 600)
                 assert id_of(kept) in [meta.id for meta in found.donors]
         except BaseException as error:

@@ -14,24 +14,24 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
     level = similar()
     made = finder_of(first, second, level=level)
     asked = copied((7, 8), WORDS[100:180], (9,), WORDS[:100], tuple(range(50, 60)))
-    decision = made.find(asked, Ask("blend"))
+    decision = made.decide(asked, Ask("blend"))
     assert (decision.plan.method, level.asked) == ("blend", 0)
     assert [meta.id for meta in decision.plan.donors] == [id_of(first), id_of(second)]
     assert decision.plan.match == Match(id_of(first), "copied", 180 / 193)
     assert decision.found.copied == 180
     assert decision.found.runs == ((2, 80), (83, 100))
     assert decision.statuses["copied"] == "hit"
-    assert made.find(asked, Ask("blend", donors=1)).plan.donors == decision.plan.donors[:1]
-    assert made.find(asked, Ask("blend", threshold=0.9)).plan.donors == decision.plan.donors
-    assert made.find(asked, Ask("blend", threshold=0.95)).statuses["copied"] == "miss"
-    assert made.find(asked, Ask("adopt")).plan.donors == ()
-    assert made.find(asked, Ask("exact")).plan.method == "none"
+    assert made.decide(asked, Ask("blend", donors=1)).plan.donors == decision.plan.donors[:1]
+    assert made.decide(asked, Ask("blend", threshold=0.9)).plan.donors == decision.plan.donors
+    assert made.decide(asked, Ask("blend", threshold=0.95)).statuses["copied"] == "miss"
+    assert made.decide(asked, Ask("adopt")).plan.donors == ()
+    assert made.decide(asked, Ask("exact")).plan.method == "none"
 
 
 def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() -> None:
     made = finder_of(copied((1, 2, 3), WORDS[:100]))
     asked = copied(tuple(range(2000, 2400)), WORDS[:100])
-    decision = made.find(asked, Ask("blend"))
+    decision = made.decide(asked, Ask("blend"))
     assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
 
 
@@ -39,12 +39,12 @@ def test_copied_text_of_another_tenant_or_model_is_not_found() -> None:
     stored = copied((1, 2, 3), WORDS[:100])
     made = finder_of(stored)
     asked = copied((7, 8), WORDS[:100])
-    assert made.find(asked, Ask("blend")).plan.method == "blend"
+    assert made.decide(asked, Ask("blend")).plan.method == "blend"
     foreign = [replace(asked, epoch="f"), replace(asked, request=replace(asked.request, partition="q"))]
     for other in foreign:
-        assert made.find(other, Ask("blend")).plan.method == "none"
+        assert made.decide(other, Ask("blend")).plan.method == "none"
     made.remove(id_of(stored))
-    assert made.find(asked, Ask("blend")).plan.method == "none"
+    assert made.decide(asked, Ask("blend")).plan.method == "none"
 
 
 def test_a_guard_of_the_callers_own_judges_plans_by_their_seams() -> None:
@@ -57,18 +57,18 @@ def test_a_guard_of_the_callers_own_judges_plans_by_their_seams() -> None:
     first, second, third = WORDS[:100], WORDS[100:200], WORDS[200:300]
     stored = copied((1, 2), first, (3, 4), second, (5, 6), third)
     made = finder_of(stored, plan_guards=(FewSeams(),))
-    assert made.find(copied(second, first), Ask("blend")).plan.method == "blend"
-    refused = made.find(copied(third, second, first), Ask("blend"))
+    assert made.decide(copied(second, first), Ask("blend")).plan.method == "blend"
+    refused = made.decide(copied(third, second, first), Ask("blend"))
     assert (refused.plan.method, refused.plan.reason) == ("none", "seams: 3")
 
 
 def test_copied_text_can_be_switched_off() -> None:
     made = finder_of(copied((1, 2, 3), WORDS[:100]), copied_text=False)
-    decision = made.find(copied((7, 8), WORDS[:100]), Ask("blend"))
+    decision = made.decide(copied((7, 8), WORDS[:100]), Ask("blend"))
     assert (decision.plan.method, "copied" in decision.statuses) == ("none", False)
 
 
 def test_an_exact_prefix_that_holds_the_copied_text_is_preferred() -> None:
     made = finder_of(copied(WORDS[:100]))
-    chosen = made.find(copied(WORDS[:100], tuple(range(2000, 2040))), Ask("blend")).plan
+    chosen = made.decide(copied(WORDS[:100], tuple(range(2000, 2040))), Ask("blend")).plan
     assert (chosen.method, chosen.reused) == ("prefix", 100)

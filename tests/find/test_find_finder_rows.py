@@ -26,15 +26,15 @@ def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
     rows_of(made, WORDS[:100])
     for tokens in (WORDS[:100], (*WORDS[:100], 7, 8)):
         for mode in ("off", "exact", "adopt", "top_layer"):
-            decision = made.find(copied(tokens), Ask(mode))
+            decision = made.decide(copied(tokens), Ask(mode))
             assert (decision.plan.method, decision.found.donors, decision.found.prefix) == ("none", (), None)
-        assert made.find(copied(tokens), Ask("blend")).plan.method == "blend"
+        assert made.decide(copied(tokens), Ask("blend")).plan.method == "blend"
         assert made.exactly(copied(tokens)).plan.method == "none"
     for mode in ("exact", "adopt", "top_layer"):
-        decision = made.find(ASKED, Ask(mode, named=("rows",)))
+        decision = made.decide(ASKED, Ask(mode, named=("rows",)))
         assert "not known" in decision.plan.reason
-    assert [meta.id for meta in made.find(ASKED, Ask("blend", named=("rows",))).plan.donors] == ["rows"]
-    assert made.find(ASKED, Ask("adopt")).plan.donors == ()
+    assert [meta.id for meta in made.decide(ASKED, Ask("blend", named=("rows",))).plan.donors] == ["rows"]
+    assert made.decide(ASKED, Ask("adopt")).plan.donors == ()
 
 
 def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found() -> None:
@@ -43,21 +43,21 @@ def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found()
     rows_of(made, WORDS[:100], name="c", epoch="f")
     rows_of(made, WORDS[:100], generation=3, name="d")
     asked = copied((7, 8), WORDS[:100])
-    assert made.find(asked, Ask("blend")).plan.method == "none"
-    assert made.find(ASKED, Ask("blend", named=("b", "c", "d"))).plan.method == "none"
+    assert made.decide(asked, Ask("blend")).plan.method == "none"
+    assert made.decide(ASKED, Ask("blend", named=("b", "c", "d"))).plan.method == "none"
     kept = rows_of(made, WORDS[:100], generation=2, name="a")
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [kept.id]
+    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [kept.id]
 
 
 def test_of_equal_runs_the_least_generation_is_taken() -> None:
     made = finder_of(max_generation=3)
     names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]
     asked = copied((7, 8), WORDS[:100])
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [names[1]]
+    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [names[1]]
     exact = copied((1, 2, 3), WORDS[:100])
     made.store.put(Chunk(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
     made.add(described(exact))
-    assert [meta.id for meta in made.find(asked, Ask("blend")).plan.donors] == [id_of(exact)]
+    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [id_of(exact)]
 
 
 def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
@@ -65,5 +65,5 @@ def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
     late = rows_of(made, WORDS[:100])
     other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
     made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
-    assert [meta.id for meta in made.find(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
-    assert made.find(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"
+    assert [meta.id for meta in made.decide(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
+    assert made.decide(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

@@ -65,9 +65,9 @@ def test_a_donor_that_is_alike_in_words_alone_is_not_loaded() -> None:
     meta = ChunkMeta(key, "p", "e", tokens, "what was it?", "what was it?")
     store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
     finder.add(meta)
-    decision = finder.find(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3))
+    decision = finder.decide(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3))
     assert decision.plan.method == "none"
     assert decision.plan.reason == "rows: blend would compute 91% of the prompt, 80% at most"
     other = replace(finder.config, blend_map="embedding")  # takes state of tokens that are only alike
     finder.config = other
-    assert finder.find(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3)).plan.method == "blend"
+    assert finder.decide(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3)).plan.method == "blend"

@@ -5,23 +5,20 @@ from dataclasses import replace
 import numpy as np
 
 from dejakv.cache import described_rows
-from dejakv.engines.base import ComputedRows, Prepared
+from dejakv.engines.base import ComputedRows
 from dejakv.identity import exact_key
-from dejakv.request import Request
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.records import decode_meta, encode_meta
 
 TOKENS = tuple(range(1000, 1100))
-PREPARED = Prepared(Request("r", "a prompt", "a chunk", partition="p"), TOKENS, epoch="e")
+ENTRY = ChunkMeta("k", "p", "e", TOKENS, "a prompt", "a chunk", metadata={"request": "r"})
 ROWS_COMPUTED = ComputedRows(
     ((10, 60),), ("d1", "d2"), 2, lambda first, stop: Tensor(np.zeros((2, 1, 1, stop - first, 1), np.float32), "F32")
 )
 
 
-def meta_of(
-    prepared: Prepared = PREPARED, rows: ComputedRows = ROWS_COMPUTED, key: str = "k", at: int = 10
-) -> ChunkMeta:
-    return described_rows(prepared, key, rows, at, at + 50)
+def meta_of(entry: ChunkMeta = ENTRY, rows: ComputedRows = ROWS_COMPUTED, at: int = 10) -> ChunkMeta:
+    return described_rows(entry, rows, at, at + 50)
 
 
 def test_rows_are_described_by_place_generation_and_provenance() -> None:
@@ -34,11 +31,12 @@ def test_rows_are_described_by_place_generation_and_provenance() -> None:
 
 def test_everything_that_rows_depend_on_is_in_their_id() -> None:
     others = [
-        replace(PREPARED, epoch="f"),
-        replace(PREPARED, request=replace(PREPARED.request, partition="q")),
-        replace(PREPARED, token_ids=TOKENS[1:]),
+        replace(ENTRY, epoch="f"),
+        replace(ENTRY, partition="q"),
+        replace(ENTRY, token_ids=TOKENS[1:]),
+        replace(ENTRY, id="l"),
     ]
-    ids = [meta_of(), *(meta_of(other) for other in others), meta_of(key="l"), meta_of(at=11)]
+    ids = [meta_of(), *(meta_of(other) for other in others), meta_of(at=11)]
     ids += [meta_of(rows=replace(ROWS_COMPUTED, generation=3)), meta_of(rows=replace(ROWS_COMPUTED, donors=("d1",)))]
     keys = [meta.id for meta in ids]
     assert len(set(keys)) == len(keys)

@@ -111,7 +111,7 @@ def test_a_full_queue_drops_and_does_not_wait() -> None:
 
 
 def test_errors_and_refusals_are_counted_and_leave() -> None:
-    writer = open_store(min_tokens=1000)
+    writer = open_store()
     gone: list[str] = []
     writer.on_evict(gone.append)
 
@@ -121,12 +121,15 @@ def test_errors_and_refusals_are_counted_and_leave() -> None:
     submit(writer, 0, capture=fail)
     submit(writer, 1, capture=lambda: None)
     submit(writer, 2, complete=lambda _: None)
-    submit(writer, 3)
     writer.flush()
-    assert writer.outcomes == WriterStats(submitted=4, errors=1, empty=2, refused=1)
-    assert [writer.get(make_chunk(number).meta.id) for number in range(4)] == [None] * 4
-    assert len(gone) == 4
+    assert writer.outcomes == WriterStats(submitted=3, errors=1, empty=2)
+    assert [writer.get(make_chunk(number).meta.id) for number in range(3)] == [None] * 3
+    assert len(gone) == 3
     writer.close()
+    long = open_store(min_tokens=1000)
+    assert not submit(long, 0, capture=fail)
+    assert (long.outcomes, long.stats().refused) == (WriterStats(), {"too_short": 1})
+    long.close()
     other = open_store()
     submit(other, 1, after=fail, background=False)
     assert other.outcomes == WriterStats(submitted=1, stored=1, errors=1)

@@ -1,6 +1,6 @@
 """Find, judge, plan: for a request, the cheapest way to run it that its caller allows.
 
-    decision = finder.find(prepared, Ask("blend"))
+    decision = finder.decide(prepared, Ask("blend"))
     decision.plans[0].method, decision.plans[0].donors, decision.plans[0].reason
 
 It knows neither torch nor an engine. What it finds is described in a store; whose state that is, and how it is run, is the
@@ -21,12 +21,14 @@ from dejakv.decide.copied.spaces import CopiedText, fingerprints_of
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge
+from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Encodes, Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
+from dejakv.store.age import now, shortest
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.store import Store
 
@@ -105,7 +107,7 @@ class Finder:
         self._left: set[str] = set()  # from the store, while it is indexed
         self._stopped = False
 
-    def find(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
+    def decide(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
         """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
 
         costs  what computing and loading take in the engine; None: not known, and the way that reuses most runs
@@ -115,13 +117,12 @@ class Finder:
         began = time.perf_counter()
         request = replace(prepared.request, threshold=ask.threshold)
         prepared = replace(prepared, request=request)
-        key = exact_key(request.partition, prepared.epoch, prepared.token_ids, [span.digest for span in prepared.spans])
-        query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
+        entry, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
-        found = self._find(query, key, prepared, ask, statuses)
-        same = bool(found.donors) and found.donors[0].id == key
+        found = self._find(query, entry.id, prepared, ask, statuses)
+        same = bool(found.donors) and found.donors[0].id == entry.id
         if self.config.exact_prefix:
-            found = replace(found, prefix=self._longest_prefix(prepared, key, found.donors[0] if same else None))
+            found = replace(found, prefix=self._longest_prefix(prepared, entry.id, found.donors[0] if same else None))
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
         tokens = len(prepared.token_ids)
@@ -129,11 +130,11 @@ class Finder:
             tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece
         )
         seconds = time.perf_counter() - began
-        return Decision(key, tokens, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
+        return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
-        return self.find(prepared, Ask(levels=False), costs=costs)
+        return self.decide(prepared, Ask(levels=False), costs=costs)
 
     def fill(self) -> None:
         """Makes all that is stored findable."""
@@ -153,12 +154,16 @@ class Finder:
         """Whether a lookup asked every level, so that the prompt's vectors are known."""
         return all(any(statuses.get(name, "skip") != "skip" for name in level.status_names) for level in self.levels)
 
-    def add(self, meta: ChunkMeta, *, levels: bool = True) -> None:
-        """Makes a chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
-        blended prompt for later blends alone."""
+    def add(self, meta: ChunkMeta, *, levels: bool = True) -> bool:
+        """Makes a stored chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
+        blended prompt for later blends alone. False if it has left the store meanwhile."""
         with self._lock:
             self._left.discard(meta.id)
         self._add(meta, self.levels if levels else self._exact)
+        if self.store.meta(meta.id) is not None:
+            return True
+        self.remove(meta.id)
+        return False
 
     @property
     def _exact(self) -> list[Level]:
@@ -251,6 +256,27 @@ class Finder:
                 "levels or embedding_hook): texts are embedded again, now and at each start, and latent layers find none of these "
                 "prompts. The earlier settings use these vectors; dejakv cache purge removes the prompts", others, len(prompts),
             )  # fmt: skip
+
+    def _asked(self, prepared: Prepared) -> tuple[ChunkMeta, Query]:
+        """The entry that a prompt's exact state has or would have, and what the levels are asked."""
+        request, config = prepared.request, self.config
+        query = Query(request, space_of(prepared, config.media), lambda: self.embed(request))
+        digests = [span.digest for span in prepared.spans]
+        entry = ChunkMeta(
+            id=exact_key(request.partition, prepared.epoch, prepared.token_ids, digests),
+            partition=request.partition,
+            epoch=prepared.epoch,
+            token_ids=prepared.token_ids,
+            prompt=request.prompt,
+            chunk=request.chunk,
+            space=query.space,
+            spans=prepared.spans,
+            embedder=self.embedder,
+            created=now(),
+            ttl=shortest(request.ttl, config.lifetime(config.ttl_prompts)),
+            metadata={"request": request.id} | ({QUESTION: request.question} if request.question else {}),
+        )
+        return entry, query
 
     def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
         own = self._known(key, prepared)

@@ -190,7 +190,7 @@ class Trial:
 class Decision:
     """How a request is to be run.
 
-    key         exact key of the prompt: id of its own chunk, if it is stored; `tokens` its length
+    entry       description under which the prompt's exact state is, or would be, stored: without vectors and answer
     plans       all that may run, best first; the last is full computation
     considered  every plan that was looked at, with its seconds, or why it is refused
     query       what the levels were asked
@@ -198,8 +198,7 @@ class Decision:
     trial       the approximate plan that was chosen, where there is an error bound; `plans` has it only if it may be served
     """
 
-    key: str
-    tokens: int
+    entry: ChunkMeta
     ask: Ask
     plans: tuple[Plan, ...]
     found: Found
@@ -208,6 +207,16 @@ class Decision:
     seconds: float = 0.0
     considered: tuple[Plan, ...] = ()
     trial: Trial | None = None
+
+    @property
+    def key(self) -> str:
+        """Exact key of the prompt: id of its own chunk, if it is stored."""
+        return self.entry.id
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.entry.num_tokens
 
     @property
     def plan(self) -> Plan:
@@ -225,10 +234,6 @@ class Decision:
         considered = tuple(replace(plan, refused=reason) if plan is best else plan for plan in self.considered)
         plans = (replace(self.exact, reason=reason), *(plan for plan in self.plans[1:] if plan is not self.exact))
         return replace(self, plans=plans, considered=considered)
-
-    def instead(self, computed: int, exactly: str) -> Plan:
-        """The plan that ran where an engine computed a prompt exactly by itself and said why (`exactly`)."""
-        return replace(FULL if computed == self.tokens else self.exact, reason=exactly)
 
     def __str__(self) -> str:
         """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""

@@ -166,17 +166,22 @@ class Store:
         *,
         complete: Complete | None = None,
         after: After | None = None,
+        at_once: bool = False,
         background: bool = True,
     ) -> bool:
         """Hands over a chunk that is stored in the background, and can be found and read at once. Never waits and never raises;
-        False if it was dropped, because the queue is full (`outcomes.dropped`).
+        False if it is there already, is not wanted (`wants`), or was dropped because the queue is full (`outcomes.dropped`).
 
         capture     copies the state, None if there is none; called once, by the worker or an earlier reader
+        at_once     `capture` is called before this returns: the state may change afterwards
         complete    called before the chunk is stored: its description with what takes time, None not to store it
         after       called with the description of a stored chunk
         background  False: the work is done before this returns
         """
-        item = Queued(meta, capture, complete, after)
+        if self.meta(meta.id) is not None or not self.wants(meta.id, meta.num_tokens, meta.partition):
+            return False
+        state = capture() if at_once else None
+        item = Queued(meta, (lambda: state) if at_once else capture, complete, after)
         with self._lock:
             before = self._queued.get(meta.id)
             accepted = not self._closed

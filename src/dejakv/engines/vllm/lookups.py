@@ -19,7 +19,7 @@ from dejakv.engines.vllm.identity import Adapters, AnonymousMedia, UnprovenAdapt
 from dejakv.engines.vllm.messages import Kept, Timed
 from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.request import Request, keeping
+from dejakv.request import keeping
 from dejakv.store.base import ChunkMeta
 
 LEAST_TOKENS = 256
@@ -107,8 +107,7 @@ class Indexing:
     def _add(self, meta: ChunkMeta) -> None:
         try:
             self._known.add(meta.id)
-            self._cache.stored(meta)
-            if self._cache.store.meta(meta.id) is None:  # evicted before it was confirmed
+            if not self._cache.finder.add(meta):  # evicted before it was confirmed
                 self._known.discard(meta.id)
         except Exception:  # a chunk that cannot be found is a miss; later ones must be indexed nevertheless
             log.exception("a stored prompt cannot be found")
@@ -146,9 +145,8 @@ class Lookups:
 
     def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
         """How the new text of a blended prompt would be stored, whose exact state would be stored as `meta`."""
-        request = Request(meta.metadata["request"], "", "", partition=meta.partition, ttl=meta.ttl or None)
         rows = ComputedRows(kept.runs, kept.donors, kept.generation, lambda first, stop: None)
-        return self.cache.describe_rows(Prepared(request, meta.token_ids, epoch=meta.epoch), meta.id, rows)
+        return self.cache.describe_rows(meta, rows, meta.ttl)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -191,4 +189,4 @@ class Lookups:
             or decision.key in self.index
         ):
             return None
-        return self.cache.describe(prepared, decision)
+        return decision.entry
