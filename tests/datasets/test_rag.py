@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dejakv.datasets.rag import Passage, Question, RagDataset, go_on, traffic
-from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
+from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.samples import Prompter
 from dejakv.models import tokenizer_folder
@@ -152,9 +152,9 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_options_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="score, document, shuffled"):
-        open_dataset("rag", DatasetOptions(), WorkloadOptions(order="best"))
+        open_dataset("rag", DatasetOptions(), {"order": "best"})
     with pytest.raises(ConfigError, match="give 1 or more"):
-        open_dataset("rag", DatasetOptions(), WorkloadOptions(passages=0))
+        open_dataset("rag", DatasetOptions(), {"passages": 0})
     with pytest.raises(DatasetError, match="no file or folder"):
         RagDataset(str(tmp_path / "nothing"))
     with pytest.raises(DatasetError, match="has no question"):

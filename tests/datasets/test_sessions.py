@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dejakv.datasets.messages import Message, read_messages
-from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset
+from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.datasets.sessions import SessionsDataset, compacted, windowed
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.samples import Prompter
@@ -162,7 +162,7 @@ def test_wrong_files_and_options(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="item 1 is not an object"):
         SessionsDataset(write(tmp_path / "b.json", [3]))
     with pytest.raises(ConfigError, match="give 0 or more"):
-        open_dataset("sessions", DatasetOptions(), WorkloadOptions(window=-1))
+        open_dataset("sessions", DatasetOptions(), {"window": -1})
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 5}, {"compact_tools": 0}])

@@ -1,8 +1,8 @@
 """The samples of every data set: a question, its context or pictures, and the right answer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from dejakv.request import Media
 
@@ -29,10 +29,5 @@ class Sample:
     scored: bool = True
 
 
-class Dataset(Protocol):
-    """A named source of samples. Iterating twice gives the same samples in the same order."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __iter__(self) -> Iterator[Sample]: ...
+Dataset = Iterable[Sample]
+"""A source of samples. Iterating twice gives the same samples in the same order."""

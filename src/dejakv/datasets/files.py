@@ -1,7 +1,7 @@
-"""Data sets from files of one's own: JSON lines of requests, and folders of pictures."""
+"""Files of one's own: JSON, and data sets of JSON lines of requests or of folders of pictures."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,14 @@ from dejakv.datasets.messages import read_request
 from dejakv.errors import DatasetError, InputError
 from dejakv.pictures import checked
 from dejakv.request import Media
+
+
+def read_json(file: Path, form: str) -> Any:
+    """The content of a JSON file in UTF-8. Raises: DatasetError with the `form` to give instead."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{file.name} is not JSON ({error}): {form}") from error
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -66,8 +74,6 @@ class JsonlDataset:
     Raises: DatasetError naming the line, for a line that is not a JSON object or has no question.
     """
 
-    name = "jsonl"
-
     def __init__(self, path: str | Path, image_root: str | Path | None = None) -> None:
         self.path = Path(path)
         if not self.path.is_file():
@@ -91,33 +97,29 @@ class JsonlDataset:
         images = record.get("images") or ([record["image"]] if record.get("image") else [])
         if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
             raise DatasetError(f"{where}: give a path as 'image', or a list of paths as 'images'")
-        media = tuple(media_from_file(inside(self.image_root, name)) for name in images)
         answer = record.get("answer")
         return Sample(
             id=str(record.get("id", where.rpartition(" ")[2])),
             question=question,
             answer=None if answer is None else str(answer),
-            media=media,
+            media=tuple(media_from_file(inside(self.image_root, name)) for name in images),
             context=str(record.get("context", "")),
             messages=messages,
             fields=record,
         )
 
 
-DEFAULT_QUESTIONS = ("What is in the picture?", "Describe the picture in one sentence.")
+QUESTIONS = ("What is in the picture?", "Describe the picture in one sentence.")
 
 
 class FolderDataset:
     """Pictures of a folder in the order of their names; `NAME.txt` beside `NAME.jpg` has one question a line,
-    with an optional answer after a tab. Pictures without one are asked `questions`."""
+    with an optional answer after a tab. Pictures without one are asked `QUESTIONS`."""
 
-    name = "folder"
-
-    def __init__(self, path: str | Path, questions: Sequence[str] = DEFAULT_QUESTIONS) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
             raise DatasetError(f"no folder {str(path)!r}: give a folder of pictures with --dataset-path")
-        self.questions = tuple(questions)
 
     def __iter__(self) -> Iterator[Sample]:
         pictures = sorted(path for path in self.path.iterdir() if path.suffix.lower() in SUFFIXES)
@@ -125,16 +127,9 @@ class FolderDataset:
             raise DatasetError(f"no picture in {str(self.path)!r}: put {', '.join(SUFFIXES)} files there")
         for picture in pictures:
             media = media_from_file(picture)
-            for number, (question, answer) in enumerate(self._questions(picture)):
+            beside = picture.with_suffix(".txt")
+            asked = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else QUESTIONS
+            for number, line in enumerate(line for line in asked if line.partition("\t")[0].strip()):
+                question, _, answer = (text.strip() for text in line.partition("\t"))
                 fields = {"imageId": picture.stem}
-                yield Sample(f"{picture.stem}-{number}", question, answer, (media,), fields=fields)
-
-    def _questions(self, picture: Path) -> Iterator[tuple[str, str | None]]:
-        beside = picture.with_suffix(".txt")
-        if not beside.is_file():
-            yield from ((question, None) for question in self.questions)
-            return
-        for line in beside.read_text(encoding="utf-8").splitlines():
-            question, _, answer = line.partition("\t")
-            if question.strip():
-                yield question.strip(), answer.strip() or None
+                yield Sample(f"{picture.stem}-{number}", question, answer or None, (media,), fields=fields)

@@ -5,55 +5,51 @@ From the hub (`lmms-lab/GQA` through `datasets`), questions are in `<split>_<kin
 of `<imageId>.jpg`, which `--image-root` or an environment variable names.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from dejakv.datasets.base import Sample
+from dejakv.datasets.base import Dataset, Sample
+from dejakv.datasets.files import read_json
 from dejakv.errors import DatasetError, MissingExtraError
 from dejakv.request import Media
 
 HUB_ID = "lmms-lab/GQA"
 DEFAULT_CONFIG = "val_balanced_instructions"
+_FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
+"""Endings of paths that cannot be ids on the hub."""
+_FORM = "give GQA's questions JSON, one object of question id -> record, with --dataset-path, or --dataset jsonl for JSON lines"
+
+
+def open_gqa(path: str | None, config: str | None, split: str | None, pictures: bool) -> Dataset:
+    """GQA from a file, or from the hub or a local copy of its folder. Raises: DatasetError."""
+    if path and (Path(path).is_file() or (Path(path).suffix in _FILES and not Path(path).exists())):
+        return GqaFiles(path)
+    return GqaHub(config or DEFAULT_CONFIG, split or "val", path or HUB_ID, pictures)
 
 
 class GqaFiles:
     """The original JSON file. Its questions name their pictures by `imageId`; a run looks for them."""
 
-    name = "gqa"
-
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise DatasetError(f"no file {str(path)!r}: give GQA's questions JSON with --dataset-path")
+            raise DatasetError(f"no file {str(path)!r}: {_FORM}")
 
     def __iter__(self) -> Iterator[Sample]:
-        try:
-            records: Any = json.loads(self.path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DatasetError(
-                f"{self.path.name} is not JSON ({error}): give GQA's questions JSON with --dataset-path"
-            ) from error
+        records = read_json(self.path, _FORM)
         if not isinstance(records, dict):
-            raise DatasetError(f"{self.path.name} is not in GQA's format: give an object of question id -> record")
+            raise DatasetError(f"{self.path.name} is not in GQA's format: {_FORM}")
         for key, record in records.items():
             if not isinstance(record, dict):
-                raise DatasetError(
-                    f"{self.path.name}: record {key} is not an object: give an object of question id -> record"
-                )
+                raise DatasetError(f"{self.path.name}: record {key} is not an object: {_FORM}")
             yield sample_of(str(key), record, ())
 
 
 class GqaHub:
     """`lmms-lab/GQA` from the Hugging Face hub or a local copy of its folder; pictures are read when a question needs them."""
 
-    name = "gqa"
-
-    def __init__(
-        self, config: str = DEFAULT_CONFIG, split: str = "val", path: str = HUB_ID, pictures: bool = True
-    ) -> None:
+    def __init__(self, config: str, split: str, path: str, pictures: bool) -> None:
         self.config, self.split, self.path, self.pictures = config, split, path, pictures
         if not config.endswith("_instructions"):
             raise DatasetError(f"--dataset-config {config!r} has no questions: give one like {DEFAULT_CONFIG}")
@@ -71,12 +67,13 @@ class GqaHub:
         for record in questions:
             media: tuple[Media, ...] = ()
             if images is not None:
-                row = rows.get(str(record["imageId"]))
-                if row is None:
+                name = str(record["imageId"])
+                if name not in rows:
                     raise DatasetError(
-                        f"question {record['id']}: its picture {record['imageId']} is missing from the images configuration of the hub"
+                        f"question {record['id']}: its picture {name} is missing from the images configuration of the hub"
                     )
-                media = (Media(_bytes_of(images[row]["image"]), "image", str(record["imageId"])),)
+                image = images[rows[name]]["image"]
+                media = (Media(bytes(image["bytes"] or Path(image["path"]).read_bytes()), "image", name),)
             yield sample_of(str(record["id"]), record, media)
 
     def _load(self, config: str) -> Any:
@@ -99,13 +96,3 @@ def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> 
         raise DatasetError(f"GQA record {key} has no text field 'question': add it, or remove the record")
     answer = record.get("answer")
     return Sample(key, record["question"], None if answer is None else str(answer), media, fields={"id": key, **record})
-
-
-def _bytes_of(image: Mapping[str, Any]) -> bytes:
-    if image.get("bytes"):
-        return bytes(image["bytes"])
-    if image.get("path"):
-        return Path(image["path"]).read_bytes()
-    buffer = BytesIO()
-    image["image"].save(buffer, "PNG")
-    return buffer.getvalue()

@@ -1,7 +1,7 @@
 """Logged conversations of several formats as plain messages: tool calls and tool results become text."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +33,12 @@ def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
     (ShareGPT). Raises: DatasetError for another form, an unknown role, or a conversation without a model call.
     """
     found = _found(record, where)
-    _check_edits(found, where)
+    before = 0
+    for message in found:
+        if message.edits is None:
+            before += 1
+        elif not 0 <= message.edits < before:
+            raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages come before it")
     if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
         raise DatasetError(
             f"{where} has no model call: give a conversation in which an assistant's message follows another one"
@@ -64,15 +69,6 @@ def _found(record: Mapping[str, Any], where: str) -> list[Message]:
     return [message for step in record["trajectory"] for message in _step(step, where)]
 
 
-def _check_edits(messages: Sequence[Message], where: str) -> None:
-    before = 0
-    for message in messages:
-        if message.edits is None:
-            before += 1
-        elif not 0 <= message.edits < before:
-            raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages come before it")
-
-
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, dict):
         raise DatasetError(f"{where} is not a message: give an object with 'role' and 'content'")
@@ -89,8 +85,11 @@ def _message(item: Any, where: str) -> Message:
     calls = item.get("tool_calls") or ([item["function_call"]] if item.get("function_call") else [])
     parts = [text, *(_call(call) for call in calls)]
     joined = "\n".join(part for part in parts if part)
-    tool = name in _TOOLS
-    return Message(_ROLES[name], f"<tool_response>\n{joined}\n</tool_response>" if tool else joined, tool)
+    return _tool(joined) if name in _TOOLS else Message(_ROLES[name], joined)
+
+
+def _tool(text: str) -> Message:
+    return Message("user", f"<tool_response>\n{text}\n</tool_response>", tool=True)
 
 
 def _text(content: Any, where: str) -> str:
@@ -123,10 +122,9 @@ def _step(step: Any, where: str) -> Iterator[Message]:
         raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
     said = step.get("response") or step.get("thought") or ""
     action = step.get("action") or ""
-    yield Message(
-        "assistant", str(said) if said and action in said else "\n".join(part for part in (said, action) if part)
-    )
-    yield Message("user", f"<tool_response>\n{step.get('observation') or ''}\n</tool_response>", tool=True)
+    parts = (said,) if said and action in said else (said, action)
+    yield Message("assistant", "\n".join(str(part) for part in parts if part))
+    yield _tool(step.get("observation") or "")
 
 
 def merged(messages: Iterable[Message]) -> tuple[Message, ...]:

@@ -167,7 +167,8 @@ def docs_corpus() -> Corpus:
         for item in read_package(module).objects:
             if len(item.doc) < LEAST or item.short.startswith("_"):
                 continue
-            name = _public(module, item)
+            # `textwrap.wrap` of a module's own file, `asyncio.tasks.gather` of a package's
+            name = item.name if item.name.startswith(f"{module}.") else f"{module}.{item.name}"
             defaults = dict(_defaults(item))
             signature = ", ".join(f"{p}={v}" if v else p for p, v in defaults.items())
             head = f"{name}({signature})" if item.kind == "function" else f"class {name}"
@@ -183,11 +184,6 @@ def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str
         if value:
             asked = f"What is the default value of the parameter {parameter} of {name}?"
             yield Question(asked, value, module)
-
-
-def _public(module: str, item: CodeObject) -> str:
-    """`textwrap.wrap` of a module's own file, `asyncio.tasks.gather` of a package's."""
-    return item.name if item.name.startswith(f"{module}.") else f"{module}.{item.name}"
 
 
 def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
@@ -220,8 +216,6 @@ class RagDataset:
     Raises: DatasetError for a corpus that cannot be read; ConfigError for an unknown order; MissingExtraError.
     """
 
-    name = "rag"
-
     def __init__(
         self, path: str | None = None, seed: int = 0, passages: int = PASSAGES, order: Order = "score"
     ) -> None:
@@ -229,10 +223,7 @@ class RagDataset:
             raise ConfigError(f"--order {order!r} is unknown: choose one of {', '.join(get_args(Order))}")
         if passages < 1:
             raise ConfigError(f"--passages {passages}: give 1 or more")
-        if path is None:
-            self.corpus: Corpus = docs_corpus()
-        else:
-            self.corpus = read_corpus(path)
+        self.corpus: Corpus = docs_corpus() if path is None else read_corpus(path)
         self.seed, self.passages, self.order = seed, passages, order
         self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
 
@@ -241,12 +232,17 @@ class RagDataset:
         for number, question in enumerate(asked):
             found = self._arranged(number, question)
             shown = [_shown(passage) for passage in found]
-            context = "\n\n".join([HEAD, *shown])
-            fields = {"topic": question.topic, "titles": [passage.title for passage in found]}
+            # A passage that stands twice in a corpus has no place of its own.
+            free = self.order == "free" and len(set(shown)) == len(shown)
             yield Sample(
-                f"rag-{number}", question.text, question.answer, context=context, fields=fields,
-                parts=self._free(shown), scored=False,
-            )  # fmt: skip
+                id=f"rag-{number}",
+                question=question.text,
+                answer=question.answer,
+                context="\n\n".join([HEAD, *shown]),
+                fields={"topic": question.topic, "titles": [passage.title for passage in found]},
+                parts=tuple(shown) if free else (),
+                scored=False,
+            )
 
     def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
         if question.retrieved:
@@ -258,10 +254,6 @@ class RagDataset:
         if self.order == "shuffled":
             random.Random(f"rag/{self.seed}/{number}").shuffle(places)
         return [held[place] for place in places]
-
-    def _free(self, shown: Sequence[str]) -> tuple[str, ...]:
-        """The passages, if a cache may arrange them: a passage that stands twice in a corpus has no place of its own."""
-        return tuple(shown) if self.order == "free" and len(set(shown)) == len(shown) else ()
 
     def _best(self, question: str) -> list[int]:
         """Indices of the best passages, best first; ties in the order of the corpus."""

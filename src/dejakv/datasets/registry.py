@@ -1,57 +1,26 @@
 """Data sets by name, as in `--dataset`."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dejakv.datasets.base import Dataset, Sample
+from dejakv.datasets.files import FolderDataset, JsonlDataset
+from dejakv.datasets.gqa import open_gqa
 from dejakv.errors import DatasetError
 from dejakv.models.table import shipped
 from dejakv.settings import made_by
 
-WORKLOADS = ("repo", "rag", "sessions")
+WORKLOADS = {"repo": "RepoDataset", "rag": "RagDataset", "sessions": "SessionsDataset"}
+"""Generated traffic, each with the class in the module of its name."""
 WORLDS = ("shapes", "docs")
 """The made-up worlds of the bundled models. They come with these, in `dejakv-models`."""
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
-"""The data set of each option."""
-
-
-@dataclass(frozen=True)
-class WorkloadOptions:
-    """passages, order: of `rag`; window, compact_tools: of `sessions`. None: the data set's own default. See
-    `RagDataset` and `SessionsDataset`."""
-
-    passages: int | None = None
-    order: str | None = None
-    window: int | None = None
-    compact_tools: int | None = None
-
-
-def open_workload(name: str, path: str | None, seed: int, options: WorkloadOptions) -> Dataset:
-    """A workload by one of the names above.
-
-    Raises: DatasetError if `path` cannot be read; ConfigError for a wrong option; MissingExtraError.
-    """
-    given = {key: value for key, value in vars(options).items() if value is not None}
-    if name == "repo":
-        from dejakv.datasets.repo import RepoDataset
-
-        return RepoDataset(path, seed)
-    if name == "rag":
-        from dejakv.datasets.rag import RagDataset
-
-        return RagDataset(path, seed, **{key: given[key] for key in ("passages", "order") if key in given})
-    from dejakv.datasets.sessions import SessionsDataset
-
-    return SessionsDataset(path, seed, **{key: given[key] for key in ("window", "compact_tools") if key in given})
-
-
-_FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
-"""Endings of paths that cannot be ids on the hub."""
-
+"""The data set of each option, and with that the class that explains it."""
 KNOWN = (*WORLDS, *WORKLOADS, "gqa", "jsonl", "folder")
 
 
@@ -75,11 +44,15 @@ def check_name(name: str) -> None:
 
 
 def open_dataset(
-    name: str, options: DatasetOptions, workload: WorkloadOptions | None = None, *, pictures: bool = True
+    name: str, options: DatasetOptions, own: Mapping[str, Any] | None = None, *, pictures: bool = True
 ) -> Dataset:
-    """A data set by name or `package.module:factory`. `pictures=False`: GQA from the hub comes without its pictures.
+    """A data set by name or `package.module:factory`.
 
-    Raises: DatasetError for an unknown name or missing files, ConfigError for a factory that does not import.
+    own       options of this data set alone (`OPTIONS`); None among them is its own default
+    pictures  False: GQA from the hub comes without its pictures
+
+    Raises: DatasetError for an unknown name or missing files, ConfigError for a wrong option or a factory that does not import,
+    MissingExtraError.
     """
     check_name(name)
     if ":" in name:
@@ -88,27 +61,19 @@ def open_dataset(
         shipped(f"the data set {name}")
         return import_module(f"dejakv_models.{name}").dataset(options.seed, options.max_samples)
     if name in WORKLOADS:
-        return open_workload(name, options.path, options.seed, workload or WorkloadOptions())
+        given = {key: value for key, value in (own or {}).items() if value is not None and OPTIONS[key] == name}
+        kind = getattr(import_module(f"dejakv.datasets.{name}"), WORKLOADS[name])
+        return kind(options.path, options.seed, **given)
     if name == "gqa":
-        from dejakv.datasets.gqa import DEFAULT_CONFIG, HUB_ID, GqaFiles, GqaHub
-
-        if options.path and Path(options.path).suffix == ".json":
-            return GqaFiles(options.path)
-        if options.path and Path(options.path).suffix in _FILES and not Path(options.path).exists():
-            raise DatasetError(f"no file {options.path!r}: give GQA's questions JSON with --dataset-path")
-        if options.path and Path(options.path).is_file():
-            raise DatasetError(
-                f"--dataset-path {options.path!r} is not in GQA's format, which is one .json file of question id -> record: "
-                "give that, or --dataset jsonl for JSON lines"
-            )
-        return GqaHub(options.config or DEFAULT_CONFIG, options.split or "val", options.path or HUB_ID, pictures)
-    if name == "jsonl":
-        from dejakv.datasets.files import JsonlDataset
-
-        return JsonlDataset(_required(options.path, "a .jsonl file"), options.image_root)
-    from dejakv.datasets.files import FolderDataset
-
-    return FolderDataset(_required(options.path or options.image_root, "a folder of pictures"))
+        return open_gqa(options.path, options.config, options.split, pictures)
+    path, what = (
+        (options.path, "a .jsonl file")
+        if name == "jsonl"
+        else (options.path or options.image_root, "a folder of pictures")
+    )
+    if not path:
+        raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
+    return JsonlDataset(path, options.image_root) if name == "jsonl" else FolderDataset(path)
 
 
 def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
@@ -145,9 +110,3 @@ def _checked(dataset: Dataset) -> Iterator[Sample]:
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DatasetError(f"the data set yielded a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
         yield sample
-
-
-def _required(path: str | None, what: str) -> str:
-    if not path:
-        raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
-    return path

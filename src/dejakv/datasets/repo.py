@@ -56,10 +56,9 @@ def read_package(name_or_folder: str) -> Package:
     Raises: DatasetError for a package that is not installed, or has no Python source.
     """
     root = _folder(name_or_folder)
-    paths = (
-        [root] if root.is_file() else sorted(path for path in root.rglob("*.py") if not _TESTS & _parents(path, root))
-    )
     base = root.parent if root.is_file() else root
+    every = [root] if root.is_file() else sorted(root.rglob("*.py"))
+    paths = [path for path in every if not _TESTS & set(path.relative_to(base).parts[:-1])]
     objects: list[CodeObject] = []
     for path in paths:
         objects += _objects(path, path.relative_to(base).as_posix())
@@ -70,10 +69,6 @@ def read_package(name_or_folder: str) -> Package:
         )
     files = tuple(path.relative_to(base).as_posix() for path in paths)
     return Package(root.stem if root.is_file() else root.name, files, tuple(objects))
-
-
-def _parents(path: Path, root: Path) -> set[str]:
-    return set(path.relative_to(root).parts[:-1])
 
 
 def _folder(name: str) -> Path:
@@ -93,10 +88,9 @@ def _folder(name: str) -> Path:
             raise DatasetError(f"the package {name!r} {why}: --dataset-path takes an installed package or a folder")
         search = list(spec.submodule_search_locations or [])
     assert spec is not None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    if spec.origin and spec.origin.endswith(".py"):
-        return Path(spec.origin)
+    found = search[0] if search else spec.origin or ""
+    if search or found.endswith(".py"):
+        return Path(found)
     raise DatasetError(f"the package {name!r} has no Python source ({spec.origin}): name one that is written in Python")
 
 
@@ -104,11 +98,7 @@ def _objects(path: Path, file: str) -> Iterator[CodeObject]:
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-    except (
-        UnicodeDecodeError,
-        SyntaxError,
-        ValueError,
-    ):  # packages also contain templates and files of other Python versions
+    except (SyntaxError, ValueError):  # packages also contain templates and files of other Python versions
         return
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     lines = text.splitlines(keepends=True)
@@ -162,8 +152,6 @@ class RepoDataset:
 
     Raises: DatasetError for a package that is not installed or has no source.
     """
-
-    name = "repo"
 
     def __init__(self, path: str | None = None, seed: int = 0) -> None:
         self.package: Package = read_package(path or DEFAULT_PACKAGE)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.files import json_lines
+from dejakv.datasets.files import json_lines, read_json
 from dejakv.datasets.messages import Message, merged, read_messages
 from dejakv.errors import ConfigError, DatasetError
 
@@ -31,8 +31,6 @@ class SessionsDataset:
 
     Raises: DatasetError naming the line, if it is not a conversation; ConfigError for a negative number.
     """
-
-    name = "sessions"
 
     def __init__(
         self, path: str | None = None, seed: int = 0, window: int = 0, compact_tools: int | None = None
@@ -59,7 +57,12 @@ class SessionsDataset:
                 del going[chosen]
             else:
                 number, (messages, recorded) = call
-                yield _sample(f"session-{session}-{number}", session, messages, recorded)
+                yield Sample(
+                    id=f"session-{session}-{number}",
+                    question=messages[-1].text,
+                    messages=tuple((message.role, message.text) for message in messages),
+                    fields={"session": session, "recorded": recorded},
+                )
 
     def _calls(self, session: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], str]]:
         """The history before each model call, and the model's answer."""
@@ -94,15 +97,6 @@ def windowed(history: Sequence[Message], window: int) -> list[Message]:
     return [*history[:start], *tail]
 
 
-def _sample(name: str, session: int, messages: Sequence[Message], recorded: str) -> Sample:
-    return Sample(
-        id=name,
-        question=messages[-1].text,
-        messages=tuple((message.role, message.text) for message in messages),
-        fields={"session": session, "recorded": recorded},
-    )
-
-
 def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     if path is None:
         lines = files("dejakv.datasets").joinpath("sessions.jsonl").read_text(encoding="utf-8").splitlines()
@@ -114,10 +108,7 @@ def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     if file.suffix == ".jsonl":
         yield from json_lines(file)
         return
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DatasetError(f"{file.name} is not JSON ({error}): if it has JSON lines, name it .jsonl") from error
+    content = read_json(file, "if it has JSON lines, name it .jsonl")
     listed = content if isinstance(content, list) else [content]
     if listed and all(isinstance(item, dict) and "role" in item for item in listed):
         listed = [{"messages": listed}]

@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.registry import DatasetOptions, WorkloadOptions, open_dataset, samples
+from dejakv.datasets.registry import OPTIONS, DatasetOptions, open_dataset, samples
 from dejakv.engines.open import takes_pictures
 from dejakv.errors import ConfigError, DatasetError, InputError, ModelError
 from dejakv.experiments.settings import RunSettings
@@ -162,9 +162,9 @@ def read_samples(settings: RunSettings, beyond: int = 0) -> Iterator[Sample]:
         seed=settings.seed,
         shuffle_seed=settings.shuffle_seed,
     )
-    workload = WorkloadOptions(settings.passages, settings.order, settings.window, settings.compact_tools)
+    own = {name: getattr(settings, name) for name in OPTIONS}
     wanted = wants_pictures(settings)
-    dataset = open_dataset(settings.dataset, options, workload, pictures=wanted)
+    dataset = open_dataset(settings.dataset, options, own, pictures=wanted)
     found = samples(dataset, replace(options, max_samples=settings.max_samples + beyond))
     return with_pictures(found, image_roots(options.image_root)) if wanted else found
 
