@@ -28,7 +28,6 @@ from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, 
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
-from dejakv.store.age import now, shortest
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.store import Store
 
@@ -90,6 +89,7 @@ class Finder:
         background: bool = False,
     ) -> None:
         self.config = config or SemanticCacheConfig()
+        self._lifetime = self.config.lifetime(self.config.ttl_prompts)
         self.store = store
         self.levels = tuple(levels)
         self.guards = tuple(guards)
@@ -115,8 +115,8 @@ class Finder:
         Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
         """
         began = time.perf_counter()
-        request = replace(prepared.request, threshold=ask.threshold)
-        prepared = replace(prepared, request=request)
+        if ask.threshold != prepared.request.threshold:
+            prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         entry, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
         found = self._find(query, entry.id, prepared, ask, statuses)
@@ -259,9 +259,9 @@ class Finder:
 
     def _asked(self, prepared: Prepared) -> tuple[ChunkMeta, Query]:
         """The entry that a prompt's exact state has or would have, and what the levels are asked."""
-        request, config = prepared.request, self.config
-        query = Query(request, space_of(prepared, config.media), lambda: self.embed(request))
+        request, lives = prepared.request, [live for live in (prepared.request.ttl, self._lifetime) if live]
         digests = [span.digest for span in prepared.spans]
+        query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
         entry = ChunkMeta(
             id=exact_key(request.partition, prepared.epoch, prepared.token_ids, digests),
             partition=request.partition,
@@ -272,8 +272,7 @@ class Finder:
             space=query.space,
             spans=prepared.spans,
             embedder=self.embedder,
-            created=now(),
-            ttl=shortest(request.ttl, config.lifetime(config.ttl_prompts)),
+            ttl=min(lives, default=0.0),
             metadata={"request": request.id} | ({QUESTION: request.question} if request.question else {}),
         )
         return entry, query
@@ -407,7 +406,7 @@ def space_of(prepared: Prepared, media: str) -> str:
     """Separates requests that must never match: by partition, epoch and, with `media="exact"`, the media."""
     request = prepared.request
     digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
-    apart = media_key(digests) if media == "exact" else ("media" if digests else "")
+    apart = "" if not digests else media_key(digests) if media == "exact" else "media"
     return digest_of("space", request.partition, prepared.epoch, apart)[:40]
 
 

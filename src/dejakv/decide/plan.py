@@ -190,7 +190,7 @@ class Trial:
 class Decision:
     """How a request is to be run.
 
-    entry       description under which the prompt's exact state is, or would be, stored: without vectors and answer
+    entry       description under which the prompt's exact state is, or would be, stored: without time, vectors and answer
     plans       all that may run, best first; the last is full computation
     considered  every plan that was looked at, with its seconds, or why it is refused
     query       what the levels were asked
@@ -295,10 +295,10 @@ def choose(
     if found.match is None or not found.donors:
         pass
     elif same:
-        donor = found.donors[0]
+        donor, own = found.donors[0], ways[-1]
         if found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-        own = tuple(exact_plans(tokens, found, costs, piece))[-1]
+            own = tuple(exact_plans(tokens, found, costs, piece))[-1]
         if own.donors:
             own = replace(own, method="exact", match=found.match)
             return (own, exact, *others), (*ways, own)

@@ -20,6 +20,7 @@ from dejakv.engines.vllm.messages import Kept, Timed
 from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.request import keeping
+from dejakv.store.age import now
 from dejakv.store.base import ChunkMeta
 
 LEAST_TOKENS = 256
@@ -189,4 +190,4 @@ class Lookups:
             or decision.key in self.index
         ):
             return None
-        return decision.entry
+        return replace(decision.entry, created=now())
