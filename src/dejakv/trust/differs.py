@@ -1,8 +1,5 @@
-"""What a wrong answer is: how an approximate answer must not differ from the one of full computation.
-
-Both answers are greedy, whatever the request samples with: two samples of one distribution differ without anybody's fault. So the bound
-of a request that is sampled is one on the greedy answer to its prompt.
-"""
+"""What a wrong answer is: how an approximate answer must not differ from full computation's. Both are greedy, whatever the request samples
+with: two samples of one distribution differ without anybody's fault."""
 
 import json
 import math

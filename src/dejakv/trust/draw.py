@@ -1,8 +1,4 @@
-"""Draws: decisions about would-be hits, made before anything of their outcome is known, and the labels that are awaited.
-
-Wrong answers may take longer to be found than right ones. Were labels counted as they come, the evidence would be too good for as
-long as wrong ones are awaited, and a rule that opens then stays open. So a label waits for those that were drawn before it.
-"""
+"""Draws: decisions about would-be hits, made before anything of their outcome is known, and the labels that are awaited."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +50,8 @@ class Draw:
 
 
 class Pending:
-    """The awaited labels of one class, in the order of their draws. Not thread-safe: the gate's lock protects it."""
+    """The awaited labels of one class. Each waits for those that were drawn before it: wrong answers may take longer to be found, and
+    evidence that counts labels as they come would be too good. The gate's lock protects it."""
 
     def __init__(self) -> None:
         self._draws: dict[str, Draw] = {}
@@ -70,22 +67,22 @@ class Pending:
             self.settle(next(iter(self._draws.values())), True)
 
     def awaits(self, draw: Draw) -> bool:
-        """Whether the label of this draw is not known yet."""
+        """Whether this draw's label is unknown."""
         return draw.id in self._draws and draw.id not in self._outcomes
 
     @property
     def audits(self) -> int:
-        """Audits among them that are not known yet."""
+        """Unknown audits among them."""
         return sum(draw.served and self.awaits(draw) for draw in self._draws.values())
 
     def settle(self, draw: Draw, wrong: bool | None) -> None:
-        """Takes a label, and the draw as it is known by now; None: the label is lost. Only the first label of an awaited draw counts."""
+        """Takes the first label of an awaited draw, None for a lost one, and the draw as it is known by now."""
         if self.awaits(draw):
             self._draws[draw.id] = draw
             self._outcomes[draw.id] = wrong
 
     def give_up(self) -> None:
-        """Counts all labels that are not known as wrong."""
+        """Counts all unknown labels as wrong."""
         for draw in list(self._draws.values()):
             self.settle(draw, True)
 

@@ -4,21 +4,17 @@ One labelled hit multiplies the wealth of a bet of the fraction f in (0, 1] agai
 
     1 + f w (delta - X) / (1 - delta),     X = 1 for a wrong answer, else 0
 
-`w` is proportional to 1 / (the hit's probability of being labelled), at most 1. Among labelled hits a risk comes in proportion to how
-often it occurs times that probability, so the mean of w (delta - X) over labelled hits is a positive number times (delta - the rule's
-share of wrong answers). Under the hypothesis no bet gains on average: the wealth is a nonnegative supermartingale that begins at 1,
-and so is a mixture over fractions. By Ville's inequality it ever reaches 1/alpha with probability alpha at most, whenever somebody
-looks and whatever they do then (Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, 2024).
+`w` is proportional to 1 / (the hit's probability of being labelled), at most 1, so that the mean of w (delta - X) over labelled hits is a
+positive number times (delta - the rule's share of wrong answers). Under the hypothesis no bet gains on average: the wealth, mixed over
+fractions, is a nonnegative supermartingale that begins at 1. By Ville's inequality it ever reaches 1/alpha with probability alpha at most
+(Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, 2024). A hit without a label bets nothing, so a label
+that is lost for a reason that its outcome has no part in costs time alone.
 
-Hits that are not labelled bet nothing. So a label that is lost for a reason that its outcome has no part in costs time alone.
+All f are fixed, so the wealth follows from four counts. Without a wrong answer f = 1 makes (1 - delta)^-n, the most of any valid test.
 
-All f are fixed, so that the wealth follows from four counts. The largest, 1, is certain: without a wrong answer its wealth is
-(1 - delta)^-n, the most that any valid test can have.
-
-One class of hits has a `State`: the labels of each rule as counts, and how many rules are open. Rule k's error is the mean over its bands
-0..k, so if it is above delta, some band's is. Two tests of "rule k's error is delta or more" are averaged, which is a test again: that
-of all its labelled hits, weighted, and the least of its bands' own. The first is the quicker while nothing is open; the second
-afterwards, when strict bands have few labels and the next one has many.
+Rule k's error is the mean over its bands 0..k, so if it is above delta, some band's is. Two tests of "rule k's error is delta or more" are
+averaged, which is a test again: of all its labelled hits, weighted, and the least of its bands' own. The first is quicker while nothing is
+open, the second afterwards, when strict bands have few labels and the next one has many.
 """
 
 import math
@@ -78,8 +74,7 @@ def labels_needed(
 ) -> int | None:
     """Labels of one rule after which it opens if `wrong_share` of them is wrong, spread evenly; None if a million are not enough.
 
-    Where some are wrong, half of all streams take fewer, about. `weight`: the part of alpha that the rule is tested with; 1: it is the
-    only one. Default: the strictest rule's, which is the largest of several.
+    weight  part of alpha that the rule is tested with: the strictest rule's by default, 1 for an only one
 
     >>> labels_needed(0.05)
     83
@@ -110,7 +105,6 @@ class Terms:
 
     @classmethod
     def of(cls, settings: TrustSettings) -> "Terms":
-        """Of settings that have a bound."""
         assert settings.error_bound is not None
         needed = -math.log(1 - settings.confidence)
         return cls(settings.error_bound, needed, settings.explore_share, settings.audit_share)
@@ -133,8 +127,7 @@ EVIDENCE_VERSION = 2
 
 
 def fingerprint(settings: TrustSettings) -> str:
-    """A digest of the settings that evidence depends on. Evidence of other settings is not used: a bound chosen by the evidence would
-    not hold."""
+    """Digests the settings that evidence depends on. Under other settings it is not used: a bound chosen by evidence would not hold."""
     terms = (settings.error_bound, settings.confidence, settings.explore_share, settings.audit_share, settings.differs)
     return digest_of("terms", *map(repr, (EVIDENCE_VERSION, RISK_VERSION, *terms)))[:32]
 
@@ -177,7 +170,7 @@ class Counts:
     alarms: int = 0
 
     def plus(self, other: "Counts") -> "Counts":
-        """Both together."""
+        """Adds two counts."""
         return Counts(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
@@ -187,7 +180,7 @@ def _token() -> str:
 
 @dataclass(frozen=True)
 class State:
-    """The evidence of one class of hits. It needs no gate: labels that are there at once are learned one after the other.
+    """The evidence of one class of hits.
 
     >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State()
     >>> for number in range(200):
@@ -238,11 +231,11 @@ class State:
         warned: bool = False,
         time: float = 0.0,
     ) -> "State":
-        """With one more label. An alarm begins anew.
+        """Adds a label. An alarm begins anew.
 
         time            see `rules.band_of`
-        opened, warned  as they were when it was drawn. While drift is suspected, served hits are labelled with another probability;
-                        labels of that time count in no rule that has hits of both kinds, but do in their bands
+        opened, warned  as they were at its draw. Served hits that were labelled while drift was suspected, with another probability,
+                        count in their bands, and in no rule that has hits of both kinds
         """
         if round != self.round:
             return self.counted(Counts(stale=1))
@@ -270,8 +263,8 @@ class State:
         return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
 
     def upper(self, terms: Terms) -> float | None:
-        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is. It holds for all rules
-        at once, each with its part of alpha. The least share that the evidence of the loosest open rule excludes: evidence grows with it."""
+        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is: the least share that the
+        evidence of the loosest open rule excludes."""
         if not self.opened:
             return None
         needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
@@ -286,15 +279,12 @@ class State:
 
 
 def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:
-    """With one more label: of the rule's own band, and of the rule itself, of full or light weight."""
-    one = int(wrong)
-    if own:
-        tally = replace(tally, band=tally.band + 1, band_wrong=tally.band_wrong + one)
-    if nested and light:
-        return replace(tally, light=tally.light + 1, light_wrong=tally.light_wrong + one)
-    if nested:
-        return replace(tally, full=tally.full + 1, full_wrong=tally.full_wrong + one)
-    return tally
+    """Adds a label to the rule's own band, and to the rule itself with full or light weight."""
+    counted = ["band"] * own + ["light" if light else "full"] * nested
+    added = {name: getattr(tally, name) + 1 for name in counted}
+    return replace(
+        tally, **added, **{f"{name}_wrong": getattr(tally, f"{name}_wrong") + int(wrong) for name in counted}
+    )
 
 
 def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = None) -> list[float]:

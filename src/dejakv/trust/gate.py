@@ -70,10 +70,10 @@ class Gate:
             return state is not None and not self._waits(cls) and _serves(state, 0.0, features.get(TIME_SHARE, 0.0))
 
     def draw(self, cls: ClassKey, features: Mapping[str, float], *, late: bool = False) -> Draw:
-        """Decides about one would-be hit. A ledger that cannot be read or written refuses it, and the reason says why.
+        """Decides about one would-be hit. A ledger that cannot be read or written refuses it, with the reason.
 
-        features  of the plan: `trust.features.features_of`; of a plan that was tried also `TIME_SHARE` and `certainty`
-        late      the hit is not tried now (see `tries`); its label brings the features that decide its risk
+        features  of the plan (`features_of`); of a plan that was tried also `TIME_SHARE` and `certainty`
+        late      the hit is not tried (see `tries`): its label brings the features that decide its risk
         """
         time = float(features.get(TIME_SHARE, 0.0))
         asked = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
@@ -91,8 +91,7 @@ class Gate:
         return drawn
 
     def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
-        """Counts a label: whether the approximate answer was wrong. A label that failed after it began is wrong: otherwise whoever makes
-        it fail could hide errors. A second label of one draw is ignored.
+        """Counts a label: whether the approximate answer was wrong, or the label failed after it began. A second one is ignored.
 
         features  of a late draw, from its try. Without them a wrong answer counts for every rule, and a right one for none
 
@@ -109,8 +108,8 @@ class Gate:
         self._settle(draw, bool(wrong))
 
     def lost(self, draw: Draw) -> None:
-        """Drops a label for good, before anything of its outcome could be known. An audit counts as wrong all the same: otherwise a gate
-        whose audits are lost would serve for ever."""
+        """Drops a label before anything of its outcome could be known. An audit counts as wrong: else a gate without audits would serve for
+        ever."""
         if draw.labelled:
             self._settle(draw, True if draw.served else None, lost=True)
 
@@ -135,8 +134,7 @@ class Gate:
             return None
 
     def close(self) -> None:
-        """Writes the counts and closes the ledger. Labels that are still awaited count as wrong: otherwise whoever ends the process
-        could choose which count."""
+        """Writes the counts and closes the ledger. Awaited labels count as wrong: else the end of a process would choose which count."""
         with self._lock:
             self._own()
             self._closed = True
@@ -157,12 +155,11 @@ class Gate:
             self._uncounted.clear()
 
     def _waits(self, cls: ClassKey) -> bool:
-        """Whether too many audits are awaited to serve more."""
+        """Whether too many audits are awaited to serve more hits."""
         return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
 
     def _draw(self, asked: Draw) -> Draw:
-        """Draws for a hit. The risk of a late one is 0, so that a wrong label that never tells it counts for every rule that serves
-        hits of this time; it is served by none."""
+        """Draws for a hit. The risk of a late one is 0, so that a wrong label without features counts for every rule of this time."""
         cls, risk, time = asked.cls, asked.risk, asked.time
         state = self._state(cls)
         if not state.cutoffs and not asked.late:
@@ -235,7 +232,7 @@ class Gate:
             logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
 
     def _change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
-        """Applies a change to a class, together with the counts that this process has not written yet. `told`: see `Ledger.change`."""
+        """Applies a change to a class, and the counts that this process has not written yet. `told`: see `Ledger.change`."""
         counts = self._uncounted.get(cls, Counts())
         written = False
 

@@ -11,10 +11,7 @@ from dejakv.trust.rules import weights_of
 
 @dataclass(frozen=True)
 class RuleReport:
-    """One rule.
-
-    cutoff    it serves hits of at most this risk
-    open      whether it serves
+    """cutoff    highest risk that the rule serves, if it is `open`
     labels    labelled hits under it in this round, `wrong` of them
     evidence  wealth against an error above the bound: 1 at the beginning; it opens at `needed` at the latest
     """

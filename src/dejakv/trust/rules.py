@@ -1,15 +1,12 @@
-"""Which rules are tried: nested, the strictest first. A rule serves hits whose risk is at most its cutoff.
+"""Nested rules, the strictest first: each serves hits whose risk is at most its cutoff, and whose try takes less than its time limit.
 
-Where a hit must be tried before its risk is known, a rule also limits the time of a try. Time limits are fixed in advance, like cutoffs, so
-served hits match the evidence. If recent traffic decided which hits to try, cheap ones would become evidence for expensive ones.
-
-The first would-be hits of a class choose the cutoffs by their risks alone, and are then left out of the evidence. Whatever comes after
-them is independent of the choice, so that it counts as fixed. Without it rules might have no hits, or all the same.
+The first would-be hits of a class choose the cutoffs by their risks alone, and are left out of the evidence: whatever comes after them is
+independent of the choice. Time limits are fixed in advance: if recent traffic decided which hits to try, cheap ones would become evidence
+for expensive ones.
 
 Each rule is tested with a part of alpha, and hands its part on to the next looser one once it is proven (the fallback procedure of Wiens,
 2003). The probability that any rule opens that breaks the bound is alpha at most, however their evidence depends on each other (Bretz et
-al., A graphical approach to sequentially rejective multiple test procedures, 2009). Where no answer is wrong the loosest rule opens first,
-as soon as if it were the only one, nearly. Where only hits of little risk are right, the strictest does.
+al., A graphical approach to sequentially rejective multiple test procedures, 2009).
 """
 
 import math
@@ -22,7 +19,6 @@ PILOT = 20
 
 QUANTILES = (0.1, 0.2, 0.4, 0.7)
 """Of the pilot's risks, for the cutoffs. They serve about 14, 24, 43 and 71% of later hits; the last rule serves all."""
-
 
 TIMES = (0.3, 0.4, 0.55, 0.8)
 """Limits of a try under each rule but the last, as shares of the exact plan's time: about twice the share of hits that the rule
