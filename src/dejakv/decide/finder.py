@@ -1,10 +1,7 @@
-"""Find, judge, plan: for a request, the cheapest way to run it that its caller allows.
+"""Find, judge, plan: for a request, the cheapest way to run it that its caller allows. Knows neither torch nor an engine.
 
-    decision = finder.decide(prepared, Ask("blend"))
-    decision.plans[0].method, decision.plans[0].donors, decision.plans[0].reason
-
-It knows neither torch nor an engine. What it finds is described in a store; whose state that is, and how it is run, is the
-caller's business: a pipeline's, the vLLM connector's, or that of an HTTP front that rewrites prompts.
+decision = finder.decide(prepared, Ask("blend"))
+decision.plan.method, decision.plan.donors, decision.plan.reason
 """
 
 import logging
@@ -51,13 +48,13 @@ def no_vectors(_: Request) -> Vectors:
 
 @dataclass(frozen=True)
 class EpochPrefixes:
-    """How much of a prompt is a prefix of a stored one, as one model's prompts see it (`part_order.Prefixes`)."""
+    """Stored prefixes of one model's prompts (`part_order.Prefixes`)."""
 
     store: Store
     epoch: str
 
     def held(self, token_ids: Sequence[int], partition: str) -> int:
-        """How many leading tokens are stored in the partition."""
+        """Leading tokens that are stored in the partition."""
         found = self.store.find(partition, self.epoch, token_ids)
         return found[0].tokens if found is not None else 0
 
@@ -65,8 +62,7 @@ class EpochPrefixes:
 class Finder:
     """Levels, guards and plan over one store. Thread-safe; partitions and epochs never see each other.
 
-    Levels and the index of copied text are plain objects under one lock. Vectors and fingerprints are computed, and guards asked,
-    without it.
+    Levels and the index of copied text are plain objects under its lock; encoders run and guards judge without it.
 
     levels   tried in order; the first whose donor passes the guards wins
     guards   asked for whatever is not exact
@@ -119,13 +115,15 @@ class Finder:
             prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         entry, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
-        found = self._find(query, entry.id, prepared, ask, statuses)
-        same = bool(found.donors) and found.donors[0].id == entry.id
+        own = self._known(entry.id, prepared)
+        found = self._find(query, own, prepared, ask, statuses)
+        tokens = entry.num_tokens
         if self.config.exact_prefix:
-            found = replace(found, prefix=self._longest_prefix(prepared, entry.id, found.donors[0] if same else None))
+            prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
+            found = replace(found, prefix=prefix)
+        same = bool(found.donors) and found.donors[0].id == entry.id
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
-        tokens = len(prepared.token_ids)
         plans, considered = choose(
             tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece
         )
@@ -133,7 +131,7 @@ class Finder:
         return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
-        """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
+        """Decides how to compute a prompt exactly: nothing is compared."""
         return self.decide(prepared, Ask(levels=False), costs=costs)
 
     def fill(self) -> None:
@@ -277,8 +275,10 @@ class Finder:
         )
         return entry, query
 
-    def _find(self, query: Query, key: str, prepared: Prepared, ask: Ask, statuses: dict[str, Status]) -> Found:
-        own = self._known(key, prepared)
+    def _find(
+        self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
+    ) -> Found:
+        """Donors; `own`: the prompt's own state, which goes before any other."""
         if own is not None and self._fillings:
             self._add(own, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
@@ -292,7 +292,7 @@ class Finder:
         return self._alike(query, own, prepared, ask, statuses) if ask.levels else Found()
 
     def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
-        """The donors that the caller named, or the prompt's own state, which is always better."""
+        """The donors that the caller named, or the prompt's own state."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
         named = dict.fromkeys(ask.named)
@@ -321,15 +321,10 @@ class Finder:
     def _alike(
         self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
     ) -> Found:
-        """Donors of the first level that has one which the guards accept. A blend computes words that differ, so that guards of words
-        are not asked for it; of the prompt's own state nobody is asked.
-
-        Raises: ConfigError for a level whose settings are wrong.
-        """
+        """Donors of the first level that has one which the guards accept. Raises: ConfigError for a level whose settings are wrong."""
         match: Match | None = None
         donors: list[ChunkMeta] = []
         verdicts: list[Verdict] = []
-        failed = ""
         for place, level in enumerate(self.levels):
             try:
                 _encode(level, query)
@@ -338,9 +333,9 @@ class Finder:
             except ConfigError:
                 raise  # a setting is wrong, and its message says which
             except Exception as error:  # a level may be foreign code: its failure costs its own hits
-                statuses[level.name], failed = "skip", type(error).__name__
+                statuses[level.name] = "skip"
                 logger.debug("the level %s failed", level.name, exc_info=True)  # its message may hold a donor's text
-                verdicts.append(Verdict("reject", level.name, f"the level failed: {failed}"))
+                verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}"))
                 continue
             statuses.update(search.statuses)
             for candidate in _own_first(search.matches, own):
@@ -360,13 +355,12 @@ class Finder:
                 statuses.update({**skipped(self.levels[place + 1 :]), **statuses})
                 break
             statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
-        return Found(match, tuple(donors), verdicts=tuple(verdicts), failed=failed)
+        return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
     def _estimated(self, found: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
-        """With what the donors hold of the prompt, in runs as short as the method takes. Of a token map that is not made of runs it
-        cannot be told before the donors are loaded.
+        """Adds the runs that donors hold, as short as the method takes them; nothing for a token map that is not made of runs.
 
-        exactly  False: runs that were verified already are enough; of other donors the engine finds out
+        exactly  False: verified runs are enough; of other donors the engine finds out
         """
         by_runs = ask.method == "top_layer" or self.config.blend_map == SemanticCacheConfig.blend_map
         if not (ask.piecewise and by_runs and found.donors):
@@ -392,13 +386,7 @@ class Finder:
             return None
         return meta if meta.kind == KV or method == "blend" else None
 
-    def _longest_prefix(
-        self, prepared: Prepared, key: str, own: ChunkMeta | None
-    ) -> tuple[PrefixHit, ChunkMeta] | None:
-        """The longest stored prefix; `own`: the prompt's own chunk, if that was found already."""
-        own = own or self._known(key, prepared)
-        if own is not None:
-            return PrefixHit(key, len(prepared.token_ids) - 1), own  # the prompt itself: nothing is longer
+    def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
         return self.store.find(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
 
 

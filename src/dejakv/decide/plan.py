@@ -1,7 +1,7 @@
-"""What there is for a request, the plans that it allows, and the decision: all plans that may run, best first.
+"""Donors that were found for a request, the plans that they allow, and the decision: all plans that may run, the cheapest first.
 
-Of the plans that may run the cheapest is the best. An approximate one must be asked for. Where an engine knows no costs, an
-approximate plan that saves enough comes before the exact prefix, and that before full computation.
+An approximate plan must be asked for. Where an engine knows no costs, one that saves enough comes before the exact prefix, and that before
+full computation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +91,6 @@ class Found:
     copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
     runs      first token and length of each stretch of the prompt that stands in the donors
     held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
-    failed    the name of the error of a level that could not be asked, empty if there was none
     """
 
     match: Match | None = None
@@ -101,7 +100,6 @@ class Found:
     copied: int | None = None
     runs: tuple[tuple[int, int], ...] = ()
     held: tuple[tuple[int, int], ...] | None = None
-    failed: str = ""
 
     @property
     def refused(self) -> str:
@@ -329,8 +327,8 @@ def choose(
 def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequence[PlanGuard]) -> str:
     """Why an approximate plan may not run, in words: it saves too little beyond the exact one, or a guard refuses it.
 
-    An adopted prompt runs from state that is whole, its pictures' tokens included, and what it saves is counted so: over the whole
-    prompt, as long as it is anything beyond the exact plan. A short question behind a picture would never be worth it else.
+    An adopted prompt must save `min_gain` of the whole prompt, and anything beyond the exact plan: else a short question behind a picture
+    would never be worth it.
     """
     gain, rows = plan.reused - exact.reused, tokens - plan.reused
     if gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
@@ -341,8 +339,7 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
-    """The share of its rows, the mean over layers, that a piecewise plan may compute when its token map is known: beyond it the exact
-    plan is cheaper, or `min_gain` is missed. In [0, 1]."""
+    """Share of the rows, the mean over layers, in [0, 1], beyond which the exact plan is cheaper or `min_gain` is missed."""
     rows = float(tokens - exact.reused - min_gain)
     if costs is not None:
         seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
