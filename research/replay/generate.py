@@ -10,6 +10,7 @@ Lengths are log-normal, arrivals a Poisson process. Blocks have 512 tokens, as i
 """
 
 import heapq
+import json
 import random
 from bisect import bisect
 from itertools import accumulate
@@ -18,9 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.experiments.output import refuse_existing
+from dejakv.experiments.output import make_folder, refuse_existing, replace_file
 from research.command import run
-from research.replay.trace import write_trace
 
 BLOCK = 512
 KINDS = (("conversation", 0.45), ("documents", 0.25), ("agents", 0.2), ("single", 0.1))
@@ -109,7 +109,8 @@ def write_generated(
 ) -> None:
     """Write a made-up trace in Mooncake's format: conversations, documents, agents and single prompts."""
     refuse_existing(file, "the trace")
-    write_trace(file, generate(requests, seed))
+    make_folder(file.parent, "the folder")
+    replace_file(file, "".join(json.dumps(record) + "\n" for record in generate(requests, seed)), "the trace")
     typer.echo(f"{requests:,} requests written to {file}")
 
 
