@@ -31,34 +31,24 @@ def frontier(
             help="Way of blending to measure; repeatable: strict, default, loose, or a name from settings.json of a run (default: all)."
         ),
     ] = None,
-    detail: Annotated[
-        int | None,
-        typer.Option(
-            help="Cases of each kind on which every way of blending is measured; the other cases take the main ones only (default: every case)."
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads (default: as torch chooses).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: as torch chooses).")] = None,
 ) -> None:
     """Measure accuracy, KL divergence, stale answers and time of blending, against the share of rows recomputed."""
     import torch
     from rich.console import Console
 
     from dejakv.cli.progress import watching
-    from dejakv.errors import ConfigError
-    from research.frontier.report import brief
+    from research.frontier.report import table
     from research.frontier.run import run_frontier
 
-    if threads is not None and not 1 <= threads <= 1024:
-        raise ConfigError(f"--threads {threads}: give a number from 1 to 1024")
     if threads is not None:
         torch.set_num_threads(threads)
     with watching(Console(stderr=True), counts="cases") as watch:
         report = run_frontier(
-            model, samples, output, facts=facts, kinds=kind or (), only=only or (), seed=seed, detail=detail,
-            watch=watch,
-        )  # fmt: skip
-    Console().print(brief(report["rows"]))
+            model, samples, output, facts=facts, kinds=kind or (), only=only or (), seed=seed, watch=watch
+        )
+    typer.echo(table(report["rows"]))
     typer.echo(f"written to {output}/frontier.json and frontier-table.md")
 
 

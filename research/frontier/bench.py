@@ -24,8 +24,7 @@ from dejakv.request import Request
 from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
-from research.frontier.cells import Cell
-from research.frontier.choices import at_random, by_deviation, first_of_runs
+from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -52,7 +51,6 @@ class Bench:
         self.steps = steps
         self.twin = twin
         self._fresh: torch.Tensor | None = None
-        self._found: dict[Any, tuple[TokenMap, Need, float]] = {}
         self.layers = engine.model.config.get_text_config(decoder=True).num_hidden_layers
         self.ends = sentence_ends(engine.tokenizer)
 
@@ -62,7 +60,6 @@ class Bench:
 
     def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
         """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`."""
-        self._found.clear()
         states = [_prefill(self.engine, ids)[1] for ids in case.donors]
         self._fresh = None
         full, _, seconds = _prefill(self.engine, case.target)
@@ -88,7 +85,9 @@ class Bench:
         if isinstance(model, ModelError):
             raise model
         donors = Donors.of(*case.donors)
-        found, needed, searched = self._find(case, donors, cell)
+        begun = time.perf_counter()
+        found, needed = self._find(case, donors, cell)
+        searched = time.perf_counter() - begun
         choose = self._choice(case, states, donors, found, cell)
         begun = time.perf_counter()
         parts = [[(0, state)] for state in states]
@@ -102,7 +101,7 @@ class Bench:
     def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
         if cell.selector == "random":
             return at_random(len(case.target), case.number)
-        if cell.budget == "first":
+        if cell.selector == "first":
             return first_of_runs(np.asarray(case.target, dtype=np.int64), donors, found)
         if cell.selector not in ("value", "kv"):
             return highest
@@ -114,21 +113,16 @@ class Bench:
         held = rearrange(model, parts, donors, found, self._fresh.device, self._fresh.dtype)
         return by_deviation(self._fresh, held, min(1, self.layers - 1), keys=cell.selector == "kv")
 
-    def _find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need, float]:
-        """Map and forced tokens with their seconds; shared by cells that differ only in later steps."""
-        config = cell.config
-        key = (case, cell.map, cell.budget == "share", None if config.by_need else cell.share)
-        if key not in self._found:
-            begun = time.perf_counter()
-            target = np.asarray(case.target, dtype=np.int64)
-            # The published ways have no exact prefix beside the blend, and force nothing but the question.
-            exact = [cell.budget != "share"] * len(case.donors)
-            found, needed = find(target, donors, self.engine.embed_tokens, config, self.ends, exact)
-            if cell.budget == "share":
-                none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
-                needed = Need(asked, none, needed.tail, none)
-            self._found[key] = found, needed, time.perf_counter() - begun
-        return self._found[key]
+    def _find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need]:
+        """Map and forced tokens."""
+        target = np.asarray(case.target, dtype=np.int64)
+        # The published ways have no exact prefix beside the blend, and force nothing but the question.
+        exact = [cell.budget != "share"] * len(case.donors)
+        found, needed = find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
+        if cell.budget == "share":
+            none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
+            needed = Need(asked, none, needed.tail, none)
+        return found, needed
 
 
 @torch.inference_mode()

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 from dejakv.datasets.rag import Passage, docs_corpus
 from dejakv.errors import ConfigError
@@ -30,38 +29,18 @@ class Case:
     old_answer: tuple[int, ...] | None
 
 
-class Cases(Protocol):
-    """Makes cases. Each is determined by kind, number, tokenizer and seed.
-
-    kinds  of change
-    steps  tokens of full computation's answer along which ways of blending are compared
-    """
-
-    kinds: Sequence[str]
-    steps: int
-
-    def settings(self) -> dict[str, object]:
-        """Other settings of the cases, for the folder's record."""
-        ...
-
-    def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case: ...
-
-
 class DocsCases:
-    """See Cases. `facts` in a document, about 10 tokens each."""
+    """Documents of `facts` facts, about 10 tokens each, with known answers; compared at the first token (`steps`)."""
 
     kinds: Sequence[str] = KINDS
     steps = 1
 
     def __init__(self, facts: int) -> None:
         self.facts = facts
-
-    def settings(self) -> dict[str, object]:
-        """See Cases."""
-        return {"facts": self.facts}
+        self.settings: dict[str, object] = {"facts": facts}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
-        """See Cases."""
+        """A case, determined by kind, number, tokenizer and seed."""
         return make_case(kind, number, self.facts, encode, seed)  # type: ignore[arg-type]
 
 
@@ -92,7 +71,7 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 
 WORDS = (60, 160)
 """Least and most words of a passage."""
-KINDS = ("edit", "instruction", "partial", "reorder", "apart")
+TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart")
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
@@ -102,7 +81,7 @@ SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe"
 
 
 class TextCases:
-    """See Cases. `passages` in a prompt, of about 140 tokens each, from the standard library's documentation.
+    """`passages` in a prompt, of about 140 tokens each, from the standard library's documentation; compared along `steps` tokens.
 
     edit         a word or number of one passage is replaced; questions ask for the changed code
     instruction  the same passages under another instruction
@@ -111,21 +90,18 @@ class TextCases:
     apart        each passage was computed in its own prompt
     """
 
-    kinds: Sequence[str] = KINDS
+    kinds: Sequence[str] = TEXT_KINDS
     steps = 16
 
     def __init__(self, passages: int) -> None:
         if passages < 2:
             raise ConfigError(f"{passages} passages in a prompt: give at least 2")
         self.passages = passages
-
-    def settings(self) -> dict[str, object]:
-        """See Cases."""
         text = digest_of(*(passage.text for passage in passages_of_manuals()))
-        return {"passages": self.passages, "text": text[:16]}
+        self.settings: dict[str, object] = {"passages": passages, "text": text[:16]}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
-        """See Cases."""
+        """A case, determined by kind, number, tokenizer and seed."""
         rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
         texts = passages_of_manuals()
         chosen = rng.sample(range(len(texts)), self.passages + 1)

@@ -1,34 +1,28 @@
-"""Ways of blending that a frontier compares: token map, selector, share of rows, and the use of the share."""
+"""Ways of blending that a frontier compares: DejaKV's qualities, their parts alone, and published ways.
 
-from collections.abc import Mapping, Sequence
+All published choices take one set of tokens for all layers. CacheBlend (arXiv 2405.16444) compares K and V behind the first layer with the
+donors'; SemShareKV (arXiv 2509.24832) maps by the nearest embedding and compares; EPIC (LegoLink, arXiv 2410.15332) takes the first tokens
+of each copied run.
+"""
+
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.settings import MAP, QUALITIES, BlendConfig
-
-SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-COARSE = (0.1, 0.2, 0.5)
-WHOLE = (("context", "value"), ("embedding", "kv"))
-"""Map and selector, at every share: DejaKV's with V compared, and the pair of the paper (SemShareKV)."""
-PAIRS = (
-    ("context", "kv"),
-    ("context", "similarity"),
-    ("context", "prophet"),
-    ("context", "random"),
-    ("embedding", "value"),
-    ("lsh", "value"),
-)
-"""The other maps with the selector that compares V, and the other selectors with the default map, at `COARSE` shares."""
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
 
 
 @dataclass(frozen=True)
 class Cell:
     """One way of blending.
 
-    selector  `prophet` and `similarity` (see BlendConfig), or a published choice (`research.frontier.choices`): `value`, `kv`, `random`
+    selector  `prophet` and `similarity` (see BlendConfig), or a published choice: `first`, `value`, `kv`, `random`
     budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed sentences, as many as
-              fit into the share, then the selector; `need`: all changed rows, even beyond the share; `first`: these, and
-              then the first rows of each copied run
+              fit into the share, then the selector; `need`: all changed rows, even beyond the share
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     offsets, surroundings  see BlendConfig
     """
@@ -43,18 +37,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        made = f"{self.map}/{self.selector}/{self.budget}/{self.share:g}"
-        made += "/offsets" if self.offsets else ""
-        return self.quality or made + ("/surroundings" if self.surroundings else "")
-
-    @property
-    def main(self) -> bool:
-        """Measured on every case; the other cells on the first `detail` ones only."""
-        ours = (
-            self.selector in ("similarity", "value") and self.budget != "share" and self.share in (0.0, 0.05, 0.1, 0.2)
-        )
-        plain = (self.selector, self.share, self.offsets) == ("prophet", 0.2, False) and self.budget == "need"
-        return bool(self.quality) or ours or plain or ((self.map, self.selector) in WHOLE and self.share in (0.1, 0.2))
+        parts = [name for name in ("offsets", "surroundings") if getattr(self, name)]
+        return self.quality or "/".join([self.map, self.selector, self.budget, f"{self.share:g}", *parts])
 
     @property
     def config(self) -> BlendConfig:
@@ -62,44 +46,57 @@ class Cell:
             map=self.map,  # pyright: ignore[reportArgumentType]
             selector="prophet" if self.selector == "prophet" else "similarity",
             share=self.share,
-            by_need=self.budget in ("need", "first"),
+            by_need=self.budget == "need",
             offsets=self.offsets,
             surroundings=self.surroundings,
             max_share=1.0,
         )
 
 
-def cells(shares: Sequence[float] = SHARES) -> list[Cell]:
-    """All cells of the published frontier."""
-    partial = [share for share in shares if share < 1.0]
-    made = [Cell("context", "similarity", share, "within") for share in partial]
-    made += [*quality_cells(), Cell("context", "similarity", 0.0, "need")]
-    made += [Cell(map, selector, share) for map, selector in WHOLE for share in partial]
-    made += [Cell(map, selector, share) for map, selector in PAIRS for share in partial if share in COARSE]
-    return [*made, Cell("context", "value", 1.0)]
-
-
-def text_cells() -> list[Cell]:
-    """The cells of the frontier on real text: the three qualities, other shares of their way, what each of its parts does
-    alone, and at the default's share the ways of others."""
-    made = quality_cells()
-    made += [Cell("context", "prophet", share, "need", offsets=True, surroundings=True) for share in (0.1, 0.3, 0.5)]
-    made += [Cell("context", selector, 0.2, "need") for selector in ("prophet", "random")]
-    made += [Cell("context", selector, 0.2, "need", offsets=True) for selector in ("prophet", "random")]
-    made += [Cell("context", "similarity", 0.2, "first"), Cell("context", "value", 0.2, "need")]
-    made += [Cell("context", "kv", 0.2, "need"), Cell("embedding", "kv", 0.2)]
-    return made
-
-
-def quality_cells() -> list[Cell]:
-    """The values of `--blend-quality`."""
-    return [
+CELLS = (
+    *(
         Cell(MAP, quality.selector, quality.share, "need", name, offsets=True, surroundings=True)
         for name, quality in QUALITIES.items()
-    ]
+    ),
+    *(Cell(MAP, "prophet", share, "need", offsets=True, surroundings=True) for share in (0.1, 0.3, 0.5)),
+    *(
+        Cell(MAP, selector, 0.2, "need", offsets=offsets)
+        for selector in ("prophet", "random")
+        for offsets in (False, True)
+    ),
+    *(Cell(MAP, selector, 0.2, "need") for selector in ("first", "value", "kv")),
+    *(Cell("embedding", "kv", share) for share in (0.1, 0.2, 0.5)),
+    Cell("lsh", "value", 0.2),
+    Cell(MAP, "similarity", 0.0, "within"),
+    Cell(MAP, "similarity", 0.0, "need"),
+    Cell(MAP, "value", 1.0),
+)
+"""The qualities, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
+CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
 
 
-def moved_by(row: Mapping[str, Any]) -> str:
-    """What becomes of the rows that a way does not compute, in words; empty if they stay as they are. `row`: has a cell's fields."""
-    named = [name for name in ("offsets", "surroundings") if row[name]]
-    return "".join(f", {name}" for name in named)
+def ranked_by(values: Tensor) -> Choose:
+    """Choose the highest of these values, `[tokens]`, among the tokens that may be chosen."""
+    return lambda scores, forced, count: highest(torch.where(scores < 0, scores, values), forced, count)
+
+
+def at_random(tokens: int, seed: int) -> Choose:
+    """Choose at random: the control."""
+    return ranked_by(torch.rand(tokens, generator=torch.Generator().manual_seed(seed)))
+
+
+def first_of_runs(target: Ids, donors: Donors, found: TokenMap) -> Choose:
+    """Choose the tokens nearest behind the start of their copied run (EPIC)."""
+    first, _ = equal_runs(target, donors, found.source)
+    behind = np.arange(len(target)) - first
+    return ranked_by(1.0 / (1.0 + torch.from_numpy(behind).double()))
+
+
+def by_deviation(fresh: Tensor, donors: Tensor, layer: int, *, keys: bool) -> Choose:
+    """Choose the largest relative errors of the donors' V in one layer, or of K and V (CacheBlend).
+
+    fresh, donors  KV entries of full computation and of the donors in target order, `[2, layers, kv_heads, tokens, head_dim]`
+    """
+    new, old = fresh[:, layer].double(), donors[:, layer].double()
+    errors = (new - old).square().sum((1, 3)) / new.square().sum((1, 3)).clamp_min(1e-9)
+    return ranked_by(errors[0] + errors[1] if keys else errors[1])

@@ -1,47 +1,49 @@
-"""The frontier: what a run writes, that a stopped one goes on, and its command."""
+"""The frontier: its ways of blending and its cases, what a run writes, that a stopped one goes on, and its command."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from research.command import app_of
 from research.frontier.__main__ import frontier
-from research.frontier.bench import Bench
-from research.frontier.cases import make_case
-from research.frontier.cells import cells
+from research.frontier.cases import TEXT_KINDS, TextCases, make_case
+from research.frontier.cells import CELLS
 from research.frontier.run import run_frontier
 from typer.testing import CliRunner
 
+from dejakv.blend.settings import QUALITIES, BlendConfig
+from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.summary import Progress, Row
 
-SOME = (
-    "context/similarity/within/0",
-    "context/similarity/need/0",
-    "embedding/kv/share/0.2",
-    "context/value/share/1",
-)
+QUESTION, CHANGED, WHOLE = "context/similarity/within/0", "context/similarity/need/0", "context/value/share/1"
+SOME = (QUESTION, CHANGED, WHOLE, "embedding/kv/share/0.2", "context/first/need/0.2", "context/kv/need/0.2")
 
 
-def test_a_small_run_and_its_rows(tmp_path):
+def test_a_small_run_and_its_rows(tmp_path: Path) -> None:
     report = run_frontier("docs-lm", 2, tmp_path, facts=6, kinds=("edit", "extend"), only=SOME)
     assert json.loads((tmp_path / "frontier.json").read_text()) == report
     rows = report["rows"]
     assert len(rows) == 2 * (len(SOME) + 1)
     for row in rows:
         assert row["n"] == 2
-        assert 0 <= row["lo"] <= row["accuracy"] <= row["hi"] <= 1
-        assert row["kl"] >= 0
-        assert row["kl_mean_interval"][0] <= row["kl_mean"] <= row["kl_mean_interval"][1] + 1e-5
+        for name in ("accuracy", "kl_mean", "same"):
+            value, low, high = row[name]
+            assert 0 <= low <= value + 1e-5
+            assert value <= high + 1e-5
         assert row["ttft_ratio"] > 0
     edits = {(row["selector"], row["budget"], row["share"]): row for row in rows if row["kind"] == "edit"}
-    assert edits["full", "share", 1.0]["stale_rate"] == 0.0
+    full, whole = edits["full", "share", 1.0], edits["value", "share", 1.0]
+    assert full["stale_rate"][0] == 0.0
+    assert (full["kl"][0], full["top1"][0], full["accuracy"][0]) == (0.0, 1.0, 1.0)
     # Nothing but the question computed: answered as before the edit. By need: as it is.
-    assert edits["similarity", "within", 0.0]["stale_rate"] == 1.0
-    assert edits["similarity", "need", 0.0]["stale_rate"] == 0.0
-    assert edits["similarity", "need", 0.0]["accuracy"] == edits["full", "share", 1.0]["accuracy"]
-    assert edits["value", "share", 1.0]["kl"] < 1e-5
-    assert edits["value", "share", 1.0]["mean_share"] == 1.0
+    assert edits["similarity", "within", 0.0]["stale_rate"][0] == 1.0
+    assert edits["similarity", "need", 0.0]["stale_rate"][0] == 0.0
+    assert edits["similarity", "need", 0.0]["accuracy"] == full["accuracy"]
+    assert whole["kl"][0] < 1e-5
+    assert whole["mean_share"] == 1.0
+    assert edits["kv", "share", 0.2]["mean_share"] < 0.3
     assert "| 100% |" in (tmp_path / "frontier-table.md").read_text()
 
 
@@ -55,76 +57,86 @@ class Counting(Progress):
         self.seen.append((done, total))
 
 
-def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path):
+def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    given = {"facts": 5, "kinds": ("merge",), "only": SOME[:2]}
-    run_frontier("docs-lm", 2, tmp_path, **given, watch=Counting(seen))
-    assert seen == [(1, 2), (2, 2)]
+    given: dict[str, Any] = {"facts": 5, "kinds": ("merge",), "only": SOME[:2]}
+    run_frontier("docs-lm", 2, tmp_path, **given)
     cases = tmp_path / "cases.jsonl"
     whole = cases.read_text()
     cases.write_text(whole[: len(whole) - 40])  # the second case was cut off
-    seen.clear()
     run_frontier("docs-lm", 3, tmp_path, **given, watch=Counting(seen))
     assert seen == [(1, 2), (2, 2)]
     lines = [json.loads(line) for line in cases.read_text().splitlines()]
     assert [line["number"] for line in lines] == [0, 1, 2]
     assert lines[0]["rows"].keys() == lines[2]["rows"].keys()
+    for other in ({"facts": 6}, {"only": SOME[:1]}):
+        with pytest.raises(ConfigError, match="other settings"):
+            run_frontier("docs-lm", 2, tmp_path, **{**given, **other})
+    (tmp_path / "settings.json").write_text("mine")
     with pytest.raises(ConfigError, match="other settings"):
-        run_frontier("docs-lm", 2, tmp_path, **{**given, "facts": 6})
+        run_frontier("docs-lm", 2, tmp_path, **given)
+    assert (tmp_path / "settings.json").read_text() == "mine"
 
 
-def test_cells_left_out_at_first_are_added_later(tmp_path):
-    given = {"facts": 5, "kinds": ("reorder",), "only": (SOME[1], "lsh/value/share/0.2")}
-    first = run_frontier("docs-lm", 2, tmp_path, **given, detail=1)
-    assert [row["n"] for row in first["rows"]] == [2, 2, 1]
-    later = run_frontier("docs-lm", 2, tmp_path, **given)
-    assert [row["n"] for row in later["rows"]] == [2, 2, 2]
-    assert later["rows"][1] == first["rows"][1]
-    assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 3
-
-
-def test_other_ways_are_measured_in_the_same_folder_later(tmp_path):
-    given = {"facts": 5, "kinds": ("reorder",)}
-    run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:1])
-    later = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[2:3])
-    assert [row["selector"] for row in later["rows"]] == ["full", "kv"]
-    assert json.loads((tmp_path / "settings.json").read_text())["cells"] == [SOME[0], SOME[2]]
-    both = run_frontier("docs-lm", 1, tmp_path, **given, only=SOME[:3:2])
-    assert len(both["rows"]) == 3
-    assert len((tmp_path / "cases.jsonl").read_text().splitlines()) == 2
-
-
-def test_bad_input_is_refused(tmp_path):
+def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 1 sample"):
         run_frontier("docs-lm", 0, tmp_path)
-    with pytest.raises(ConfigError, match="out of range"):
-        run_frontier("docs-lm", 1, tmp_path, shares=(2.0,))
     with pytest.raises(ConfigError, match="choose from"):
         run_frontier("docs-lm", 1, tmp_path, only=("best",))
+    with pytest.raises(ConfigError, match="'better' is unknown"):
+        run_frontier("docs-lm", 1, tmp_path, kinds=("better",))
 
 
-def test_the_command_names_what_it_wrote(tmp_path):
-    app, runner = app_of(frontier), CliRunner()
-    line = ["--samples", "1", "--kind", "merge", "--only", SOME[0], "--facts", "5"]
-    small = runner.invoke(app, [*line, "--output", str(tmp_path / "small")])
-    assert small.exit_code == 0, small.output
-    promised = [name for name in small.stdout.replace(",", " ").split() if name.endswith((".json", ".md"))]
-    assert [Path(name).name for name in promised] == ["frontier.json", "frontier-table.md"]
-    assert all((tmp_path / "small" / Path(name).name).is_file() for name in promised)
+def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
+    line = ["--samples", "1", "--kind", "merge", "--only", QUESTION, "--facts", "5", "--output", str(tmp_path)]
+    done = CliRunner().invoke(app_of(frontier), line)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "frontier-table.md").read_text() in done.stdout
+    assert "frontier.json and frontier-table.md" in done.stdout
     # No terminal here, as in a log: what is being done is told in lines.
-    assert small.stderr.splitlines()[:2] == ["loading docs-lm", "docs-lm: 1 case to measure"]
-    wrong = runner.invoke(app, ["--kind", "better", "--output", str(tmp_path)])
-    assert "--kind 'better' is unknown" in str(wrong.exception)
+    assert done.stderr.splitlines()[:2] == ["loading docs-lm", "docs-lm: 1 case to measure"]
 
 
-def test_the_bench_measures_full_prefill_as_the_engine_answers():
-    from dejakv.engines.transformers.engine import TransformersEngine
+def test_each_quality_is_a_cell_of_its_name_and_blends_as_a_run_does() -> None:
+    assert len({cell.name for cell in CELLS}) == len(CELLS)
+    named = {cell.name: cell for cell in CELLS if cell.quality}
+    assert list(named) == list(QUALITIES)
+    for name, cell in named.items():
+        quality = SemanticCacheConfig(blend_quality=name).blend
+        assert cell.config == BlendConfig(selector=quality.selector, share=quality.share, max_share=1.0)
 
-    bench = Bench(TransformersEngine.from_pretrained("docs-lm"), steps=2)
-    case = make_case("reorder", 0, 6, bench.encode)
-    rows = bench.run(case, [cell for cell in cells() if cell.share == 1.0])["rows"]
-    assert rows["full"]["right"]
-    assert (rows["full"]["kl"], rows["full"]["top1"]) == (0.0, 1.0)
-    everything = rows["context/value/share/1"]
-    assert everything["share"] == 1.0
-    assert everything["kl_mean"] < 1e-5
+
+def words_encoder() -> Any:
+    words: dict[str, int] = {}
+    return lambda text: tuple(words.setdefault(word, len(words)) for word in text.lower().replace(".", " .").split())
+
+
+def test_cases_follow_from_their_numbers_and_edits_ask_what_changed() -> None:
+    encode = words_encoder()
+    one, again = (make_case("edit", 3, 8, encode) for _ in range(2))
+    assert one == again
+    assert one != make_case("edit", 4, 8, encode)
+    assert one.old_answer is not None
+    assert one.old_answer != one.answer
+    assert len(make_case("merge", 0, 8, encode).donors) == 2
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_cases_of_real_text_follow_from_their_numbers(kind: str) -> None:
+    cases = TextCases(4)
+    encode = words_encoder()
+    asked, again, summary = (cases.make(kind, number, encode, 0) for number in (2, 2, 3))
+    assert asked == again
+    assert asked.answer is not None
+    assert summary.answer is None
+    assert set(asked.answer) <= set(asked.target)
+    assert all(donor != asked.target for donor in asked.donors)
+    shared = [len(set(asked.target) & set(donor)) / len(set(asked.target)) for donor in asked.donors]
+    assert len(asked.donors) == (4 if kind == "apart" else 1)
+    assert min(shared) > (0.2 if kind == "apart" else 0.7)
+    if kind == "edit":
+        assert asked.old_answer is not None
+        assert set(asked.old_answer) <= set(asked.donors[0])
+        assert set(asked.old_answer).isdisjoint(asked.target)
+    else:
+        assert asked.old_answer is None
