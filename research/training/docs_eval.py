@@ -8,7 +8,6 @@ import argparse
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from dejakv.errors import DatasetError
 from dejakv.models import load
 from dejakv_models import docs
 from dejakv_models.docs import RESERVED, Wordings, ask
-from dejakv_models.docs_facts import ATTRIBUTES
-from research.machine import machine
+from research.machine import measured
 
 LENGTHS = (50, 100, 250, 500, 750, 1000, 1250, 1500, 1750, 2000)
 
@@ -67,26 +65,15 @@ class Reader:
 
 
 def measure(reader: Reader, length: int, count: int, wordings: Wordings) -> dict:
-    """Accuracy at one length, by attribute too, and what wrong answers were."""
-    right, asked, wrong = Counter(), Counter(), Counter()
-    ended, began, tokens = 0, time.perf_counter(), 0
-    for prompt, fact in questions(length, count, wordings):
-        said, done = reader.answer(prompt)
-        asked[fact.attribute] += 1
-        right[fact.attribute] += said == fact.value
-        ended += done
-        tokens += docs.count_tokens(prompt)
-        if said != fact.value:
-            kind = "a value of the attribute" if said in ATTRIBUTES[fact.attribute].values else "something else"
-            wrong[kind] += 1
+    """Accuracy at one length."""
+    began = time.perf_counter()
+    said = [(*reader.answer(prompt), fact.value) for prompt, fact in questions(length, count, wordings)]
     return {
         "tokens": length,
         "wordings": wordings,
         "questions": count,
-        "accuracy": round(sum(right.values()) / count, 4),
-        "ended": round(ended / count, 4),
-        "by_attribute": {a: [right[a], asked[a]] for a in ATTRIBUTES},
-        "wrong": dict(wrong),
+        "accuracy": round(sum(answer == value for answer, _, value in said) / count, 4),
+        "ended": round(sum(ended for _, ended, _ in said) / count, 4),
         "seconds_per_question": round((time.perf_counter() - began) / count, 4),
     }
 
@@ -108,9 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         for length in o.lengths:
             rows.append(measure(reader, length, o.questions, wordings))
             print(json.dumps(rows[-1]), flush=True)
-    where = f"{machine()['cpu']}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, {o.device}"
-    command = f"python -m research.training.docs_eval --questions {o.questions}"
-    result = {"command": command, "machine": where, "lengths": rows}
+    result = {**measured("research.training.docs_eval"), "threads": torch.get_num_threads(), "lengths": rows}
     Path(o.out or Path(o.model) / "curve.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

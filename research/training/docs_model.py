@@ -18,7 +18,7 @@ from research.training.docs_tokenizer import PAD, vocabulary
 
 SIZES = {
     "full": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "smoke": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
 }
 SUPERVISED_LAYER = 2
 
@@ -101,7 +101,7 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
     marker = t + torch.arange(q, device=device) * length + b.at
     ends = torch.cat([marker, marker + 1], 1)
     answers = b.ask.gather(2, b.at[..., None] + 1).squeeze(2)
-    binding = attention = right = bound = looked = x.new_zeros(())
+    binding = attention = bound = looked = x.new_zeros(())
     for number, layer in enumerate(llama.layers):
         last = number == config.num_hidden_layers - 1
         normed = layer.input_layernorm(x)
@@ -118,10 +118,7 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
         if number == SUPERVISED_LAYER:
             asked = query[:, :groups].gather(2, marker[:, None, :, None].expand(n, groups, q, config.head_dim))
             scores = (asked @ key[:, :1].transpose(2, 3)).float() * attn.scaling
-            scores = scores.masked_fill(~mask[rows, 0, marker - t][:, None], -1e9)
-            target = b.value_at[:, None].expand(n, groups, q)
-            attention = F.cross_entropy(scores.flatten(0, 2), target.flatten())
-            looked = (scores.argmax(-1) == target).float().mean()
+            attention, looked = attended(scores, mask[rows, 0, marker - t], b)
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         if last:
             seen = mask[rows, 0, ends - t][:, None]
@@ -146,9 +143,20 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
         if number == SUPERVISED_LAYER:
             values = helpers.value(x[rows, marker]).float()
             binding = binding + F.cross_entropy(values.flatten(0, 1), answers.flatten())
-    logits = model.lm_head(llama.norm(x)).float()
-    done = torch.full_like(answers, config.eos_token_id)
-    answer = F.cross_entropy(logits[:, :q].flatten(0, 1), answers.flatten())
-    answer = answer + 0.1 * F.cross_entropy(logits[:, q:].flatten(0, 1), done.flatten())
-    right = (logits[:, :q].argmax(-1) == answers).float().mean()
+    answer, right = answered(model.lm_head(llama.norm(x)).float(), answers, config.eos_token_id)
     return Losses(answer, binding, attention, right, bound, looked)
+
+
+def attended(scores: torch.Tensor, seen: torch.Tensor, b: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of attention scores `[B, heads, Q, tokens]` against the place of the stated value, and the share that looks there."""
+    scores = scores.masked_fill(~seen[:, None], -1e9)
+    target = b.value_at[:, None].expand(scores.shape[:3])
+    return F.cross_entropy(scores.flatten(0, 2), target.flatten()), (scores.argmax(-1) == target).float().mean()
+
+
+def answered(logits: torch.Tensor, answers: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of the answers and of the end markers behind them, logits `[B, 2Q, vocabulary]`, and the share of right answers."""
+    q = answers.shape[1]
+    loss = F.cross_entropy(logits[:, :q].flatten(0, 1), answers.flatten())
+    ends = F.cross_entropy(logits[:, q:].flatten(0, 1), torch.full_like(answers, end).flatten())
+    return loss + 0.1 * ends, (logits[:, :q].argmax(-1) == answers).float().mean()

@@ -1,10 +1,11 @@
-"""One training step of shapes-vlm: the model, its auxiliary heads, their losses, and an average of the weights."""
+"""One training step of shapes-vlm: its auxiliary heads, their losses, and an average of the weights."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
 from transformers import LlavaForConditionalGeneration
 
 from research.training.shapes_batches import IGNORE, PATCH_HEADS, QUESTION_HEADS, REFERENCE_HEADS, Batch
@@ -87,29 +88,15 @@ def _read(heads: nn.ModuleDict, states: torch.Tensor, labels: dict[str, torch.Te
     return total
 
 
-class Average:
-    """Exponential moving average of the weights: a better checkpoint than the last step's at any learning rate."""
+class Average(AveragedModel):
+    """Exponential moving average of the weights: a better checkpoint than the last step's at any learning rate; slower as the run
+    gets longer, so that the start is forgotten."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.weights = {k: v.detach().clone() for k, v in model.named_parameters()}
+        super().__init__(model, multi_avg_fn=_towards)
+        self.requires_grad_(False)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.weights
 
-    def load_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
-        for name, value in self.weights.items():
-            value.copy_(weights[name])
-
-    def update(self, model: nn.Module, step: int) -> None:
-        """Move towards the model's weights; slower as the run gets longer, so that the start is forgotten."""
-        keep = min(0.998, (step + 1) / (step + 10))
-        new = [v.detach() for v in dict(model.named_parameters()).values()]
-        torch._foreach_lerp_(list(self.weights.values()), new, 1 - keep)
-
-    def swap(self, model: nn.Module) -> None:
-        """Exchange the model's weights and the average's. Twice is as before."""
-        with torch.no_grad():
-            for name, value in model.named_parameters():
-                held = self.weights[name].clone()
-                self.weights[name].copy_(value)
-                value.copy_(held)
+def _towards(held: list[torch.Tensor], new: list[torch.Tensor], steps: int | torch.Tensor) -> None:
+    keep = min(0.998, (float(steps) + 1) / (float(steps) + 10))
+    torch._foreach_lerp_(held, new, 1 - keep)

@@ -1,4 +1,4 @@
-"""Put a trained checkpoint into `dejakv-models`: `python -m research.training.ship runs/shapes/checkpoint shapes-vlm`.
+"""Put a trained checkpoint into `dejakv-models`: `python -m research.training.ship runs/shapes/model shapes-vlm`.
 
 Copies the files and writes the manifest of sizes and checksums that `dejakv.models` verifies.
 """

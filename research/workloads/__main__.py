@@ -13,7 +13,7 @@ from dejakv.blend.settings import QUALITIES
 from dejakv.cli.progress import watching
 from dejakv.datasets.registry import WORKLOADS
 from dejakv.errors import DejaKVError
-from research.workloads import picture, report
+from research.workloads import report
 from research.workloads.measure import finished, measure
 from research.workloads.streams import PROMOTING, REQUESTS, stream_of
 
@@ -73,11 +73,8 @@ def _measure(given: argparse.Namespace) -> int:
 def _report(output: Path) -> int:
     found = report.summaries(output)
     report.write(output, found)
-    drawn = picture.draw(found, output)
-    print(
-        f"written to {output}: {report.NAME}.md, {report.NAME}.json"
-        + (f", {picture.NAME}.png and .svg" if drawn else "")
-    )
+    drawn = f", {report.NAME}.png and .svg" if report.draw(found, output) else ""
+    print(f"written to {output}: {report.NAME}.md, {report.NAME}.json{drawn}")
     return 0
 
 

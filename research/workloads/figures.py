@@ -1,19 +1,18 @@
 """From the rows of a stream to every figure of its report."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dejakv.experiments.fidelity import means
 from dejakv.experiments.summary import Row, percentile
 from dejakv.records import Record
-from research.workloads.paired import paired
 from research.workloads.streams import BASE
 
 REFERENCE = "none"
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-"""Reasons that differ in their figures alone are counted as one."""
+RESAMPLES = 10_000
 
 
 def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -26,17 +25,16 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
     records = [row.arms[name].record for row in rows]
     base = [row.arms[BASE].record for row in rows]
     ttft, latency = [record.ttft_ms for record in records], [record.latency_ms for record in records]
+    computed, of_base = (sum(record.computed_tokens for record in some) for some in (records, base))
     done: dict[str, Any] = {
         "prompt_tokens": sum(record.prompt_tokens for record in records),
-        "computed_tokens": sum(record.computed_tokens for record in records),
-        "computed_of_prefix": _computed_of(base, records),
+        "computed_tokens": computed,
+        "computed_of_prefix": computed / of_base if of_base else None,
         "ttft_ms": {"mean": sum(ttft) / len(ttft), "p50": percentile(ttft, 0.5), "p95": percentile(ttft, 0.95)},
         "ttft_against_prefix": paired([record.ttft_ms for record in base], ttft) if name != BASE else None,
         "requests_per_second": 1e3 * len(latency) / sum(latency),
         "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
-        "later_half": _later(rows[len(rows) // 2 :], name) if name != BASE else None,
         "methods": dict(Counter(_method(record) for record in records)),
-        "reasons": dict(Counter(_NUMBER.sub("n", record.reason) for record in records if record.reason).most_common()),
         "first_token_equal": None,
         "answers_equal": None,
         "kl_mean": None,
@@ -62,22 +60,6 @@ def _method(record: Record) -> str:
     return "prefix" if record.method == "none" and record.reused_tokens else record.method
 
 
-def _computed_of(base: Sequence[Record], own: Sequence[Record]) -> float | None:
-    """Tokens computed by those of prefix caching; None where it computed none."""
-    of_base = sum(record.computed_tokens for record in base)
-    return sum(record.computed_tokens for record in own) / of_base if of_base else None
-
-
-def _later(rows: Sequence[Row], name: str) -> dict[str, Any]:
-    """Of the later requests, which find more in the store than the first ones, beside the same ones under prefix caching."""
-    own, base = [row.arms[name].record for row in rows], [row.arms[BASE].record for row in rows]
-    return {
-        "requests": len(rows),
-        "computed_of_prefix": _computed_of(base, own),
-        "ttft_against_prefix": paired([record.ttft_ms for record in base], [record.ttft_ms for record in own]),
-    }
-
-
 def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:
     """The requests that ran in one of these ways, beside the same ones under prefix caching."""
     part = [row for row in rows if row.arms[name].record.method in methods]
@@ -90,4 +72,20 @@ def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:
         "ttft_ms": sum(record.ttft_ms for record in own) / len(own) if own else None,
         "prefix_ttft_ms": sum(base) / len(base) if base else None,
         "against_prefix": paired(base, [record.ttft_ms for record in own]),
+    }
+
+
+def paired(base: Sequence[float], other: Sequence[float]) -> dict[str, Any] | None:
+    """`difference` (mean of other minus base) and `ratio` (mean of other by mean of base), each with the 95% percentile
+    interval over resampled requests (Efron, 1979). None for fewer than two requests, or a base that is all zero."""
+    if len(base) < 2 or sum(base) == 0:
+        return None
+    ones, others = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    picks = np.random.default_rng(0).integers(0, len(ones), (RESAMPLES, len(ones)))
+    of_base, of_other = ones[picks].mean(axis=1), others[picks].mean(axis=1)
+    return {
+        "difference": float((others - ones).mean()),
+        "difference_interval": np.percentile(of_other - of_base, [2.5, 97.5]).tolist(),
+        "ratio": float(others.mean() / ones.mean()),
+        "ratio_interval": np.percentile(of_other / np.maximum(of_base, 1e-12), [2.5, 97.5]).tolist(),
     }

@@ -1,11 +1,8 @@
 """One stream, measured: its rows as they come into `samples.jsonl`, and its `summary.json` at the end."""
 
-import datetime
 import math
 import os
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,14 +13,14 @@ from dejakv.blend.settings import DEFAULT
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.experiments.compare import close_all, opened, pipeline_for, serve_all, sizes_of
-from dejakv.experiments.estimate import measured
+from dejakv.experiments.estimate import measured as shares_of
 from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.settings import Arm
 from dejakv.experiments.summary import Progress, Row
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline
-from research.machine import machine, versions
+from research.machine import machine, measured
 from research.workloads.figures import figures
 from research.workloads.streams import BASE, PROMOTING, Stream, chosen_of, in_folder
 
@@ -75,7 +72,7 @@ def measure(stream: Stream, output: Path, watch: Progress, engine: Any = None) -
             for pipeline in pipelines.values():
                 if pipeline.cache is not None:
                     pipeline.cache.flush()  # the report tells how much is stored
-            shares = measured(chosen[: len(rows)], prompter, own.prepare)
+            shares = shares_of(chosen[: len(rows)], prompter, own.prepare)
             write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
             close_all(pipelines)
         return not stopped
@@ -102,6 +99,7 @@ def _summary(
     """Everything that the report says of a stream. `before`: the machine as it was found."""
     import torch
 
+    measured_by = measured("research.workloads")
     return {
         "workload": stream.settings.dataset,
         "engine": stream.settings.engine,
@@ -114,10 +112,12 @@ def _summary(
         "sizes": {name: sizes_of(own.cache, own.engine) for name, own in pipelines.items() if own.cache is not None},
         **shares,
         "resumed": resumed,
-        "command": shlex.join(["python", "-m", "research.workloads", *sys.argv[1:]]),
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {**before, "threads": torch.get_num_threads(), "load_average_after": machine()["load_average"]},
-        "versions": versions(),
+        **measured_by,
+        "machine": {
+            **before,
+            "threads": torch.get_num_threads(),
+            "load_average_after": measured_by["machine"]["load_average"],
+        },
     }
 
 

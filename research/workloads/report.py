@@ -1,4 +1,4 @@
-"""`workloads.md` and `workloads.json`: what was measured where, a table and a verdict for each workload and engine."""
+"""`workloads.md`, `workloads.json` and the picture: where each stream was measured, and a table of its arms."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,27 +7,26 @@ from typing import Any
 
 from dejakv.blend.settings import QUALITIES
 from dejakv.experiments.output import SUMMARY, make_folder, read_object, replace_file
-from research.workloads.picture import NAME as PICTURE
 from research.workloads.streams import REQUESTS
-from research.workloads.words import verdict
 
 NAME = "workloads"
 TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend {name}" for name in QUALITIES}
 
-_ABOUT = """\
-Three streams of prompts that repeat without being identical ([workloads](../workloads.md)), each request served by five arms one after
-another in one process, another arm first each time: nothing reused, prefix caching, and DejaKV's `blend` at its three qualities,
-each with a store of its own. Greedy, fixed seeds, one request at a time. Times to first token are compared with prefix caching, answers
-with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
+_ABOUT = f"""\
+# The work that reuse pays for
+
+Streams of prompts that repeat without being identical ([workloads](../workloads.md)), each request served by all arms one after another in
+one process, another arm first each time, each with a store of its own. Greedy, fixed seeds, one request at a time. Times to first token are
+compared with prefix caching, answers with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
 
 - *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
-- *Requests a second*: of the answers alone. State is stored while the next request runs: no request waits until that of the one before
-  it is stored.
-- *Later half*: of the requests alone that came last, and find more in the store.
-- *Missed*: requests for which no donor was used, so that they ran as under prefix caching; the ratio is against the same requests there.
-  It says what a miss costs. *Blended*: the same for those that were blended.
+- *Requests a second*: of the answers alone. State is stored while the next request runs.
+- *Missed*: requests for which no donor was used, beside the same requests under prefix caching: the cost of a miss. *Blended*: the same
+  for those that were blended.
 - *KL*: divergence of the first token from full computation's, nats. *Same likeliest token*: along full computation's answer.
 - A dash: not measured by this engine, or nothing to compare.
+
+![Time to first token]({NAME}.png)
 """
 
 
@@ -50,33 +49,57 @@ def write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The report as Markdown."""
-    parts = ["# The work that reuse pays for", _ABOUT, f"![Time to first token]({PICTURE}.png)"]
-    parts += [_stream(summary) for summary in found]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n".join([_ABOUT, *(_stream(summary) for summary in found)])
 
 
 def _stream(summary: Mapping[str, Any]) -> str:
     many = f", {summary['samples']} requests" if summary["samples"] != REQUESTS else ""
-    lines = [f"## {summary['workload']} through {summary['engine']}{many}", "", *_where(summary), ""]
+    machine, (least, most) = summary["machine"], summary["lengths"]
     arms: Mapping[str, Any] = summary["arms"]
-    lines += ["| | " + " | ".join(TITLES.get(name, name) for name in arms) + " |", "|---" * (len(arms) + 1) + "|"]
-    for title, cell in _ROWS.items():
-        lines.append(f"| {title} | " + " | ".join(cell(arm, name, summary) for name, arm in arms.items()) + " |")
-    return "\n".join([*lines, "", verdict(summary)])
-
-
-def _where(summary: Mapping[str, Any]) -> list[str]:
-    machine, versions = summary["machine"], summary["versions"]
-    least, most = summary["lengths"]
-    again = " The run was stopped and went on." if summary["resumed"] else ""
-    return [
+    lines = [
+        f"## {summary['workload']} through {summary['engine']}{many}",
+        "",
         f"{summary['samples']} requests of {least} to {most:,} tokens through {summary['model']}, {summary['dtype']},"
         f" {summary['answer_tokens']} tokens of answer. In prefix blocks of earlier prompts: {_share(summary['share_prefix'])}"
         f" of the tokens; anywhere in earlier prompts: {_share(summary['share_anywhere'])}.",
         f"`{summary['command']}`, {summary['finished'][:10]}, {machine['cpu']}, {machine['cores_used']} of"
         f" {machine['cores']} cores, {machine['threads']} threads, load {machine['load_average']} before and"
-        f" {machine['load_average_after']} after; {', '.join(f'{name} {value}' for name, value in versions.items())}.{again}",
+        f" {machine['load_average_after']} after; {', '.join(f'{name} {value}' for name, value in summary['versions'].items())}."
+        + (" The run was stopped and went on." if summary["resumed"] else ""),
+        "",
+        "| | " + " | ".join(TITLES.get(name, name) for name in arms) + " |",
+        "|---" * (len(arms) + 1) + "|",
     ]
+    cells = {name: _cells(arm, summary["sizes"].get(name, {}), summary["samples"]) for name, arm in arms.items()}
+    rows = [
+        f"| {title} | " + " | ".join(cells[name][title] for name in arms) + " |" for title in next(iter(cells.values()))
+    ]
+    return "\n".join([*lines, *rows, ""])
+
+
+def _cells(arm: Mapping[str, Any], sizes: Mapping[str, Any], samples: int) -> dict[str, str]:
+    """The column of an arm, by the titles of its rows."""
+    ttft, stored = arm["ttft_ms"], sizes.get("store_bytes")
+    made = {
+        "prompt tokens": f"{arm['prompt_tokens']:,}",
+        "tokens computed": f"{arm['computed_tokens']:,}",
+        "of prefix caching's": _share(arm["computed_of_prefix"]),
+        "TTFT mean, ms": f"{ttft['mean']:,.0f}",
+        "TTFT p50 / p95, ms": f"{ttft['p50']:,.0f} / {ttft['p95']:,.0f}",
+        "TTFT against prefix, ms": _difference(arm["ttft_against_prefix"]),
+        "TTFT by prefix's": _against(arm["ttft_against_prefix"]),
+        "requests a second": f"{arm['requests_per_second']:.3f}",
+        "time of a request by prefix's": _against(arm["latency_against_prefix"]),
+        "how they ran": ", ".join(f"{count} {name}" for name, count in arm["methods"].items()),
+    }
+    for title, name in (("first token equal", "first_token_equal"), ("whole answer equal", "answers_equal")):
+        made[title] = "-" if arm[name] is None else f"{arm[name]} of {samples}"
+    made["KL of the first token"] = "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}"
+    made["same likeliest token"] = _share(arm["top1"])
+    made["bytes stored"] = f"{stored / 1e6:,.0f} MB" if stored else "-"
+    made["blended: TTFT / prefix's, ratio"] = _part(arm["blended"])
+    made["missed: TTFT / prefix's, ratio"] = _part(arm["missed"])
+    return made
 
 
 def _share(value: float | None) -> str:
@@ -90,12 +113,6 @@ def _against(found: Mapping[str, Any] | None) -> str:
     return f"{found['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _half(found: Mapping[str, Any] | None) -> str:
-    if not found:
-        return "-"
-    return f"{_against(found['ttft_against_prefix'])}, {_share(found['computed_of_prefix'])} of its tokens computed"
-
-
 def _difference(found: Mapping[str, Any] | None) -> str:
     if not found:
         return "-"
@@ -103,46 +120,47 @@ def _difference(found: Mapping[str, Any] | None) -> str:
     return f"{found['difference']:+,.0f} ({low:+,.0f} to {high:+,.0f})"
 
 
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _of(count: int | None, summary: Mapping[str, Any]) -> str:
-    return "-" if count is None else f"{count} of {summary['samples']}"
-
-
-def _stored(name: str, summary: Mapping[str, Any]) -> str:
-    size = summary["sizes"].get(name, {}).get("store_bytes")
-    return f"{size / 1e6:,.0f} MB" if size else "-"
-
-
 def _part(part: Mapping[str, Any] | None) -> str:
     if not part or not part["requests"]:
         return "-"
-    times = f"{_milliseconds(part['ttft_ms'])} / {_milliseconds(part['prefix_ttft_ms'])} ms"
+    times = f"{part['ttft_ms']:,.0f} / {part['prefix_ttft_ms']:,.0f} ms"
     return f"{part['requests']}: {times}, {_against(part['against_prefix'])}"
 
 
-_ROWS = {
-    "prompt tokens": lambda arm, *_: f"{arm['prompt_tokens']:,}",
-    "tokens computed": lambda arm, *_: f"{arm['computed_tokens']:,}",
-    "of prefix caching's": lambda arm, *_: _share(arm["computed_of_prefix"]),
-    "TTFT mean, ms": lambda arm, *_: _milliseconds(arm["ttft_ms"]["mean"]),
-    "TTFT p50 / p95, ms": lambda arm, *_: " / ".join(_milliseconds(arm["ttft_ms"][name]) for name in ("p50", "p95")),
-    "TTFT against prefix, ms": lambda arm, *_: _difference(arm["ttft_against_prefix"]),
-    "TTFT by prefix's": lambda arm, *_: _against(arm["ttft_against_prefix"]),
-    "the same, later half": lambda arm, *_: _half(arm.get("later_half")),
-    "requests a second": lambda arm, *_: f"{arm['requests_per_second']:.3f}",
-    "time of a request by prefix's": lambda arm, *_: _against(arm["latency_against_prefix"]),
-    "how they ran": lambda arm, *_: ", ".join(f"{count} {_METHODS[name]}" for name, count in arm["methods"].items()),
-    "first token equal": lambda arm, _, summary: _of(arm["first_token_equal"], summary),
-    "whole answer equal": lambda arm, _, summary: _of(arm["answers_equal"], summary),
-    "KL of the first token": lambda arm, *_: "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}",
-    "same likeliest token": lambda arm, *_: _share(arm["top1"]),
-    "bytes stored": lambda _, name, summary: _stored(name, summary),
-    "blended: TTFT / prefix's, ratio": lambda arm, *_: _part(arm["blended"]),
-    "missed: TTFT / prefix's, ratio": lambda arm, *_: _part(arm["missed"]),
-}
-"""Title and cell of every row: of an arm's figures, its name, and the stream's summary."""
+def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> bool:
+    """Writes `workloads.png` and `workloads.svg`: mean time to first token by stream and arm, a panel an engine. Error bars: the 95%
+    interval of the paired ratio, times prefix caching's mean. False without matplotlib (extra `report`) or without streams."""
+    engines = list(dict.fromkeys(summary["engine"] for summary in found))
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not engines:
+        return False
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = NAME  # the same figures give the same file
+    from matplotlib import pyplot as plt
 
-_METHODS = {"none": "in full", "prefix": "from a prefix", "exact": "exact", "adopt": "adopted", "blend": "blended"}
+    figure, panels = plt.subplots(1, len(engines), figsize=(4.5 * len(engines), 4), squeeze=False, sharey=True, layout="constrained")  # fmt: skip
+    for panel, engine in zip(panels.flat, engines, strict=True):
+        streams = [summary for summary in found if summary["engine"] == engine]
+        for place, name in enumerate(name for name in TITLES if name != "none"):
+            measured = [(at, one["arms"]) for at, one in enumerate(streams) if name in one["arms"]]
+            means = [arms[name]["ttft_ms"]["mean"] / 1e3 for _, arms in measured]
+            ends: list[list[float]] = [[], []]
+            for mean, (_, arms) in zip(means, measured, strict=True):
+                base, against = arms["prefix"]["ttft_ms"]["mean"] / 1e3, arms[name]["ttft_against_prefix"]
+                low, high = against["ratio_interval"] if against else (mean / base, mean / base)
+                ends[0].append(max(0.0, mean - base * low))
+                ends[1].append(max(0.0, base * high - mean))
+            at = [at + 0.2 * (place - 1.5) for at, _ in measured]
+            bars = panel.bar(at, means, 0.19, yerr=ends, label=TITLES[name], capsize=2)
+            panel.bar_label(bars, fmt="%.2g", fontsize=8)
+        panel.set_xticks(range(len(streams)), [f"{one['workload']}\n{one['samples']} requests" for one in streams])
+        panel.set_title(engine)
+    panels.flat[0].set_ylabel("mean time to first token, seconds")
+    panels.flat[0].legend()
+    figure.savefig(folder / f"{NAME}.png", dpi=150)
+    figure.savefig(folder / f"{NAME}.svg", metadata={"Date": None})
+    plt.close(figure)
+    return True

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from research.training.lckv_model import lckv_from, twin_from
+from research.training.lckv import lckv_from, twin_from
 from tests.examples.test_examples_core import run as run_file
 
 from dejakv.errors import DejaKVError

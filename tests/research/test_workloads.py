@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from research.workloads import picture, report
+from research.workloads import report
 from research.workloads.__main__ import main
 from research.workloads.measure import finished, measure
 from research.workloads.streams import Stream, stream_of
@@ -142,14 +142,6 @@ def test_the_report_says_what_the_rows_say(whole: Path) -> None:
         assert figures["missed"]["ttft_ms"] == pytest.approx(statistics.fmean(own for own, _ in missed))
         assert figures["missed"]["prefix_ttft_ms"] == pytest.approx(statistics.fmean(base for _, base in missed))
         assert summary["sizes"][name]["store_bytes"] > 0
-        later = slice(REQUESTS // 2, None)
-        half = figures["later_half"]
-        assert half["requests"] == len(rows[later])
-        own, base = (sum(v["ttft_ms"] for v in values[later]) for values in (rows, arms["prefix"]))
-        assert half["ttft_against_prefix"]["ratio"] == pytest.approx(own / base)
-        own, base = (sum(v["computed_tokens"] for v in values[later]) for values in (rows, arms["prefix"]))
-        assert half["computed_of_prefix"] == own / base
-        assert f"{100 * own / base:.1f}% of its tokens computed" in page
 
 
 def test_a_folder_of_other_settings_or_of_somebody_else_is_refused(
@@ -183,7 +175,7 @@ def test_the_command_writes_tables_and_picture(whole: Path, capsys: pytest.Captu
     assert (whole / "workloads.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert ElementTree.parse(whole / "workloads.svg").getroot().tag.endswith("svg")
     svg = (whole / "workloads.svg").read_bytes()
-    assert picture.draw(report.summaries(whole), whole)
+    assert report.draw(report.summaries(whole), whole)
     assert (whole / "workloads.svg").read_bytes() == svg
 
 
@@ -193,5 +185,5 @@ def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: An
     (summary,) = report.summaries(tmp_path)
     assert list(summary["arms"]) == ["prefix", "default"]
     assert summary["arms"]["default"]["first_token_equal"] is None
-    assert "Answers were not compared." in report.page([summary])
-    assert picture.draw([summary], tmp_path)
+    assert "| whole answer equal | - | - |" in report.page([summary])
+    assert report.draw([summary], tmp_path)
