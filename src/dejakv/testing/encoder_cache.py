@@ -4,8 +4,8 @@ class TestMine(EncoderViewTests):
     def make(self, encoder_epoch: str, partition: str) -> EncoderView: return my_cache.view(encoder_epoch, partition)
 """
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -42,22 +42,15 @@ class EncoderViewTests:
     def test_threads_share_one_run(self) -> None:
         view = self.make("e", "p")
         runs: list[int] = []
-        got: list[Any] = []
 
         def compute() -> Any:
             runs.append(1)
             time.sleep(0.02)
             return np.ones((3, 4), np.float32)
 
-        threads = [
-            threading.Thread(target=lambda: got.append(view.get_or_compute("h", "image", compute))) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
+        with ThreadPoolExecutor(8) as threads:
+            got = list(threads.map(lambda _: view.get_or_compute("h", "image", compute), range(8)))
         assert len(runs) == 1
-        assert len(got) == 8
         assert all(item is got[0] for item in got)
 
     def test_a_failed_encoder_is_tried_again(self) -> None:

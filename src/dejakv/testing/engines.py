@@ -4,8 +4,8 @@ class TestMine(EngineTests):
     def make(self) -> Engine: return MyEngine(...)
 """
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -83,13 +83,11 @@ class EngineTests:
         assert 0 < done.ttft_s <= done.latency_s
         assert done.encoder_runs == 0
 
-    def test_greedy_answers_repeat(self, engine: Engine) -> None:
+    def test_answers_repeat_greedy_or_sampled_by_a_seed(self, engine: Engine) -> None:
         first = self.whole(engine, 1)
         self.whole(engine, 2)
         again = self.whole(engine, 1)
         assert (again.token_ids, again.text) == (first.token_ids, first.text)
-
-    def test_sampling_is_repeatable_by_its_seed(self, engine: Engine) -> None:
         warm = replace(self.sampling, temperature=1.5, seed=7)
         runs = [engine.full(self.prepared(engine, 1).sampled(warm)).token_ids for _ in range(2)]
         assert runs[0] == runs[1]
@@ -102,17 +100,9 @@ class EngineTests:
 
     def test_threads_get_their_own_answers(self, engine: Engine) -> None:
         alone = [self.whole(engine, topic).token_ids for topic in range(4)]
-        got: dict[int, tuple[int, ...]] = {}
-
-        def ask(topic: int) -> None:
-            got[topic] = self.whole(engine, topic).token_ids
-
-        threads = [threading.Thread(target=ask, args=(topic,)) for topic in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert [got[topic] for topic in range(4)] == alone
+        with ThreadPoolExecutor(4) as threads:
+            got = list(threads.map(lambda topic: self.whole(engine, topic).token_ids, range(4)))
+        assert got == alone
 
     def test_state_that_was_captured_gives_the_same_answer(self, engine: Engine) -> None:
         chunk = self.captured(engine, 4)
@@ -142,6 +132,7 @@ class EngineTests:
         assert not heard
 
     def test_a_blend_from_the_prompts_own_state_answers_the_same(self, engine: Engine) -> None:
+        """What cannot be blended is told with the reason."""
         if type(engine).blend is Engine.blend:
             pytest.skip("this engine does not blend")
         chunk, whole = self.captured(engine, 7), self.whole(engine, 7)
@@ -151,14 +142,8 @@ class EngineTests:
         assert report.blended
         assert done.token_ids == whole.token_ids
         assert done.computed_tokens < done.prompt_tokens
-
-    def test_what_cannot_be_blended_is_told_with_the_reason(self, engine: Engine) -> None:
-        if type(engine).blend is Engine.blend:
-            pytest.skip("this engine does not blend")
-        chunk = self.captured(engine, 7)
         foreign = Chunk(replace(chunk.meta, epoch="another"), chunk.tensor)
-        done = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig())
-        report = done.details["blend"]
+        report = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig()).details["blend"]
         assert not report.blended
         assert report.reason
 

@@ -32,14 +32,14 @@ class LevelTests:
     def level(self) -> Level:
         return self.make()
 
-    def test_empty_level_finds_nothing(self, level: Level) -> None:
-        search = level.search(self.query(1))
-        assert search.matches == ()
-        assert "hit" not in search.statuses.values()
-        assert search.statuses, "every level reports a status"
-        assert len(level) == 0
+    def donors(self, level: Level, query: Query) -> list[str]:
+        return [match.donor for match in level.search(query).matches]
 
-    def test_added_donor_is_found(self, level: Level) -> None:
+    def test_it_reports_a_status_of_hit_miss_or_skip(self, level: Level) -> None:
+        search = level.search(self.query(1))
+        assert (search.matches, len(level)) == ((), 0)
+        assert search.statuses, "every level reports a status"
+        assert "hit" not in search.statuses.values()
         level.add("one", self.query(1))
         level.add("two", self.query(2))
         search = level.search(self.query(2))
@@ -47,39 +47,32 @@ class LevelTests:
         assert "hit" in search.statuses.values()
         assert search.matches[0].level in search.statuses or search.matches[0].level.startswith("embedding:")
 
-    def test_another_topic_is_not_found(self, level: Level) -> None:
-        level.add("one", self.query(1))
-        assert level.search(self.query(2)).matches == ()
-
-    def test_spaces_do_not_see_each_other(self, level: Level) -> None:
+    def test_topics_and_spaces_do_not_see_each_other(self, level: Level) -> None:
         level.add("one", self.query(1, "tenant a"))
-        assert level.search(self.query(1, "tenant b")).matches == ()
-        assert level.search(self.query(1, "")).matches == ()
-        assert level.search(self.query(1, "tenant a")).matches[0].donor == "one"
+        assert self.donors(level, self.query(2, "tenant a")) == []
+        assert self.donors(level, self.query(1, "tenant b")) == []
+        assert self.donors(level, self.query(1, "")) == []
+        assert self.donors(level, self.query(1, "tenant a")) == ["one"]
 
-    def test_add_is_idempotent(self, level: Level) -> None:
+    def test_adding_and_removing_are_idempotent_and_complete(self, level: Level) -> None:
         for _ in range(3):
             level.add("one", self.query(1))
         assert len(level) == 1
-        assert [match.donor for match in level.search(self.query(1)).matches] == ["one"]
-
-    def test_remove_is_idempotent_and_complete(self, level: Level) -> None:
-        level.add("one", self.query(1))
+        assert self.donors(level, self.query(1)) == ["one"]
         level.add("two", self.query(1))
-        level.remove("one")
-        level.remove("one")
-        level.remove("never added")
+        for donor in ("one", "one", "never added"):
+            level.remove(donor)
         assert len(level) == 1
-        assert [match.donor for match in level.search(self.query(1)).matches] == ["two"]
+        assert self.donors(level, self.query(1)) == ["two"]
         level.remove("two")
-        assert level.search(self.query(1)).matches == ()
+        assert self.donors(level, self.query(1)) == []
 
     def test_a_donor_added_anew_moves(self, level: Level) -> None:
         level.add("one", self.query(1, "a"))
         level.add("one", self.query(2, "b"))
         assert len(level) == 1
-        assert level.search(self.query(1, "a")).matches == ()
-        assert level.search(self.query(2, "b")).matches[0].donor == "one"
+        assert self.donors(level, self.query(1, "a")) == []
+        assert self.donors(level, self.query(2, "b")) == ["one"]
 
     def test_matches_are_best_first_and_bounded(self, level: Level) -> None:
         for donor in range(30):
@@ -110,40 +103,26 @@ class GuardTests:
     def rejected(self) -> Case | None:
         raise NotImplementedError("a conformance suite needs `rejected`: return request, donor and match, or None")
 
-    def test_verdicts_carry_name_and_reason(self) -> None:
-        guard = self.make()
-        verdict = guard.judge(*self.accepted())
-        assert verdict.decision in ("accept", "abstain")
-        assert verdict.guard == guard.name
-        assert verdict.reason
-
-    def test_a_rejection_carries_name_and_reason(self) -> None:
-        guard = self.make()
-        verdict = guard.judge(*self._rejected())
-        assert verdict.decision == "reject"
-        assert verdict.guard == guard.name
-        assert verdict.reason
-
-    def test_judging_twice_gives_the_same(self) -> None:
+    def test_verdicts_repeat_and_carry_name_and_reason(self) -> None:
         guard, case = self.make(), self.accepted()
-        assert guard.judge(*case) == guard.judge(*case)
+        first = guard.judge(*case)
+        assert first.decision in ("accept", "abstain")
+        assert guard.judge(*case) == first
+        for agreed in (True, False):
+            guard.observe(*case, agreed)
+        for verdict in (first, guard.judge(*case)):
+            assert verdict.guard == guard.name
+            assert verdict.reason
 
-    def test_it_still_judges_after_it_observed(self) -> None:
-        guard, case = self.make(), self.accepted()
-        guard.observe(*case, True)
-        guard.observe(*case, False)
-        verdict = guard.judge(*case)
-        assert verdict.guard == guard.name
-        assert verdict.reason
-
-    def test_a_chain_of_it_alone_decides_as_it_does(self) -> None:
-        assert judge([self.make()], *self._rejected()).decision == "reject"
-
-    def _rejected(self) -> Case:
+    def test_a_rejection_carries_name_and_reason_and_decides_a_chain(self) -> None:
         case = self.rejected()
         if case is None:
             pytest.skip("this guard says that it never rejects")
-        return case
+        guard = self.make()
+        verdict = guard.judge(*case)
+        assert (verdict.decision, verdict.guard) == ("reject", guard.name)
+        assert verdict.reason
+        assert judge([self.make()], *case).decision == "reject"
 
 
 class IndexTests:
@@ -154,20 +133,22 @@ class IndexTests:
     def make(self, dim: int) -> FlatIndex:
         raise NotImplementedError("a conformance suite needs `make`: return an empty index of this dimension")
 
-    def vectors(self, count: int, seed: int = 0) -> NDArray[np.float32]:
-        rows = np.random.default_rng(seed).standard_normal((count, self.dim)).astype(np.float32)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-    def test_empty(self) -> None:
+    def filled(self, count: int) -> tuple[FlatIndex, NDArray[np.float32]]:
+        """An index of random unit vectors, whose ids are their numbers, and the vectors."""
+        rows = np.random.default_rng(0).standard_normal((count, self.dim)).astype(np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         index = self.make(self.dim)
-        assert len(index) == 0
-        assert index.dim == self.dim
-        assert index.search(self.vectors(1)[0], 5) == []
-
-    def test_finds_itself_with_cosine_one_whatever_its_length(self) -> None:
-        index, rows = self.make(self.dim), self.vectors(40)
         for place, row in enumerate(rows):
             index.add(str(place), row * (place + 1))
+        return index, rows
+
+    def test_an_empty_one_finds_nothing(self) -> None:
+        index = self.make(self.dim)
+        assert (len(index), index.dim) == (0, self.dim)
+        assert index.search(np.ones(self.dim, np.float32), 5) == []
+
+    def test_a_vector_finds_itself_with_cosine_one_whatever_its_length(self) -> None:
+        index, rows = self.filled(40)
         for place, row in enumerate(rows):
             ((id, score),) = index.search(row * 0.01, 1)
             assert id == str(place)
@@ -175,9 +156,7 @@ class IndexTests:
         assert len(index) == 40
 
     def test_search_is_sorted_bounded_and_agrees_with_scores(self) -> None:
-        index, rows = self.make(self.dim), self.vectors(50)
-        for place, row in enumerate(rows):
-            index.add(str(place), row)
+        index, rows = self.filled(50)
         hits = index.search(rows[3], 10)
         assert len(hits) == 10
         assert [s for _, s in hits] == sorted((s for _, s in hits), reverse=True)
@@ -189,10 +168,8 @@ class IndexTests:
         assert [id for id, _ in index.search(rows[3], 10, least)] == [id for id, _ in hits[:5]]
         assert index.search(-rows[3], 10, 0.999) == []
 
-    def test_remove(self) -> None:
-        index, rows = self.make(self.dim), self.vectors(20)
-        for place, row in enumerate(rows):
-            index.add(str(place), row)
+    def test_what_is_removed_is_not_found_and_what_is_added_again_is_replaced(self) -> None:
+        index, rows = self.filled(20)
         for place in range(0, 20, 2):
             assert index.remove(str(place))
         assert not index.remove("0")
@@ -200,15 +177,11 @@ class IndexTests:
         assert index.scores(rows[0], ["0"]) == [None]
         for place in range(1, 20, 2):
             assert index.search(rows[place], 1)[0][0] == str(place)
-        found = {id for id, _ in index.search(rows[0], 20)}
-        assert found == {str(place) for place in range(1, 20, 2)}
-
-    def test_adding_again_replaces(self) -> None:
-        index, rows = self.make(self.dim), self.vectors(2)
-        index.add("a", rows[0])
-        index.add("a", rows[1])
-        assert len(index) == 1
-        assert index.search(rows[1], 5)[0][1] == pytest.approx(1.0, abs=5e-3)
+        assert {id for id, _ in index.search(rows[0], 20)} == {str(place) for place in range(1, 20, 2)}
+        index.add("1", rows[0])
+        assert len(index) == 10
+        ((id, score),) = index.search(rows[0], 1)
+        assert (id, score) == ("1", pytest.approx(1.0, abs=5e-3))
 
     def test_wrong_dimension_names_both(self) -> None:
         index = self.make(self.dim)
@@ -221,8 +194,7 @@ class IndexTests:
     def test_a_vector_without_direction_is_refused(self, value: float) -> None:
         index = self.make(self.dim)
         bad = np.full(self.dim, value, dtype=np.float32)
-        with pytest.raises(InputError, match="no direction"):
-            index.add("a", bad)
-        with pytest.raises(InputError, match="no direction"):
-            index.search(bad, 1)
+        for call in (lambda: index.add("a", bad), lambda: index.search(bad, 1)):
+            with pytest.raises(InputError, match="no direction"):
+                call()
         assert len(index) == 0
